@@ -1,0 +1,152 @@
+//! The cache with cheap stages.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::key::KeyBuilder;
+use crate::scratch::Scratch;
+
+fn key(text: &str) -> Key {
+    KeyBuilder::new("test").text("text", text).finish()
+}
+
+fn cache(directory: &Scratch) -> Cache {
+    Cache::new(directory.to_path_buf())
+}
+
+/// Has the stage made, or found, and says how often it was made.
+fn build(cache: &Cache, key: &Key, made: &AtomicU32) -> PathBuf {
+    let make = |work: &Work<'_>| {
+        made.fetch_add(1, Ordering::SeqCst);
+        std::fs::write(work.scratch.join("junk"), "").unwrap();
+        std::fs::write(work.result.join("file"), "whole").unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(())
+    };
+    cache.stage("fake", key, &Progress::silent(), make).unwrap()
+}
+
+#[test]
+fn concurrent_builds_do_the_work_once() {
+    let directory = Scratch::new("concurrent");
+    let cache = cache(&directory);
+    let made = AtomicU32::new(0);
+    let entries = std::thread::scope(|scope| {
+        let builds: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| build(&cache, &key("a"), &made)))
+            .collect();
+        builds
+            .into_iter()
+            .map(|build| build.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(made.load(Ordering::SeqCst), 1);
+    for entry in entries {
+        assert_eq!(
+            std::fs::read_to_string(entry.join("file")).unwrap(),
+            "whole"
+        );
+    }
+    assert_eq!(cache.root.join("tmp").read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn other_keys_are_other_stages() {
+    let directory = Scratch::new("keys");
+    let cache = cache(&directory);
+    let made = AtomicU32::new(0);
+    let one = build(&cache, &key("a"), &made);
+    let other = build(&cache, &key("b"), &made);
+    assert_ne!(one, other);
+    assert_eq!(made.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn half_done_stages_are_made_again() {
+    let made = AtomicU32::new(0);
+    let spoil: [fn(&Path); 4] = [
+        // Killed before the list was written.
+        |entry| std::fs::remove_file(entry.join(".manifest")).unwrap(),
+        // Lost a file.
+        |entry| std::fs::remove_file(entry.join("file")).unwrap(),
+        // Lost the end of a file, as after a power cut.
+        |entry| std::fs::write(entry.join("file"), "who").unwrap(),
+        // An empty directory.
+        |entry| {
+            std::fs::remove_dir_all(entry).unwrap();
+            std::fs::create_dir(entry).unwrap();
+        },
+    ];
+    for (number, spoil) in spoil.iter().enumerate() {
+        let directory = Scratch::new("half");
+        let cache = cache(&directory);
+        let entry = build(&cache, &key("a"), &made);
+        spoil(&entry);
+        let again = build(&cache, &key("a"), &made);
+        assert_eq!(again, entry);
+        assert_eq!(
+            std::fs::read_to_string(entry.join("file")).unwrap(),
+            "whole"
+        );
+        assert_eq!(made.load(Ordering::SeqCst) as usize, 2 * (number + 1));
+    }
+}
+
+#[test]
+fn what_a_killed_build_left_behind_is_not_used() {
+    let directory = Scratch::new("killed");
+    let cache = cache(&directory);
+    let name = format!("fake-{}.0", key("a"));
+    let left = cache.root.join("tmp").join(name).join("result");
+    std::fs::create_dir_all(&left).unwrap();
+    std::fs::write(left.join("stale"), "").unwrap();
+    let entry = build(&cache, &key("a"), &AtomicU32::new(0));
+    assert!(!entry.join("stale").exists());
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_failed_build_publishes_nothing_and_can_be_tried_again() {
+    let directory = Scratch::new("failed");
+    let cache = cache(&directory);
+    let fail = |work: &Work<'_>| {
+        std::fs::write(work.result.join("file"), "half").unwrap();
+        let mut command = crate::process::bare("sh");
+        work.log.run(
+            "failing",
+            command.args(["-c", "echo why; false"]),
+            work.progress,
+        )
+    };
+    let error = cache
+        .stage("fake", &key("a"), &Progress::silent(), fail)
+        .unwrap_err();
+    let Error::Step { log, output, .. } = error else {
+        panic!("not the step's error: {error}");
+    };
+    assert_eq!(output, "why");
+    assert!(
+        std::fs::read_to_string(log).unwrap().contains("why"),
+        "the log stays"
+    );
+    let made = AtomicU32::new(0);
+    build(&cache, &key("a"), &made);
+    assert_eq!(made.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn pruning_keeps_what_was_used_last() {
+    let directory = Scratch::new("prune");
+    let cache = cache(&directory);
+    let made = AtomicU32::new(0);
+    let entries: Vec<_> = ["a", "b", "c", "d"]
+        .iter()
+        .map(|text| build(&cache, &key(text), &made))
+        .collect();
+    std::thread::sleep(Duration::from_millis(20));
+    build(&cache, &key("a"), &made);
+    cache.prune("fake", 2);
+    let left: Vec<_> = entries.iter().map(|entry| entry.exists()).collect();
+    assert_eq!(left, [true, false, false, true]);
+}

@@ -1,0 +1,96 @@
+//! Directory trees: listing, copying, and finding programs.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, IoContext};
+
+/// The files under a directory, as sorted names relative to it. `wanted` sees each name, a directory's too, and
+/// prunes what it refuses. Symbolic links are followed, those that lead nowhere are left out.
+pub(crate) fn list(
+    directory: &Path,
+    wanted: impl Fn(&Path) -> bool,
+) -> Result<Vec<PathBuf>, Error> {
+    let mut names = Vec::new();
+    let mut pending = vec![PathBuf::new()];
+    while let Some(folder) = pending.pop() {
+        let path = directory.join(&folder);
+        for entry in path.read_dir().doing("listing", &path)? {
+            let name = folder.join(entry.doing("listing", &path)?.file_name());
+            if !wanted(&name) {
+                continue;
+            }
+            match std::fs::metadata(directory.join(&name)) {
+                Ok(metadata) if metadata.is_dir() => pending.push(name),
+                Ok(metadata) if metadata.is_file() => names.push(name),
+                _ => {}
+            }
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Copies files by their names relative to two directories, making directories on the way.
+pub(crate) fn copy(from: &Path, to: &Path, names: &[PathBuf]) -> Result<(), Error> {
+    for name in names {
+        let target = to.join(name);
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent).doing("making", parent)?;
+        }
+        std::fs::copy(from.join(name), &target).doing("copying to", &target)?;
+    }
+    Ok(())
+}
+
+/// Whether a name ends in one of these extensions.
+pub(crate) fn has_extension(name: &Path, extensions: &[&str]) -> bool {
+    let extension = name.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Whether a name, or a path, is that of an executable program.
+pub(crate) fn is_program(name: &str) -> bool {
+    if name.contains('/') {
+        return is_executable(Path::new(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| is_executable(&directory.join(name)))
+}
+
+#[cfg(unix)]
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path)
+        .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_executable(path: &Path) -> bool {
+    path.is_file()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn listing_is_sorted_recursive_and_pruned() {
+        let directory = Scratch::new("list");
+        for name in ["b.lisp", "a/c.lisp", "skip/d.lisp"] {
+            let path = directory.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let names = list(&directory, |name| name != Path::new("skip")).unwrap();
+        assert_eq!(names, [Path::new("a/c.lisp"), Path::new("b.lisp")]);
+    }
+
+    #[test]
+    fn programs_are_found_on_the_path_or_by_their_own() {
+        assert!(is_program("sh"));
+        assert!(is_program("/bin/sh"));
+        assert!(!is_program("no-such-program-anywhere"));
+        assert!(!is_program("/etc/passwd"));
+    }
+}

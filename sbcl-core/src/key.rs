@@ -1,0 +1,128 @@
+//! Keys of cached stages: a hash of everything that goes into one.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, IoContext};
+
+/// A stage's key: the first digits of a hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key(String);
+
+impl Key {
+    /// A number that follows from the key, small enough for a date.
+    pub(crate) fn number(&self) -> u32 {
+        u32::from_str_radix(&self.0[..8], 16).expect("a key is hexadecimal")
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// Collects what goes into a stage.
+pub(crate) struct KeyBuilder(Sha256);
+
+impl KeyBuilder {
+    /// Starts the key of a stage of this name.
+    pub(crate) fn new(stage: &str) -> Self {
+        Self(Sha256::new()).text("stage", stage)
+    }
+
+    /// Adds a text under a label.
+    pub(crate) fn text(mut self, label: &str, text: &str) -> Self {
+        self.part(label.as_bytes());
+        self.part(text.as_bytes());
+        self
+    }
+
+    /// Adds files by the names they have under `directory` and by their contents.
+    pub(crate) fn files(mut self, directory: &Path, names: &[PathBuf]) -> Result<Self, Error> {
+        for name in names {
+            let path = directory.join(name);
+            let contents = std::fs::read(&path).doing("reading", &path)?;
+            self.part(name.to_string_lossy().as_bytes());
+            self.part(&contents);
+        }
+        Ok(self)
+    }
+
+    /// The key of all that was added.
+    pub(crate) fn finish(self) -> Key {
+        let mut digits = hex(&self.0.finalize());
+        digits.truncate(20);
+        Key(digits)
+    }
+
+    // With its length before it, no part can be mistaken for a piece of the next.
+    fn part(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+}
+
+/// The SHA-256 of a file, in lower-case hexadecimal digits.
+pub(crate) fn file_sha256(path: &Path) -> Result<String, Error> {
+    let contents = std::fs::read(path).doing("reading", path)?;
+    Ok(hex(&Sha256::digest(contents)))
+}
+
+/// One digest for all files under a directory, names and contents.
+pub(crate) fn directory_digest(directory: &Path, names: &[PathBuf]) -> Result<String, Error> {
+    Ok(KeyBuilder::new("directory")
+        .files(directory, names)?
+        .finish()
+        .to_string())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn parts_are_kept_apart() {
+        let one = KeyBuilder::new("s").text("a", "bc").finish();
+        let other = KeyBuilder::new("s").text("ab", "c").finish();
+        assert_ne!(one, other);
+        assert_eq!(one, KeyBuilder::new("s").text("a", "bc").finish());
+    }
+
+    #[test]
+    fn a_files_contents_and_its_name_count() {
+        let directory = Scratch::new("key");
+        let path = directory.join("a");
+        let key = |name: &str| {
+            let names = [PathBuf::from(name)];
+            KeyBuilder::new("s")
+                .files(&directory, &names)
+                .unwrap()
+                .finish()
+        };
+        std::fs::write(&path, "one").unwrap();
+        std::fs::write(directory.join("b"), "one").unwrap();
+        let before = key("a");
+        assert_ne!(before, key("b"));
+        std::fs::write(&path, "two").unwrap();
+        assert_ne!(before, key("a"));
+    }
+
+    #[test]
+    fn a_known_sha256() {
+        let directory = Scratch::new("sha");
+        let path = directory.join("abc");
+        std::fs::write(&path, "abc").unwrap();
+        assert_eq!(
+            file_sha256(&path).unwrap(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+}

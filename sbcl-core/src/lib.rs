@@ -1,0 +1,71 @@
+//! The recipe that turns a pinned SBCL into a shared library and a saved core.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), sbcl_core::Error> {
+//! let root = std::path::Path::new(".");
+//! let built = sbcl_core::Recipe::in_checkout(root).build()?;
+//! println!("{} {}", built.library.display(), built.core.display());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Stages
+//!
+//! Each stage is a directory of the cache, named by a hash of everything that went into it, and published by one
+//! rename when it is complete. A lock for each lets concurrent builds do the work once.
+//!
+//! | stage | takes | holds | made again when |
+//! |---|---|---|---|
+//! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
+//! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | the shim or one of its headers changes too |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded | a file of the Lisp side changes |
+//!
+//! # Environment variables
+//!
+//! | variable | what it says |
+//! |---|---|
+//! | `SBCL_MCP_PREBUILT` | an absolute directory with a ready `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
+//! | `SBCL_MCP_SOURCE` | SBCL's source: the pinned archive, or a directory, absolute. Of a directory only the version can be checked; what is built from it is cached apart |
+//! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
+//! | `CC` | the C compiler (default `cc`) |
+//! | `XDG_CACHE_HOME` | where the cache is: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
+//!
+//! An empty variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own directory.
+//!
+//! # In the build script
+//!
+//! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
+//! changed, and when a file that it embedded has gone from the cache. It declares `links = "sbcl"`: a build script of
+//! a direct dependant finds the two files' paths in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. With `DOCS_RS` set it
+//! does not call this crate at all: no network, no SBCL. `cargo run -p sbcl-core` does the same work beforehand, with
+//! progress on standard error.
+//!
+//! # Where the source comes from
+//!
+//! In this order: [`SBCL_MCP_SOURCE`](settings::SOURCE), the cache, upstream's git repository, Debian's pool through
+//! the mirror that the machine's apt is configured with. Whatever comes is compared with the [`pin`] first.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod core;
+mod error;
+mod files;
+mod key;
+mod library;
+pub mod pin;
+mod platform;
+mod process;
+mod progress;
+mod recipe;
+mod sbcl;
+#[cfg(test)]
+mod scratch;
+pub mod settings;
+mod source;
+mod toolchain;
+
+pub use error::{Attempt, Error};
+pub use platform::Platform;
+pub use progress::Progress;
+pub use recipe::{Built, Recipe};
+pub use settings::Settings;

@@ -1,0 +1,156 @@
+//! The second stage: `libsbcl` with the C shim linked into it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Cache, Work};
+use crate::error::{Error, IoContext};
+use crate::key::KeyBuilder;
+use crate::platform::Platform;
+use crate::progress::Progress;
+use crate::sbcl::Sbcl;
+use crate::toolchain::Toolchain;
+use crate::{files, process};
+
+/// Changes when this recipe makes something else of the same input.
+const REVISION: &str = "1";
+
+/// How many versions of this stage are kept.
+const KEPT: usize = 5;
+
+/// The shim: one C file and the directory of its headers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shim<'a> {
+    /// The C file.
+    pub(crate) source: &'a Path,
+    /// Where its headers are.
+    pub(crate) include: &'a Path,
+}
+
+/// Finds the library in the cache or links it. The result is without debugging symbols; beside it, in `debug/`, is
+/// one that has them.
+pub(crate) fn build(
+    cache: &Cache,
+    sbcl: &Sbcl,
+    shim: Shim<'_>,
+    toolchain: &Toolchain,
+    platform: &Platform,
+    progress: &Progress,
+) -> Result<PathBuf, Error> {
+    let shim_directory = shim.source.parent().unwrap_or(Path::new("."));
+    let shim_name = [PathBuf::from(shim.source.file_name().unwrap_or_default())];
+    let key = KeyBuilder::new("library")
+        .text("revision", REVISION)
+        .text("sbcl", &sbcl.key.to_string())
+        .files(shim_directory, &shim_name)?
+        .files(shim.include, &headers(shim.include)?)?
+        .finish();
+    let directory = cache.stage("library", &key, progress, |work| {
+        progress.say("linking libsbcl");
+        make(sbcl, shim, toolchain, platform, work)
+    })?;
+    cache.prune("library", KEPT);
+    Ok(directory.join(platform.library_name()))
+}
+
+/// The headers that the shim can include.
+pub(crate) fn headers(include: &Path) -> Result<Vec<PathBuf>, Error> {
+    let names = files::list(include, |_| true)?;
+    Ok(names
+        .into_iter()
+        .filter(|name| files::has_extension(name, &["h"]))
+        .collect())
+}
+
+fn make(
+    sbcl: &Sbcl,
+    shim: Shim<'_>,
+    toolchain: &Toolchain,
+    platform: &Platform,
+    work: &Work<'_>,
+) -> Result<(), Error> {
+    let runtime = sbcl.runtime();
+    let flags = Flags::read(&runtime.join("sbcl.mk"))?;
+    let object = work.scratch.join("shim.o");
+    // As SBCL's own makefile compiles a file of its shared library, so that the shim sees the same structures.
+    let mut compile = toolchain.compile();
+    compile
+        .args(["-fPIC", "-c", "-I"])
+        .arg(&runtime)
+        .arg("-I")
+        .arg(shim.include);
+    compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
+    compile.arg(shim.source).arg("-o").arg(&object);
+    work.log
+        .run("compiling the shim", &mut compile, work.progress)?;
+
+    let name = platform.library_name();
+    let debug = work.result.join("debug");
+    std::fs::create_dir(&debug).doing("making", &debug)?;
+    let library = debug.join(name);
+    let mut link = toolchain.compile();
+    link.arg("-shared")
+        .arg("-o")
+        .arg(&library)
+        .args(sbcl.objects()?)
+        .arg(&object);
+    if !platform.is_macos() {
+        // The shim says where SBCL looks for an embedded core.
+        link.arg("-Wl,--wrap=os_get_runtime_executable_path");
+    }
+    link.args(flags.words("LIBS"));
+    work.log.run("linking libsbcl", &mut link, work.progress)?;
+
+    // On macOS a full strip would take the exported names too.
+    let mut strip = process::bare("strip");
+    strip.arg(if platform.is_macos() {
+        "-x"
+    } else {
+        "--strip-unneeded"
+    });
+    strip.arg("-o").arg(work.result.join(name)).arg(&library);
+    work.log.run("stripping libsbcl", &mut strip, work.progress)
+}
+
+/// The makefile in which SBCL's build leaves the flags it used.
+struct Flags(HashMap<String, String>);
+
+impl Flags {
+    fn read(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path).doing("reading", path)?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().filter_map(|line| line.split_once('='));
+        Self(
+            lines
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
+        )
+    }
+
+    fn words(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.0
+            .get(name)
+            .map(String::as_str)
+            .unwrap_or_default()
+            .split_whitespace()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_those_that_sbcl_was_built_with() {
+        let flags = Flags::parse("CC=cc\nCFLAGS=-g -DX=1  -O3\nLIBS=-ldl -lm\n");
+        assert_eq!(
+            flags.words("CFLAGS").collect::<Vec<_>>(),
+            ["-g", "-DX=1", "-O3"]
+        );
+        assert_eq!(flags.words("LIBS").collect::<Vec<_>>(), ["-ldl", "-lm"]);
+        assert_eq!(flags.words("ABSENT").count(), 0);
+    }
+}

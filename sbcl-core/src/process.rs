@@ -1,0 +1,228 @@
+//! Running programs: with a log and visible progress, or with a time limit.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, IoContext};
+use crate::progress::Progress;
+
+/// How many of a failed program's last lines an error shows.
+const LINES_SHOWN: usize = 120;
+
+/// A silent program is reported as still running this often.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(20);
+
+/// What is left of the environment for a step. Everything else could change a result without changing its key.
+const KEPT_VARIABLES: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "CPATH",
+    "SDKROOT",
+    "DEVELOPER_DIR",
+];
+
+/// A command with a bare environment and nothing to read.
+pub(crate) fn bare(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().stdin(Stdio::null());
+    for name in KEPT_VARIABLES {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command.env("LC_ALL", "C.UTF-8");
+    command
+}
+
+/// A stage's log: a file with everything that its programs print.
+pub(crate) struct Log {
+    path: PathBuf,
+    file: File,
+}
+
+impl Log {
+    /// Starts a log afresh.
+    pub(crate) fn create(path: PathBuf) -> Result<Self, Error> {
+        let file = File::create(&path).doing("making", &path)?;
+        Ok(Self { path, file })
+    }
+
+    /// The log's file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs a command to its end, everything it prints into the log. Lines that start with `//`, as SBCL's build
+    /// marks its phases, are shown as progress. A failure carries the last lines.
+    pub(crate) fn run(
+        &self,
+        step: &str,
+        command: &mut Command,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        let path = self.path();
+        let failed = |status: String, output: String| Error::Step {
+            step: step.to_owned(),
+            status,
+            output,
+            log: path.to_owned(),
+        };
+        let started = Instant::now();
+        writeln!(&self.file, "$ {command:?}").doing("writing", path)?;
+        let (reader, writer) = std::io::pipe().doing("making a pipe for", path)?;
+        command.stdout(writer.try_clone().doing("making a pipe for", path)?);
+        command.stderr(writer);
+        let spawned = command.spawn();
+        // The command holds the pipe's writing end: without this the lines would never end.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
+
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+                if sender
+                    .send(String::from_utf8_lossy(&line).into_owned())
+                    .is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let mut last = VecDeque::new();
+        loop {
+            match lines.recv_timeout(SIGN_OF_LIFE) {
+                Ok(line) => {
+                    writeln!(&self.file, "{line}").doing("writing", path)?;
+                    if let Some(phase) = line.strip_prefix("//") {
+                        progress.say(format_args!("  {}", phase.trim()));
+                    }
+                    if last.len() == LINES_SHOWN {
+                        last.pop_front();
+                    }
+                    last.push_back(line);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let seconds = started.elapsed().as_secs();
+                    progress.say(format_args!("  {step}: {seconds} s so far"));
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let status = child.wait().doing("waiting for a program of", path)?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(failed(status.to_string(), Vec::from(last).join("\n")))
+        }
+    }
+}
+
+/// Runs a command for at most `limit` and returns what it printed; of a failure, why and what it said.
+pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
+    let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
+    let errors = writer.try_clone().map_err(|error| error.to_string())?;
+    let spawned = command
+        .stdin(Stdio::null())
+        .stdout(writer)
+        .stderr(errors)
+        .spawn();
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = spawned.map_err(|error| error.to_string())?;
+    let (sender, text) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = reader.read_to_end(&mut bytes);
+        let _ = sender.send(String::from_utf8_lossy(&bytes).trim().to_owned());
+    });
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("no answer within {limit:?}"));
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    // A helper that outlives the command may hold the pipe open: what it prints is not waited for.
+    let text = text
+        .recv_timeout(Duration::from_secs(1))
+        .unwrap_or_default();
+    if status.success() {
+        Ok(text)
+    } else if text.is_empty() {
+        Err(status.to_string())
+    } else {
+        Err(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn shell(script: &str) -> Command {
+        let mut command = bare("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_failure_carries_both_streams_and_the_log() {
+        let directory = Scratch::new("log");
+        let log = Log::create(directory.join("log")).unwrap();
+        let result = log.run(
+            "a step",
+            &mut shell("echo out; echo err >&2; exit 3"),
+            &Progress::silent(),
+        );
+        let message = result.unwrap_err().to_string();
+        for part in ["a step", "out\nerr", "3", &log.path().display().to_string()] {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+        assert!(
+            std::fs::read_to_string(log.path())
+                .unwrap()
+                .ends_with("out\nerr\n")
+        );
+    }
+
+    #[test]
+    fn a_step_sees_a_bare_environment() {
+        let output = output_within(Duration::from_secs(5), &mut shell("env")).unwrap();
+        assert!(output.contains("PATH="));
+        // Cargo sets this one for its tests.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        assert!(!output.contains("CARGO_MANIFEST_DIR"));
+    }
+
+    #[test]
+    fn a_time_limit_ends_a_command() {
+        let started = Instant::now();
+        let outcome = output_within(Duration::from_millis(100), &mut shell("exec sleep 30"));
+        assert_eq!(outcome, Err("no answer within 100ms".to_owned()));
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let outcome = output_within(
+            Duration::from_secs(1),
+            &mut bare("no-such-program-anywhere"),
+        );
+        assert!(outcome.unwrap_err().contains("No such file"));
+    }
+}

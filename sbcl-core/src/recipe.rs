@@ -1,0 +1,130 @@
+//! The whole recipe: from the settings and the checkout's files to the library and the core.
+
+use std::path::{Path, PathBuf};
+
+use crate::cache::Cache;
+use crate::error::Error;
+use crate::library::Shim;
+use crate::platform::Platform;
+use crate::progress::Progress;
+use crate::settings::Settings;
+use crate::toolchain::Toolchain;
+use crate::{core, library, sbcl};
+
+/// What goes into a build.
+#[derive(Debug)]
+pub struct Recipe {
+    /// The directory of the Lisp side, with its `build.lisp`.
+    pub lisp_dir: PathBuf,
+    /// The C file that is linked into the library.
+    pub shim: PathBuf,
+    /// The directory of that file's headers.
+    pub include_dir: PathBuf,
+    /// The machine that the result is for.
+    pub target: Platform,
+    /// What the environment says.
+    pub settings: Settings,
+    /// Where progress is shown.
+    pub progress: Progress,
+}
+
+/// What came out of a build.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Built {
+    /// The shared library, without debugging symbols.
+    pub library: PathBuf,
+    /// The core that it starts.
+    pub core: PathBuf,
+}
+
+impl Recipe {
+    /// The recipe for a checkout of the project: its `lisp/` and `ffi/`, this machine, this environment, progress on
+    /// standard error. A user without a home gets the cache in the checkout's `target/`.
+    #[must_use]
+    pub fn in_checkout(root: &Path) -> Self {
+        Self {
+            lisp_dir: root.join("lisp"),
+            shim: root.join("ffi/shim.c"),
+            include_dir: root.join("ffi"),
+            target: Platform::host(),
+            settings: Settings::from_environment(&root.join("target/sbcl-core")),
+            progress: Progress::stderr(),
+        }
+    }
+
+    /// The library and the core: those that [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names, or those of the
+    /// cache, made if they are not there.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps them from being had; see [`Error`]. Each says what helps.
+    pub fn build(&self) -> Result<Built, Error> {
+        if let Some(directory) = &self.settings.prebuilt {
+            return self.prebuilt(directory);
+        }
+        if !self.target.is_host() {
+            return Err(Error::CrossBuild {
+                target: self.target.to_string(),
+                host: Platform::host().to_string(),
+            });
+        }
+        let cache = Cache::new(self.settings.cache.clone());
+        let toolchain = Toolchain::choose(&self.settings)?;
+        let sbcl = sbcl::build(
+            &cache,
+            &self.settings,
+            &toolchain,
+            &self.target,
+            &self.progress,
+        )?;
+        let shim = Shim {
+            source: &self.shim,
+            include: &self.include_dir,
+        };
+        Ok(Built {
+            library: library::build(
+                &cache,
+                &sbcl,
+                shim,
+                &toolchain,
+                &self.target,
+                &self.progress,
+            )?,
+            core: core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?,
+        })
+    }
+
+    /// The files and directories whose change makes another build necessary.
+    #[must_use]
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        let mut inputs = vec![
+            self.lisp_dir.clone(),
+            self.shim.clone(),
+            self.include_dir.clone(),
+        ];
+        inputs.extend(self.settings.source.clone());
+        inputs
+    }
+
+    fn prebuilt(&self, directory: &Path) -> Result<Built, Error> {
+        let built = Built {
+            library: directory.join(self.target.library_name()),
+            core: directory.join(core::NAME),
+        };
+        let problem = if !directory.is_absolute() {
+            "that is not an absolute path".to_owned()
+        } else if let Some(missing) = [&built.library, &built.core]
+            .into_iter()
+            .find(|file| !file.is_file())
+        {
+            format!("{} is not there", missing.display())
+        } else {
+            return Ok(built);
+        };
+        Err(Error::Prebuilt {
+            directory: directory.to_owned(),
+            problem,
+            library: self.target.library_name(),
+        })
+    }
+}

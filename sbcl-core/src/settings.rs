@@ -1,0 +1,119 @@
+//! What the environment says about a build.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+/// Names a directory with a ready library and core, which skips the build.
+pub const PREBUILT: &str = "SBCL_MCP_PREBUILT";
+/// Names SBCL's source: a directory or the pinned archive.
+pub const SOURCE: &str = "SBCL_MCP_SOURCE";
+/// Names the bootstrapping Lisp.
+pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
+/// Names the C compiler.
+pub const COMPILER: &str = "CC";
+
+/// Every variable that can change what a build does or where it looks.
+pub const VARIABLES: [&str; 6] = [
+    PREBUILT,
+    SOURCE,
+    BOOTSTRAP,
+    COMPILER,
+    "XDG_CACHE_HOME",
+    "HOME",
+];
+
+/// A build's settings, read once.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The directory of a ready library and core.
+    pub prebuilt: Option<PathBuf>,
+    /// The source that was named.
+    pub source: Option<PathBuf>,
+    /// The command that starts the bootstrapping Lisp.
+    pub bootstrap: String,
+    /// The C compiler's command, if one was named.
+    pub compiler: Option<String>,
+    /// The cache's directory.
+    pub cache: PathBuf,
+    /// How many commands a step may run at the same time.
+    pub jobs: usize,
+}
+
+impl Settings {
+    /// Reads the environment. `fallback_cache` is the cache's directory for a user without a home.
+    #[must_use]
+    pub fn from_environment(fallback_cache: &Path) -> Self {
+        Self::from_lookup(|name| std::env::var_os(name), fallback_cache)
+    }
+
+    fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>, fallback_cache: &Path) -> Self {
+        let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let path = |name: &str| get(name).map(PathBuf::from);
+        let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
+        // The XDG specification has relative values ignored.
+        let absolute = |name: &str| path(name).filter(|path| path.is_absolute());
+        let cache_home =
+            absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+        Self {
+            prebuilt: path(PREBUILT),
+            source: path(SOURCE),
+            bootstrap: text(BOOTSTRAP).unwrap_or_else(|| "sbcl".to_owned()),
+            compiler: text(COMPILER),
+            cache: cache_home
+                .map_or_else(|| fallback_cache.to_owned(), |home| home.join("sbcl-mcp")),
+            jobs: text("NUM_JOBS")
+                .and_then(|jobs| jobs.parse().ok())
+                .or_else(|| std::thread::available_parallelism().ok())
+                .map_or(1, NonZeroUsize::get),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Settings {
+        Settings::from_lookup(
+            |name| {
+                let found = variables.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| OsString::from(value))
+            },
+            Path::new("/out"),
+        )
+    }
+
+    #[test]
+    fn the_cache_follows_xdg_then_home_then_the_build_directory() {
+        let home = ("HOME", "/home/me");
+        let of_home = Path::new("/home/me/.cache/sbcl-mcp");
+        assert_eq!(
+            settings(&[("XDG_CACHE_HOME", "/c"), home]).cache,
+            Path::new("/c/sbcl-mcp")
+        );
+        assert_eq!(settings(&[home]).cache, of_home);
+        assert_eq!(settings(&[("XDG_CACHE_HOME", ""), home]).cache, of_home);
+        assert_eq!(settings(&[]).cache, Path::new("/out"));
+    }
+
+    #[test]
+    fn a_relative_xdg_cache_home_is_ignored() {
+        let cache = settings(&[("XDG_CACHE_HOME", "here"), ("HOME", "/home/me")]).cache;
+        assert_eq!(cache, Path::new("/home/me/.cache/sbcl-mcp"));
+    }
+
+    #[test]
+    fn an_empty_variable_counts_as_unset() {
+        let settings = settings(&[
+            (PREBUILT, ""),
+            (SOURCE, ""),
+            (BOOTSTRAP, ""),
+            (COMPILER, ""),
+        ]);
+        assert_eq!(settings.prebuilt, None);
+        assert_eq!(settings.source, None);
+        assert_eq!(settings.bootstrap, "sbcl");
+        assert_eq!(settings.compiler, None);
+    }
+}

@@ -1,0 +1,172 @@
+//! The source archive from Debian's pool, by way of the mirror that this machine's apt is configured with.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Outcome, Source, Way, verify};
+use crate::progress::Progress;
+use crate::{files, pin, process};
+
+/// How long apt may take to say which mirrors it uses.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// How long the archive may take to arrive.
+const TRANSFER: Duration = Duration::from_secs(600);
+
+/// Apt's own downloader: it uses apt's proxies and is there wherever apt is.
+const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
+
+/// Debian's pool.
+pub(super) struct Debian {
+    sources: PathBuf,
+}
+
+impl Debian {
+    /// Downloads into this folder.
+    pub(super) fn new(sources: &Path) -> Self {
+        Self {
+            sources: sources.to_owned(),
+        }
+    }
+
+    fn fetch(&self, mirror: &str, progress: &Progress) -> Result<PathBuf, String> {
+        let address = address(mirror);
+        progress.say(format_args!("fetching {address}"));
+        let partial = self
+            .sources
+            .join(format!("{}.part-{}", pin::ARCHIVE, std::process::id()));
+        let accepted = download(&address, &partial).and_then(|()| accept(&partial, &self.sources));
+        let _ = std::fs::remove_file(&partial);
+        accepted.map_err(|reason| format!("{address}: {reason}"))
+    }
+}
+
+impl Way for Debian {
+    fn name(&self) -> String {
+        "Debian's pool".to_owned()
+    }
+
+    fn look(&self, progress: &Progress) -> Outcome {
+        let mirrors = match mirrors() {
+            Ok(mirrors) if mirrors.is_empty() => {
+                return Outcome::Missing("apt is configured with no mirror".to_owned());
+            }
+            Ok(mirrors) => mirrors,
+            Err(reason) => return Outcome::Missing(format!("asking apt for its mirror: {reason}")),
+        };
+        let mut reasons = Vec::new();
+        for mirror in mirrors {
+            match self.fetch(&mirror, progress) {
+                Ok(archive) => return Outcome::Found(Source::Archive(archive)),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Outcome::Missing(reasons.join("; "))
+    }
+}
+
+/// The bases of the mirrors in apt's configuration.
+fn mirrors() -> Result<Vec<String>, String> {
+    if !files::is_program("apt-get") {
+        return Err("apt-get is not installed".to_owned());
+    }
+    let mut ask = Command::new("apt-get");
+    ask.args(["indextargets", "--format", "$(REPO_URI)"]);
+    process::output_within(ANSWER, &mut ask).map(|listed| bases(&listed))
+}
+
+/// The distinct network addresses in apt's answer, in its order.
+fn bases(listed: &str) -> Vec<String> {
+    let mut bases = Vec::new();
+    for line in listed.lines().map(|line| line.trim().to_owned()) {
+        if (line.starts_with("http://") || line.starts_with("https://")) && !bases.contains(&line) {
+            bases.push(line);
+        }
+    }
+    bases
+}
+
+fn address(mirror: &str) -> String {
+    format!(
+        "{}/{}/{}",
+        mirror.trim_end_matches('/'),
+        pin::ARCHIVE_POOL,
+        pin::ARCHIVE
+    )
+}
+
+fn download(address: &str, target: &Path) -> Result<(), String> {
+    let mut command = if files::is_program(APT_HELPER) {
+        let mut command = Command::new(APT_HELPER);
+        command.args(["download-file", address]).arg(target);
+        command
+    } else if files::is_program("curl") {
+        let mut command = Command::new("curl");
+        command.args([
+            "--fail",
+            "--silent",
+            "--show-error",
+            "--location",
+            "--connect-timeout",
+            "10",
+            "--output",
+        ]);
+        command.arg(target).arg(address);
+        command
+    } else if files::is_program("wget") {
+        let mut command = Command::new("wget");
+        command.args([
+            "--no-verbose",
+            "--connect-timeout=10",
+            "--tries=2",
+            "--output-document",
+        ]);
+        command.arg(target).arg(address);
+        command
+    } else {
+        return Err("neither apt-helper nor curl nor wget is installed".to_owned());
+    };
+    process::output_within(TRANSFER, &mut command).map(|_| ())
+}
+
+/// Puts a downloaded file in its place if it is the pinned archive.
+fn accept(partial: &Path, sources: &Path) -> Result<PathBuf, String> {
+    verify::archive(partial)?;
+    let archive = sources.join(pin::ARCHIVE);
+    std::fs::rename(partial, &archive).map_err(|error| error.to_string())?;
+    Ok(archive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn mirrors_are_those_of_the_network_each_once() {
+        let listed =
+            "http://a.example/debian/\ncdrom:[x]/\nhttp://a.example/debian/\nhttps://b.example/d\n";
+        assert_eq!(
+            bases(listed),
+            ["http://a.example/debian/", "https://b.example/d"]
+        );
+    }
+
+    #[test]
+    fn the_archive_is_in_the_pool_under_the_base() {
+        let expected = format!("http://a.example/debian/pool/main/s/sbcl/{}", pin::ARCHIVE);
+        assert_eq!(address("http://a.example/debian/"), expected);
+        assert_eq!(address("http://a.example/debian"), expected);
+    }
+
+    #[test]
+    fn a_download_with_a_wrong_sha256_is_refused() {
+        let directory = Scratch::new("debian");
+        let partial = directory.join("partial");
+        std::fs::write(&partial, "an error page").unwrap();
+        let reason = accept(&partial, &directory).unwrap_err();
+        assert!(reason.contains("SHA-256"), "{reason}");
+        assert!(!directory.join(pin::ARCHIVE).exists());
+    }
+}

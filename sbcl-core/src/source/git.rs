@@ -1,0 +1,245 @@
+//! The source from upstream's git repository, at the pinned commit.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Outcome, Source, Way};
+use crate::progress::Progress;
+use crate::{files, pin, process};
+
+/// How long a repository may take to answer which commit the tag names.
+const ANSWER: Duration = Duration::from_secs(6);
+
+/// How long the commit may take to arrive.
+const TRANSFER: Duration = Duration::from_secs(600);
+
+/// How long a local command may take.
+const LOCAL: Duration = Duration::from_secs(120);
+
+/// Variables by which git is told of another repository, as under its hooks.
+const FOREIGN_VARIABLES: [&str; 6] = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+];
+
+/// Upstream's repository and its mirror.
+pub(super) struct Git {
+    sources: PathBuf,
+    remotes: Vec<String>,
+    commit: String,
+}
+
+/// Where a fetched repository is kept.
+pub(super) fn repository(sources: &Path) -> PathBuf {
+    sources.join(format!("{}.git", pin::GIT_TAG))
+}
+
+/// Whether a bare repository holds this commit whole; if not, why. Git names a commit by the hash of all that is in it,
+/// and `fsck` computes the hashes again.
+pub(super) fn check(repository: &Path, commit: &str) -> Result<(), String> {
+    let found = local(repository, &["rev-parse", "--verify", &tag_commit()])?;
+    if found != commit {
+        return Err(format!(
+            "tag {} is commit {found}, not {commit}",
+            pin::GIT_TAG
+        ));
+    }
+    local(
+        repository,
+        &["fsck", "--full", "--no-dangling", "--no-progress"],
+    )
+    .map(|_| ())
+}
+
+/// Writes the commit's files into a tar archive.
+pub(super) fn export(repository: &Path, commit: &str, archive: &Path) -> Result<(), String> {
+    let output = format!("--output={}", archive.display());
+    local(repository, &["archive", "--format=tar", &output, commit]).map(|_| ())
+}
+
+fn tag_ref() -> String {
+    format!("refs/tags/{}", pin::GIT_TAG)
+}
+
+fn tag_commit() -> String {
+    format!("{}^{{commit}}", tag_ref())
+}
+
+fn git() -> Command {
+    let mut command = Command::new("git");
+    for name in FOREIGN_VARIABLES {
+        command.env_remove(name);
+    }
+    command
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .env("LC_ALL", "C.UTF-8");
+    // A connection that has stopped moving is given up.
+    command.args([
+        "-c",
+        "http.lowSpeedLimit=1000",
+        "-c",
+        "http.lowSpeedTime=20",
+    ]);
+    command
+}
+
+fn local(repository: &Path, arguments: &[&str]) -> Result<String, String> {
+    process::output_within(
+        LOCAL,
+        git().arg("--git-dir").arg(repository).args(arguments),
+    )
+}
+
+impl Git {
+    /// Fetches into this folder.
+    pub(super) fn new(sources: &Path) -> Self {
+        Self {
+            sources: sources.to_owned(),
+            remotes: pin::GIT_REMOTES.map(str::to_owned).to_vec(),
+            commit: pin::GIT_COMMIT.to_owned(),
+        }
+    }
+
+    fn fetch(&self, remote: &str, progress: &Progress) -> Result<PathBuf, String> {
+        let (tag, peeled) = (tag_ref(), format!("{}^{{}}", tag_ref()));
+        let listed =
+            process::output_within(ANSWER, git().args(["ls-remote", remote, &tag, &peeled]))?;
+        if !listed.lines().any(|line| line.starts_with(&self.commit)) {
+            return Err(format!(
+                "its tag {} is not commit {}: {listed:?}",
+                pin::GIT_TAG,
+                self.commit
+            ));
+        }
+        progress.say(format_args!("fetching {} from {remote}", pin::GIT_TAG));
+        let temporary = self
+            .sources
+            .join(format!("fetching-{}.git", std::process::id()));
+        let fetched = self.fetch_into(&temporary, remote, &tag);
+        let published = fetched.and_then(|()| {
+            let target = repository(&self.sources);
+            // What was there has been found unusable before.
+            let _ = std::fs::remove_dir_all(&target);
+            let renamed = std::fs::rename(&temporary, &target);
+            renamed.map(|()| target).map_err(|error| error.to_string())
+        });
+        let _ = std::fs::remove_dir_all(&temporary);
+        published
+    }
+
+    fn fetch_into(&self, directory: &Path, remote: &str, tag: &str) -> Result<(), String> {
+        process::output_within(
+            LOCAL,
+            git().args(["init", "--quiet", "--bare"]).arg(directory),
+        )?;
+        let refspec = format!("{tag}:{tag}");
+        let mut fetch = git();
+        fetch.arg("--git-dir").arg(directory);
+        fetch.args([
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--depth",
+            "1",
+            remote,
+            &refspec,
+        ]);
+        process::output_within(TRANSFER, &mut fetch)?;
+        check(directory, &self.commit)
+    }
+}
+
+impl Way for Git {
+    fn name(&self) -> String {
+        "upstream's git repository".to_owned()
+    }
+
+    fn look(&self, progress: &Progress) -> Outcome {
+        if !files::is_program("git") {
+            return Outcome::Missing("git is not installed".to_owned());
+        }
+        let mut reasons = Vec::new();
+        for remote in &self.remotes {
+            match self.fetch(remote, progress) {
+                Ok(repository) => return Outcome::Found(Source::Repository(repository)),
+                Err(reason) => reasons.push(format!("{remote}: {reason}")),
+            }
+        }
+        Outcome::Missing(reasons.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    /// A repository with one commit under the pinned tag's name, and that commit.
+    fn upstream(directory: &Path) -> String {
+        let run = |arguments: &[&str]| {
+            let identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+            let mut command = git();
+            command
+                .arg("-C")
+                .arg(directory)
+                .args(identity)
+                .args(arguments);
+            process::output_within(LOCAL, &mut command).unwrap()
+        };
+        run(&["init", "--quiet"]);
+        std::fs::write(directory.join("make.sh"), "echo built\n").unwrap();
+        run(&["add", "."]);
+        run(&["commit", "--quiet", "-m", "first"]);
+        run(&["tag", "-a", "-m", "annotated", pin::GIT_TAG]);
+        run(&["rev-parse", "HEAD"])
+    }
+
+    fn look(commit: &str, remotes: Vec<String>, sources: &Path) -> Outcome {
+        let way = Git {
+            sources: sources.to_owned(),
+            remotes,
+            commit: commit.to_owned(),
+        };
+        way.look(&Progress::silent())
+    }
+
+    #[test]
+    fn the_pinned_commit_is_fetched_from_the_first_remote_that_has_it() {
+        let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
+        let commit = upstream(&origin);
+        let remotes = vec![
+            "file:///no/such/repository".to_owned(),
+            format!("file://{}", origin.display()),
+        ];
+        let found = look(&commit, remotes, &sources);
+        assert_eq!(
+            found,
+            Outcome::Found(Source::Repository(repository(&sources)))
+        );
+        let archive = sources.join("source.tar");
+        export(&repository(&sources), &commit, &archive).unwrap();
+        let tar = std::fs::read(&archive).unwrap();
+        assert!(String::from_utf8_lossy(&tar).contains("echo built"));
+    }
+
+    #[test]
+    fn another_commit_under_the_tag_is_not_used() {
+        let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
+        let commit = upstream(&origin);
+        let outcome = look(
+            pin::GIT_COMMIT,
+            vec![format!("file://{}", origin.display())],
+            &sources,
+        );
+        match outcome {
+            Outcome::Missing(reason) => assert!(reason.contains(&commit), "{reason}"),
+            other => panic!("used: {other:?}"),
+        }
+        assert_eq!(sources.read_dir().unwrap().count(), 0);
+    }
+}

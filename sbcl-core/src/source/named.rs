@@ -1,0 +1,109 @@
+//! The source that an environment variable names.
+
+use std::path::{Path, PathBuf};
+
+use super::{Outcome, Source, Way, verify};
+use crate::progress::Progress;
+use crate::settings;
+
+/// A directory or archive named by the user.
+pub(super) struct Named {
+    path: Option<PathBuf>,
+}
+
+impl Named {
+    /// What the variable says, if it is set.
+    pub(super) fn new(path: Option<PathBuf>) -> Self {
+        Self { path }
+    }
+}
+
+impl Way for Named {
+    fn name(&self) -> String {
+        match &self.path {
+            Some(path) => format!("{} {}", settings::SOURCE, path.display()),
+            None => settings::SOURCE.to_owned(),
+        }
+    }
+
+    fn look(&self, _: &Progress) -> Outcome {
+        let Some(path) = &self.path else {
+            return Outcome::Missing("not set".to_owned());
+        };
+        match check(path) {
+            Ok(source) => Outcome::Found(source),
+            Err(reason) => Outcome::Refused(reason),
+        }
+    }
+}
+
+fn check(path: &Path) -> Result<Source, String> {
+    if !path.is_absolute() {
+        Err("not an absolute path".to_owned())
+    } else if path.is_dir() {
+        verify::directory(path).map(|()| Source::Directory(path.to_owned()))
+    } else if path.is_file() {
+        verify::archive(path).map(|()| Source::Archive(path.to_owned()))
+    } else {
+        Err("there is no such file or directory".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pin;
+    use crate::scratch::Scratch;
+
+    fn look(path: &Path) -> Outcome {
+        Named::new(Some(path.to_owned())).look(&Progress::silent())
+    }
+
+    fn reason(outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Refused(reason) => reason,
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_archive_with_a_wrong_sha256_is_refused() {
+        let directory = Scratch::new("named");
+        let archive = directory.join(pin::ARCHIVE);
+        std::fs::write(&archive, "not SBCL").unwrap();
+        let reason = reason(look(&archive));
+        assert!(reason.contains("SHA-256"), "{reason}");
+    }
+
+    #[test]
+    fn a_directory_must_be_of_the_pinned_version() {
+        let directory = Scratch::new("named");
+        assert!(reason(look(&directory)).contains("make.sh"));
+        std::fs::write(directory.join("make.sh"), "").unwrap();
+        std::fs::write(
+            directory.join("NEWS"),
+            "changes in sbcl-2.6.3 relative to sbcl-2.6.2:\n",
+        )
+        .unwrap();
+        assert!(reason(look(&directory)).contains("2.6.3"));
+        // The file that the build itself reads has the last word.
+        let version = format!(";;; \"1.0\"\n\"{}\"\n", pin::VERSION);
+        std::fs::write(directory.join("version.lisp-expr"), version).unwrap();
+        assert_eq!(
+            look(&directory),
+            Outcome::Found(Source::Directory(directory.to_path_buf()))
+        );
+    }
+
+    #[test]
+    fn a_path_must_be_absolute_and_there() {
+        assert!(reason(look(Path::new("sbcl"))).contains("absolute"));
+        assert!(reason(look(Path::new("/no/such/source"))).contains("no such"));
+    }
+
+    #[test]
+    fn without_the_variable_the_next_way_is_tried() {
+        let outcome = Named::new(None).look(&Progress::silent());
+        assert_eq!(outcome, Outcome::Missing("not set".to_owned()));
+    }
+}

@@ -1,0 +1,128 @@
+//! The order of the ways, and what a user is told when none leads anywhere.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::*;
+use crate::pin;
+use crate::scratch::Scratch;
+
+struct Fake {
+    name: &'static str,
+    outcome: fn() -> Outcome,
+    looked: Rc<Cell<u32>>,
+}
+
+impl Way for Fake {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn look(&self, _: &Progress) -> Outcome {
+        self.looked.set(self.looked.get() + 1);
+        (self.outcome)()
+    }
+}
+
+/// A fake way: its name and what comes of it.
+type Try = (&'static str, fn() -> Outcome);
+
+/// Tries fake ways with these outcomes and says how many were looked at.
+fn try_ways(outcomes: &[Try]) -> (Result<Source, Error>, u32) {
+    let looked = Rc::new(Cell::new(0));
+    let ways: Vec<Box<dyn Way>> = outcomes
+        .iter()
+        .map(|&(name, outcome)| {
+            let looked = Rc::clone(&looked);
+            Box::new(Fake {
+                name,
+                outcome,
+                looked,
+            }) as Box<dyn Way>
+        })
+        .collect();
+    (first(&ways, &Progress::silent()), looked.get())
+}
+
+fn missing() -> Outcome {
+    Outcome::Missing("not there".to_owned())
+}
+
+fn found() -> Outcome {
+    Outcome::Found(Source::Archive("a".into()))
+}
+
+#[test]
+fn the_ways_are_tried_in_order() {
+    let settings = Settings::from_environment(Path::new("/nowhere"));
+    let names: Vec<_> = ways(&settings, Path::new("/nowhere"))
+        .iter()
+        .map(|way| way.name())
+        .collect();
+    let expected = [
+        "SBCL_MCP_SOURCE",
+        "the cache",
+        "upstream's git repository",
+        "Debian's pool",
+    ];
+    assert_eq!(names.len(), expected.len());
+    for (name, expected) in names.iter().zip(expected) {
+        assert!(name.starts_with(expected), "{name} is not {expected}");
+    }
+}
+
+#[test]
+fn the_first_way_that_leads_there_is_the_last_one_tried() {
+    let (source, looked) = try_ways(&[("one", missing), ("two", found), ("three", missing)]);
+    assert_eq!(source.unwrap(), Source::Archive("a".into()));
+    assert_eq!(looked, 2);
+}
+
+#[test]
+fn a_refusal_ends_the_search() {
+    let refused = || Outcome::Refused("of version 1".to_owned());
+    let (source, looked) = try_ways(&[("one", refused), ("two", found)]);
+    assert_eq!(looked, 1);
+    let message = source.unwrap_err().to_string();
+    assert!(message.contains("one: of version 1"), "{message}");
+    assert!(message.contains(pin::ARCHIVE_SHA256), "{message}");
+}
+
+#[test]
+fn the_last_error_names_every_way_and_what_helps() {
+    let (source, looked) = try_ways(&[("one", missing), ("two", missing)]);
+    assert_eq!(looked, 2);
+    let message = source.unwrap_err().to_string();
+    for part in [
+        "one: not there",
+        "two: not there",
+        "SBCL_MCP_SOURCE",
+        pin::ARCHIVE,
+        pin::GIT_TAG,
+    ] {
+        assert!(message.contains(part), "{part:?} is not in {message:?}");
+    }
+}
+
+#[test]
+fn a_named_directory_has_an_identity_of_its_own() {
+    let directory = Scratch::new("identity");
+    let mut settings = Settings::from_environment(Path::new("/nowhere"));
+    let identity = |settings: &Settings| identity(settings, &Progress::silent());
+    settings.source = None;
+    assert_eq!(identity(&settings).unwrap(), "pinned");
+    settings.source = Some(directory.to_path_buf());
+    assert!(matches!(
+        identity(&settings),
+        Err(Error::SourceRefused { .. })
+    ));
+    std::fs::write(
+        directory.join("version.lisp-expr"),
+        format!("\"{}\"", pin::VERSION),
+    )
+    .unwrap();
+    std::fs::write(directory.join("make.sh"), "one").unwrap();
+    let one = identity(&settings).unwrap();
+    std::fs::write(directory.join("make.sh"), "two").unwrap();
+    assert_ne!(one, identity(&settings).unwrap());
+}

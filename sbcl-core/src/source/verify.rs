@@ -1,0 +1,53 @@
+//! Comparing a source with the pin.
+
+use std::path::Path;
+
+use crate::{key, pin};
+
+/// Whether a file is the pinned archive, by its SHA-256; if not, why.
+pub(super) fn archive(path: &Path) -> Result<(), String> {
+    let found = key::file_sha256(path).map_err(|error| error.to_string())?;
+    if found == pin::ARCHIVE_SHA256 {
+        Ok(())
+    } else {
+        Err(format!(
+            "the SHA-256 of {} is {found}, not {}",
+            path.display(),
+            pin::ARCHIVE_SHA256
+        ))
+    }
+}
+
+/// Whether a directory is SBCL's source of the pinned version; if not, why.
+pub(super) fn directory(path: &Path) -> Result<(), String> {
+    if !path.join("make.sh").is_file() {
+        return Err(format!(
+            "{} has no make.sh: not SBCL's source",
+            path.display()
+        ));
+    }
+    match version(path) {
+        Some(version) if version == pin::VERSION => Ok(()),
+        Some(version) => Err(format!("{} is SBCL {version}", path.display())),
+        None => Err(format!(
+            "neither version.lisp-expr nor NEWS in {} says which version it is",
+            path.display()
+        )),
+    }
+}
+
+/// The version which `version.lisp-expr` gives, or else the newest in the NEWS, as in a checkout of a tag.
+fn version(path: &Path) -> Option<String> {
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).ok();
+    let stated = read("version.lisp-expr").and_then(|text| {
+        let mut code = text.lines().filter(|line| !line.starts_with(';'));
+        code.find_map(|line| Some(line.trim().strip_prefix('"')?.strip_suffix('"')?.to_owned()))
+    });
+    stated.or_else(|| {
+        let news = read("NEWS")?;
+        let newest = news
+            .lines()
+            .find_map(|line| line.strip_prefix("changes in sbcl-"))?;
+        newest.split_whitespace().next().map(str::to_owned)
+    })
+}

@@ -1,0 +1,287 @@
+//! The programs a build needs: found, named and tried before anything starts.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::{Error, IoContext};
+use crate::settings::Settings;
+use crate::{files, process};
+
+/// How long a compiler may take to say who it is.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// The systems whose installation commands are known, in the order of [`Tool::packages`].
+const SYSTEMS: [(&str, &str); 4] = [
+    ("Debian, Ubuntu", "apt-get install"),
+    ("Fedora", "dnf install"),
+    ("Arch", "pacman -S --needed"),
+    ("macOS", "brew install"),
+];
+
+/// What macOS installs compilers by, instead of a package.
+const XCODE: &str = "xcode-select --install";
+
+/// A program, or one of several that will do.
+struct Tool {
+    /// What to call it in a message.
+    name: &'static str,
+    /// The commands that will do.
+    commands: Vec<String>,
+    /// The package that holds it on each system; nothing where the system itself has it.
+    packages: [&'static str; 4],
+}
+
+/// The tools of this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Toolchain {
+    /// The C compiler's command, split at spaces.
+    pub(crate) compiler: Vec<String>,
+    /// The command that starts the bootstrapping Lisp.
+    pub(crate) bootstrap: String,
+    /// How many commands may run at the same time.
+    pub(crate) jobs: usize,
+}
+
+impl Toolchain {
+    /// Chooses the C compiler and the bootstrapping Lisp. A machine without a C compiler is an error here already:
+    /// nothing can be said about a build without knowing it.
+    pub(crate) fn choose(settings: &Settings) -> Result<Self, Error> {
+        let named = settings.compiler.as_deref().unwrap_or("cc");
+        let toolchain = Self {
+            compiler: named.split_whitespace().map(str::to_owned).collect(),
+            bootstrap: bootstrap_command(&settings.bootstrap),
+            jobs: settings.jobs,
+        };
+        if !files::is_program(toolchain.compiler_program()) {
+            // All that is missing at once, not the compiler now and the rest after its installation.
+            check(&toolchain.tools(), files::is_program)?;
+        }
+        Ok(toolchain)
+    }
+
+    /// Everything that tells compilers apart: the command, what it says of itself and the machine it compiles for.
+    pub(crate) fn identity(&self) -> Result<String, Error> {
+        let ask = |option: &str| {
+            process::output_within(ANSWER, self.compile().arg(option))
+                .map_err(|output| self.broken(output))
+        };
+        Ok(format!(
+            "{:?} {} {}",
+            self.compiler,
+            ask("--version")?,
+            ask("-dumpmachine")?
+        ))
+    }
+
+    /// Makes sure that all a build needs is there, and that the compiler works. `scratch` is for what it writes.
+    /// The error names everything that is missing, with the commands that install it.
+    pub(crate) fn check(&self, scratch: &Path) -> Result<(), Error> {
+        check(&self.tools(), files::is_program)?;
+        self.try_compiler(scratch)
+    }
+
+    /// A command that runs the C compiler.
+    pub(crate) fn compile(&self) -> Command {
+        let mut command = process::bare(self.compiler_program());
+        command.args(self.compiler.iter().skip(1));
+        command
+    }
+
+    fn compiler_program(&self) -> &str {
+        self.compiler.first().map_or("cc", String::as_str)
+    }
+
+    // A compiler without the C library's headers is a common half of an installation.
+    fn try_compiler(&self, scratch: &Path) -> Result<(), Error> {
+        let source = scratch.join("probe.c");
+        let program = "#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n";
+        std::fs::write(&source, program).doing("writing", &source)?;
+        let mut command = self.compile();
+        command.arg(&source).arg("-o").arg(scratch.join("probe"));
+        process::output_within(ANSWER, &mut command)
+            .map(|_| ())
+            .map_err(|output| self.broken(output))
+    }
+
+    fn broken(&self, output: String) -> Error {
+        Error::BrokenCompiler {
+            compiler: self.compiler.join(" "),
+            output,
+            help: install_help(&[&self.compiler_tool()]),
+        }
+    }
+
+    fn compiler_tool(&self) -> Tool {
+        let packages = ["build-essential", "gcc glibc-devel", "base-devel", XCODE];
+        tool("a C compiler", &[self.compiler_program()], packages)
+    }
+
+    fn tools(&self) -> Vec<Tool> {
+        let lisp = self.bootstrap.split_whitespace().next().unwrap_or_default();
+        vec![
+            tool(
+                "sbcl (or another Common Lisp that can bootstrap it)",
+                &[lisp],
+                ["sbcl"; 4],
+            ),
+            self.compiler_tool(),
+            tool("make", &["make", "gmake"], ["make", "make", "make", XCODE]),
+            tool(
+                "strip",
+                &["strip"],
+                ["binutils", "binutils", "binutils", XCODE],
+            ),
+            tool("tar", &["tar"], ["tar", "tar", "tar", ""]),
+            tool("xz", &["xz"], ["xz-utils", "xz", "xz", "xz"]),
+        ]
+    }
+}
+
+fn tool(name: &'static str, commands: &[&str], packages: [&'static str; 4]) -> Tool {
+    Tool {
+        name,
+        commands: commands.iter().map(|&command| command.to_owned()).collect(),
+        packages,
+    }
+}
+
+/// SBCL's own command line is completed so that it reads no init file and never waits for a person.
+fn bootstrap_command(command: &str) -> String {
+    let program = Path::new(command)
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    if program.starts_with("sbcl") && !command.contains(char::is_whitespace) {
+        format!("{command} --no-sysinit --no-userinit --disable-debugger")
+    } else {
+        command.to_owned()
+    }
+}
+
+fn check(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let is_missing = |tool: &&Tool| !tool.commands.iter().any(|command| is_there(command));
+    let missing: Vec<&Tool> = tools.iter().filter(is_missing).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::MissingTools {
+        missing: missing.iter().map(|tool| tool.name.to_owned()).collect(),
+        help: install_help(&missing),
+    })
+}
+
+/// For each system the command that installs these tools.
+fn install_help(tools: &[&Tool]) -> String {
+    let mut help = String::from("Install with:");
+    for (system, (name, install)) in SYSTEMS.iter().enumerate() {
+        let mut packages: Vec<&str> = tools.iter().map(|tool| tool.packages[system]).collect();
+        let mut commands = Vec::new();
+        if packages.contains(&XCODE) {
+            commands.push(XCODE.to_owned());
+        }
+        packages.retain(|&package| !package.is_empty() && package != XCODE);
+        if !packages.is_empty() {
+            commands.push(format!("{install} {}", packages.join(" ")));
+        }
+        if !commands.is_empty() {
+            help.push_str(&format!("\n  {name}: {}", commands.join(" && ")));
+        }
+    }
+    help
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn toolchain() -> Toolchain {
+        Toolchain {
+            compiler: vec!["cc".to_owned()],
+            bootstrap: "sbcl".to_owned(),
+            jobs: 1,
+        }
+    }
+
+    #[test]
+    fn everything_missing_is_named_with_the_commands_that_install_it() {
+        let message = check(&toolchain().tools(), |_| false)
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "sbcl (or another",
+            "a C compiler",
+            "make",
+            "xz",
+            "Debian, Ubuntu: apt-get install sbcl build-essential make binutils tar xz-utils",
+            "Fedora: dnf install sbcl gcc glibc-devel make",
+            "Arch: pacman -S --needed sbcl base-devel make",
+            "macOS: xcode-select --install && brew install sbcl xz",
+        ] {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_missing_is_named() {
+        let message = check(&toolchain().tools(), |name| name != "sbcl")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("Debian, Ubuntu: apt-get install sbcl\n"),
+            "{message}"
+        );
+        assert!(!message.contains("gcc"), "{message}");
+        assert!(check(&toolchain().tools(), |name| name != "gmake").is_ok());
+    }
+
+    #[test]
+    fn a_compiler_that_is_not_there_is_reported_at_once() {
+        let mut settings = Settings::from_environment(Path::new("/nowhere"));
+        settings.compiler = Some("no-such-compiler -m64".to_owned());
+        let error = Toolchain::choose(&settings).unwrap_err();
+        assert!(matches!(error, Error::MissingTools { .. }), "{error}");
+        assert!(error.to_string().contains("build-essential"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_bootstrap_lisp_is_reported_before_anything_starts() {
+        let scratch = Scratch::new("toolchain");
+        let toolchain = Toolchain {
+            bootstrap: "no-such-lisp -x".to_owned(),
+            ..toolchain()
+        };
+        let error = toolchain.check(&scratch).unwrap_err();
+        assert!(matches!(error, Error::MissingTools { .. }), "{error}");
+        assert!(
+            error.to_string().contains("apt-get install sbcl"),
+            "{error}"
+        );
+        assert_eq!(scratch.read_dir().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_compiler_that_cannot_compile_is_reported_with_what_it_said() {
+        let scratch = Scratch::new("compiler");
+        let toolchain = Toolchain {
+            compiler: ["sh", "-c", "echo no headers; exit 1"]
+                .map(str::to_owned)
+                .to_vec(),
+            ..toolchain()
+        };
+        let message = toolchain.try_compiler(&scratch).unwrap_err().to_string();
+        assert!(message.contains("no headers"), "{message}");
+        assert!(message.contains("apt-get install"), "{message}");
+    }
+
+    #[test]
+    fn only_sbcls_own_command_line_is_completed() {
+        assert_eq!(
+            bootstrap_command("/x/sbcl"),
+            "/x/sbcl --no-sysinit --no-userinit --disable-debugger"
+        );
+        assert_eq!(bootstrap_command("sbcl --core c"), "sbcl --core c");
+        assert_eq!(bootstrap_command("ccl"), "ccl");
+    }
+}

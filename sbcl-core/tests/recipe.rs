@@ -1,0 +1,281 @@
+//! The whole recipe, run as the program, over a source whose `make.sh` only pretends: it counts how often it ran.
+
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use sbcl_core::{Error, Platform, Progress, Recipe, Settings};
+
+const MAKE: &str = r#"
+set -e
+echo built >> "$HOME/builds"
+while [ -e "$HOME/wait" ]; do sleep 0.05; done
+sleep 0.2
+mkdir -p output src/runtime obj/sbcl-home/contrib
+echo core > output/sbcl.core
+echo 'int runtime_part(void) { return 1; }' > part.c
+$CC -fPIC -c part.c -o src/runtime/runtime.pic.o
+printf 'CFLAGS=-DSBCL_FLAG=1\nLIBS=-lm\n' > src/runtime/sbcl.mk
+cat > src/runtime/sbcl <<'END'
+#!/bin/sh
+for last; do :; done
+grep -q unbalanced "$last" && { echo end of file on "$last"; exit 1; }
+cp "$last" "$SBCL_MCP_CORE_OUTPUT"
+END
+chmod +x src/runtime/sbcl
+"#;
+
+const SHIM: &str = "#include \"shim.h\"\n#ifndef SBCL_FLAG\n#error SBCL's flags are missing\n#endif\nint shim_part;\n";
+
+/// A checkout, a home and a pretended source in a directory of their own.
+struct World {
+    root: PathBuf,
+}
+
+impl World {
+    fn new(name: &str) -> Self {
+        let root =
+            std::env::temp_dir().join(format!("sbcl-core-recipe-{name}-{}", std::process::id()));
+        let world = Self { root };
+        world.write("home/.keep", "");
+        world.write("checkout/sbcl-core/.keep", "");
+        world.write("checkout/ffi/shim.c", SHIM);
+        world.write("checkout/ffi/shim.h", "");
+        world.write("checkout/lisp/build.lisp", "(one)");
+        world.write("source/make.sh", MAKE);
+        world.write("source/make-shared-library.sh", "");
+        world.write("source/version.lisp-expr", "\"2.6.4\"");
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sbcl-core"));
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.path("home"))
+            .env("CARGO_MANIFEST_DIR", self.path("checkout/sbcl-core"))
+            .env("SBCL_MCP_SOURCE", self.path("source"))
+            .env("SBCL_MCP_BOOTSTRAP", "sh")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self) -> Child {
+        self.command().spawn().unwrap()
+    }
+
+    /// How often SBCL itself was built.
+    fn builds(&self) -> usize {
+        std::fs::read_to_string(self.path("home/builds"))
+            .unwrap_or_default()
+            .lines()
+            .count()
+    }
+
+    fn wait_for_builds(&self, count: usize) {
+        let started = Instant::now();
+        while self.builds() < count {
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "no build has started"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that cannot clean up has not failed.
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The library and the core that a run printed.
+fn results(output: &Output) -> (PathBuf, PathBuf) {
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let path = |label: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(label));
+        PathBuf::from(line.unwrap_or_else(|| panic!("no {label:?} in {text:?}")))
+    };
+    (path("library: "), path("core: "))
+}
+
+fn failure(output: &Output) -> String {
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn concurrent_builds_build_sbcl_once() {
+    let world = World::new("concurrent");
+    let builds = [world.start(), world.start(), world.start()];
+    let outputs = builds.map(|build| results(&build.wait_with_output().unwrap()));
+    assert_eq!(world.builds(), 1);
+    assert_eq!(outputs[0], outputs[1]);
+    assert_eq!(outputs[1], outputs[2]);
+    let (library, core) = &outputs[0];
+    assert!(library.starts_with(world.path("home/.cache/sbcl-mcp")));
+    let library = std::fs::read(library).unwrap();
+    for symbol in ["runtime_part", "shim_part"] {
+        assert!(
+            library
+                .windows(symbol.len())
+                .any(|bytes| bytes == symbol.as_bytes()),
+            "{symbol}"
+        );
+    }
+    assert_eq!(std::fs::read_to_string(core).unwrap(), "(one)");
+}
+
+#[test]
+fn a_change_redoes_what_depends_on_it_and_no_more() {
+    let world = World::new("change");
+    let run = || results(&world.command().output().unwrap());
+    let (library, core) = run();
+    world.write("checkout/lisp/build.lisp", "(two)");
+    let (same_library, other_core) = run();
+    assert_eq!(library, same_library);
+    assert_ne!(core, other_core);
+    assert_eq!(std::fs::read_to_string(&other_core).unwrap(), "(two)");
+    world.write("checkout/ffi/shim.h", "extern int shim_part;\n");
+    let (other_library, same_core) = run();
+    assert_ne!(library, other_library);
+    assert_eq!(other_core, same_core);
+    assert_eq!(world.builds(), 1);
+    world.write("source/make.sh", &format!("{MAKE}# changed\n"));
+    run();
+    assert_eq!(world.builds(), 2);
+}
+
+#[test]
+fn a_killed_build_is_not_mistaken_for_a_finished_one() {
+    let world = World::new("killed");
+    world.write("home/wait", "");
+    let mut build = world.start();
+    world.wait_for_builds(1);
+    build.kill().unwrap();
+    build.wait().unwrap();
+    std::fs::remove_file(world.path("home/wait")).unwrap();
+    let (library, core) = results(&world.command().output().unwrap());
+    assert_eq!(world.builds(), 2);
+    assert!(library.is_file() && core.is_file());
+}
+
+#[test]
+fn a_lisp_side_that_fails_shows_its_output_and_the_log() {
+    let world = World::new("lisp");
+    world.write("checkout/lisp/build.lisp", "(unbalanced");
+    let message = failure(&world.command().output().unwrap());
+    assert!(message.contains("saving the core failed"), "{message}");
+    assert!(message.contains("end of file on"), "{message}");
+    let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
+    assert!(
+        std::fs::read_to_string(log)
+            .unwrap()
+            .contains("end of file on")
+    );
+    // Corrected, it goes on from what was finished before.
+    world.write("checkout/lisp/build.lisp", "(balanced)");
+    results(&world.command().output().unwrap());
+    assert_eq!(world.builds(), 1);
+}
+
+#[test]
+fn a_source_of_another_version_is_refused() {
+    let world = World::new("version");
+    world.write("source/version.lisp-expr", "\"2.6.3\"");
+    let message = failure(&world.command().output().unwrap());
+    assert!(message.contains("is SBCL 2.6.3"), "{message}");
+    assert!(message.contains("SBCL_MCP_SOURCE"), "{message}");
+    assert_eq!(world.builds(), 0);
+}
+
+#[test]
+fn without_a_home_the_cache_is_in_the_checkout() {
+    let world = World::new("homeless");
+    // The pretended build counts under HOME; here it has to do without.
+    world.write(
+        "source/make.sh",
+        &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""),
+    );
+    let output = world.command().env_remove("HOME").output().unwrap();
+    let (library, _) = results(&output);
+    assert!(
+        library.starts_with(world.path("checkout/target")),
+        "{}",
+        library.display()
+    );
+}
+
+fn recipe(world: &World) -> Recipe {
+    let root = world.path("checkout");
+    let mut settings = Settings::from_environment(&root);
+    settings.prebuilt = None;
+    Recipe {
+        settings,
+        progress: Progress::silent(),
+        ..Recipe::in_checkout(&root)
+    }
+}
+
+#[test]
+fn ready_files_are_used_only_if_both_are_there() {
+    let world = World::new("prebuilt");
+    let mut recipe = recipe(&world);
+    let mut build = |directory: &Path| {
+        recipe.settings.prebuilt = Some(directory.to_owned());
+        recipe.build()
+    };
+    let ready = world.path("ready");
+    let message = build(&ready).unwrap_err().to_string();
+    assert!(message.contains("SBCL_MCP_PREBUILT"), "{message}");
+    let library = ready.join(Platform::host().library_name());
+    assert!(
+        message.contains(&format!("{} is not there", library.display())),
+        "{message}"
+    );
+
+    std::fs::create_dir(&ready).unwrap();
+    std::fs::write(&library, "").unwrap();
+    let message = build(&ready).unwrap_err().to_string();
+    assert!(message.contains("sbcl.core is not there"), "{message}");
+
+    std::fs::write(ready.join("sbcl.core"), "").unwrap();
+    let built = build(&ready).unwrap();
+    assert_eq!(built.library, library);
+    assert_eq!(built.core, ready.join("sbcl.core"));
+
+    let message = build(Path::new("relative")).unwrap_err().to_string();
+    assert!(message.contains("not an absolute path"), "{message}");
+    assert_eq!(world.builds(), 0);
+}
+
+#[test]
+fn another_platform_needs_ready_files() {
+    let world = World::new("cross");
+    let mut recipe = recipe(&world);
+    recipe.target.arch = "pdp10".to_owned();
+    let error = recipe.build().unwrap_err();
+    assert!(matches!(error, Error::CrossBuild { .. }), "{error}");
+    assert!(error.to_string().contains("SBCL_MCP_PREBUILT"), "{error}");
+}
