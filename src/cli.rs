@@ -1,0 +1,208 @@
+//! The command line.
+
+use std::io::{IsTerminal, Read, Write};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use clap::builder::styling::Styles;
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::mcp;
+use crate::mcp::stdio::Stdio;
+use crate::{BootError, Evaluation, ImageConfig, Limits, Session, report};
+
+/// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
+#[derive(Debug, Parser)]
+#[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a session to an MCP client on stdin and stdout (what happens without a command).
+    Serve(Options),
+    /// Evaluate code, print the report and exit with status 1 if it failed.
+    Eval {
+        #[command(flatten)]
+        options: Options,
+        /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
+        #[arg(required = true, allow_negative_numbers = true)]
+        code: Vec<String>,
+    },
+}
+
+/// Sizes, limits and logging.
+#[derive(Debug, Args)]
+struct Options {
+    /// Time limit of an evaluation, 0 for none.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = timeout)]
+    timeout: Timeout,
+    /// Characters of captured output an evaluation may keep.
+    #[arg(long, value_name = "CHARS", default_value = "100000", value_parser = clap::value_parser!(u64).range(
+        *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
+    ))]
+    max_output: u64,
+    /// The Lisp heap, such as 8G or 512M. It is address space, not memory, until it is used.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8G")]
+    heap: u64,
+    /// The control stack of an evaluation, such as 256M.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+    control_stack: u64,
+    /// A directory with libsbcl.so and sbcl.core to use in place of the built-in ones.
+    #[arg(long, value_name = "DIR")]
+    core: Option<PathBuf>,
+    /// Load ~/.sbclrc at the start.
+    #[arg(long)]
+    user_init: bool,
+    /// What to log on stderr, such as "debug" or "sbcl=debug,rmcp=info".
+    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn,rmcp=off", value_parser = filter)]
+    log: EnvFilter,
+}
+
+/// A time limit on the command line; `None` for none.
+#[derive(Debug, Clone, Copy)]
+struct Timeout(Option<Duration>);
+
+impl Options {
+    fn session(&self) -> Result<Session, BootError> {
+        let image = ImageConfig {
+            heap: self.heap,
+            control_stack: self.control_stack,
+            core_dir: self.core.clone(),
+            user_init: self.user_init,
+        };
+        let limits = Limits { timeout: self.timeout.0, max_output: self.max_output, ..Limits::default() };
+        Session::start(&image, limits)
+    }
+}
+
+/// The program `sbcl-mcp`.
+pub fn main() -> ! {
+    // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
+    let cli = Cli::parse();
+    let status = match Stdio::take() {
+        Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.options)) {
+            Command::Serve(options) => serve(options, stdio),
+            Command::Eval { options, code } => eval(options, &code, stdio),
+        },
+        Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
+    };
+    // No exit handlers: they would run while Lisp's threads do.
+    crate::exit_now(status)
+}
+
+fn serve(options: Options, stdio: Stdio) -> i32 {
+    if stdio.input.is_terminal() {
+        say(include_str!("cli/terminal.txt").trim_end());
+    }
+    let session = match options.session() {
+        Ok(session) => session,
+        Err(error) => {
+            let reason = format!("sbcl-mcp cannot start: {error}");
+            let _ = mcp::refuse(stdio, &reason);
+            return complain(&reason);
+        }
+    };
+    start_logging(options.log);
+    mcp::serve(stdio, session).unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+}
+
+fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
+    let Stdio { input, output } = stdio;
+    let mut text = code.join("\n");
+    if code == ["-"] {
+        let mut bytes = Vec::new();
+        if let Err(error) = std::fs::File::from(input).read_to_end(&mut bytes) {
+            return complain(&format!("sbcl-mcp cannot read stdin: {error}"));
+        }
+        text = String::from_utf8_lossy(&bytes).into_owned();
+    }
+    let session = match options.session() {
+        Ok(session) => session,
+        Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
+    };
+    start_logging(options.log);
+    let outcome = session.evaluate(Evaluation::new(text));
+    let mut report = report::evaluation(&outcome);
+    if !report.ends_with('\n') {
+        report.push('\n');
+    }
+    // Nobody reads it: there is nothing to be done about that.
+    let _ = std::fs::File::from(output).write_all(report.as_bytes());
+    i32::from(outcome.is_error())
+}
+
+fn complain(reason: &str) -> i32 {
+    say(reason);
+    1
+}
+
+/// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn start_logging(filter: EnvFilter) {
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false).init();
+}
+
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| format!("{} (SBCL {})", crate::VERSION, crate::SBCL_VERSION));
+    &VERSION
+}
+
+fn timeout(text: &str) -> Result<Timeout, String> {
+    let seconds = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Limits::timeout_from_seconds(seconds).map(Timeout).map_err(|error| error.to_string())
+}
+
+fn filter(text: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(text).map_err(|error| error.to_string())
+}
+
+/// Bytes, or a number with K, M, G or T behind it (binary: 1K is 1024).
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return Err("not a size: write 512M or 8G".to_owned()),
+    };
+    let number: u64 = digits.parse().map_err(|_| "not a size: write 512M or 8G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+        let options = Cli::parse_from(["sbcl-mcp"]).options;
+        let image = ImageConfig::default();
+        assert_eq!((options.heap, options.control_stack), (image.heap, image.control_stack));
+        let limits = Limits::default();
+        assert_eq!((options.timeout.0, options.max_output), (limits.timeout, limits.max_output));
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("8G"), Ok(8 << 30));
+        assert_eq!(size("512m"), Ok(512 << 20));
+        assert_eq!(size("4096"), Ok(4096));
+        for wrong in ["", "G", "8X", "-1G", "1.5G", "99999999999T"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

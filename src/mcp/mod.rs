@@ -1,0 +1,98 @@
+//! The MCP server: the session's tools over the client's stdin and stdout.
+
+mod id_scanner;
+mod incoming;
+mod lines;
+mod link;
+mod output;
+mod pipe;
+mod server;
+mod signals;
+pub(crate) mod stdio;
+mod tools;
+mod unwind;
+mod wire;
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use rmcp::ServiceExt;
+use rmcp::service::ServerInitializeError;
+use tokio::time::timeout;
+
+use crate::Session;
+use incoming::Refusal;
+use server::Server;
+use signals::Signals;
+use stdio::Stdio;
+use wire::Wire;
+
+/// How long what was asked before the end may still take. The process is gone within a second of the end.
+const GRACE: Duration = Duration::from_millis(700);
+/// How long the client may take to read the last answers.
+const FAREWELL: Duration = Duration::from_millis(150);
+/// How long a client may take to say its first word when all that waits for it is bad news.
+const BAD_NEWS: Duration = Duration::from_secs(2);
+
+/// Serves until the client closes its end or a signal comes.
+///
+/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
+pub(crate) fn serve(stdio: Stdio, session: Session) -> io::Result<i32> {
+    run(async {
+        let mut signals = Signals::new()?;
+        let (wire, link) = Wire::open(stdio)?;
+        let mut service = pin!(serve_over(Server::new(session), wire, || link.open()));
+        let status = tokio::select! {
+            // The end of input ends it as well, once everything is answered.
+            status = &mut service => return finish(&link, status).await,
+            signal = signals.next() => 128 + signal,
+            () = link.input_ended.notified() => 0,
+            () = link.output.gone() => return Ok(0),
+        };
+        link.stop.notify_one();
+        let _ = timeout(GRACE, service).await;
+        finish(&link, status).await
+    })
+}
+
+/// Tells the client, when it asks for the first time, why there is no server.
+pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
+    run(async {
+        let (mut wire, link) = Wire::open(stdio)?;
+        if let Ok(Some(id)) = timeout(BAD_NEWS, wire.first_request()).await {
+            let code = rmcp::model::ErrorCode::INTERNAL_ERROR;
+            link.answer(&id, &Refusal::new(Some(id.clone().into_json_value()), code, reason));
+            let _ = timeout(FAREWELL, link.output.drained_to(0)).await;
+        }
+        Ok(())
+    })
+}
+
+fn run<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+/// Runs rmcp's loop to its end; the status is 0 unless it broke.
+async fn serve_over(server: Server, wire: Wire, opened: impl FnOnce()) -> i32 {
+    match server.serve(wire).await {
+        Ok(running) => {
+            opened();
+            running.waiting().await.map_or_else(broken, |_| 0)
+        }
+        Err(ServerInitializeError::ConnectionClosed(_)) => 0,
+        Err(error) => broken(error),
+    }
+}
+
+fn broken(error: impl std::fmt::Display) -> i32 {
+    tracing::error!(%error, "the protocol loop broke");
+    1
+}
+
+async fn finish(link: &link::Link, status: i32) -> io::Result<i32> {
+    link.abandon();
+    let _ = timeout(FAREWELL, link.output.drained_to(0)).await;
+    Ok(status)
+}

@@ -1,0 +1,69 @@
+//! evaluate-lisp.
+
+use rmcp::RoleServer;
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::wait::{at_once, wait};
+use super::{Answer, Arguments, Reply, define};
+use crate::{Evaluation, Limits, Session, report};
+
+pub(super) const NAME: &str = "evaluate-lisp";
+
+const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL session: define functions, run them, \
+    load systems, try things out. Takes any number of forms, read and evaluated one by one, so `in-package` works for \
+    the forms after it; send functions that call each other together. Definitions, variables, packages and \
+    `*package*` persist between calls, and `*`, `**`, `***` hold the last values. Answers with [stdout], [stderr] and \
+    [warnings] where there are any, then one `=> value` line for each value of the last form. A failure answers with \
+    [ERROR], its type and message, and a [Backtrace]; describe-last-error and get-backtrace tell more. Reading from \
+    standard input meets end of file.";
+
+pub(super) fn tool() -> Tool {
+    define(
+        NAME,
+        "Evaluate Lisp",
+        DESCRIPTION,
+        json!({
+            "code": {
+                "type": "string",
+                "description": "Common Lisp source: one form or many.",
+            },
+            "package": {
+                "type": "string",
+                "description": "Package to read and evaluate in, for this call alone. Default: the session's current package.",
+            },
+            "timeout": {
+                "type": "number",
+                "minimum": 0,
+                "maximum": Limits::MAX_TIMEOUT_SECONDS,
+                "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see configure-limits).",
+            },
+            "capture-time": {
+                "type": "boolean",
+                "default": false,
+                "description": "Add a line with real, run and GC time and the bytes allocated.",
+            },
+        }),
+        &["code"],
+        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
+    )
+}
+
+pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+    let mut arguments = Arguments::new(NAME, &["code", "package", "timeout", "capture-time"], 1, arguments)?;
+    let mut evaluation = Evaluation::new(arguments.text("code")?);
+    evaluation.package = arguments.optional_text("package")?;
+    evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    evaluation.capture_time = arguments.flag("capture-time")?;
+
+    // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
+    let (answer, mut reply) = oneshot::channel();
+    let job = session.submit(evaluation, move |outcome| drop(answer.send(outcome)));
+    let outcome = match at_once(&mut reply) {
+        Some(outcome) => outcome,
+        None => wait(context, reply, || session.cancel(job)).await?,
+    };
+    Ok(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() })
+}

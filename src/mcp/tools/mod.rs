@@ -1,0 +1,107 @@
+//! The tools: one small file a family, each with its definitions and its calls.
+
+mod arguments;
+mod definitions;
+mod errors;
+mod evaluate;
+mod limits;
+mod reset;
+mod symbol;
+mod wait;
+
+use rmcp::RoleServer;
+use rmcp::model::{CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::{Value, json};
+
+use crate::Session;
+use arguments::Arguments;
+
+/// What a tool has to say.
+#[derive(Debug)]
+struct Reply {
+    text: String,
+    is_error: bool,
+}
+
+impl Reply {
+    fn new(text: String) -> Self {
+        Self { text, is_error: false }
+    }
+}
+
+/// Why a tool has nothing to say.
+#[derive(Debug)]
+enum Fault {
+    /// The request is not one for this tool: the client's fault.
+    Protocol(ErrorData),
+    /// A wrong value, in a sentence for whoever chose it: the model sees results, but often no protocol errors.
+    Value(String),
+}
+
+impl<T: std::error::Error> From<T> for Fault {
+    fn from(error: T) -> Self {
+        Self::Value(error.to_string())
+    }
+}
+
+type Answer = Result<Reply, Fault>;
+
+/// What `tools/list` shows, in this order.
+pub(super) fn all() -> Vec<Tool> {
+    let mut tools = vec![evaluate::tool()];
+    tools.extend(errors::tools());
+    tools.extend([definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
+    tools
+}
+
+/// Calls a tool.
+pub(super) async fn call(
+    session: &Session,
+    name: &str,
+    arguments: JsonObject,
+    context: &RequestContext<RoleServer>,
+) -> Result<CallToolResult, ErrorData> {
+    let answer = match name {
+        evaluate::NAME => evaluate::call(session, arguments, context).await,
+        errors::DESCRIBE_NAME => errors::describe(session, arguments),
+        errors::BACKTRACE_NAME => errors::backtrace(session, arguments),
+        definitions::NAME => definitions::call(session, arguments, context).await,
+        symbol::NAME => symbol::call(session, arguments, context).await,
+        reset::NAME => reset::call(session, arguments, context).await,
+        limits::NAME => limits::call(session, arguments),
+        unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
+    };
+    let reply = match answer {
+        Ok(reply) => reply,
+        Err(Fault::Value(text)) => Reply { text, is_error: true },
+        Err(Fault::Protocol(error)) => return Err(error),
+    };
+    // One block, always: clients are known to show only the first one of an error.
+    let content = vec![ContentBlock::text(reply.text)];
+    Ok(if reply.is_error { CallToolResult::error(content) } else { CallToolResult::success(content) })
+}
+
+/// A tool's definition. `properties` is a JSON object of schemas, one an argument.
+fn define(
+    name: &'static str,
+    title: &str,
+    description: &'static str,
+    properties: Value,
+    required: &[&str],
+    hints: ToolAnnotations,
+) -> Tool {
+    let mut schema = JsonObject::new();
+    schema.insert("type".to_owned(), json!("object"));
+    schema.insert("properties".to_owned(), properties);
+    if !required.is_empty() {
+        schema.insert("required".to_owned(), json!(required));
+    }
+    schema.insert("additionalProperties".to_owned(), json!(false));
+    Tool::new(name, description, schema).with_title(title).with_annotations(hints)
+}
+
+/// Hints of a tool that only looks.
+fn inspection() -> ToolAnnotations {
+    ToolAnnotations::new().read_only(true).idempotent(true).open_world(false)
+}

@@ -1,0 +1,35 @@
+//! reset-session.
+
+use rmcp::RoleServer;
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::wait::wait;
+use super::{Answer, Arguments, Reply, define};
+use crate::{Session, report};
+
+pub(super) const NAME: &str = "reset-session";
+
+pub(super) fn tool() -> Tool {
+    define(
+        NAME,
+        "Reset session",
+        "Start over: all definitions, variables, packages, classes, threads and the last error are gone, and the \
+         current package is COMMON-LISP-USER. Limits stay as configured. Cannot be undone. Use it when the session is \
+         in a state you no longer understand.",
+        json!({}),
+        &[],
+        ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),
+    )
+}
+
+pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+    Arguments::new(NAME, &[], 0, arguments)?;
+    let (answer, reply) = oneshot::channel();
+    session.reset(move |result| drop(answer.send(result)));
+    // Half a reset is worse than one that nobody waits for: it is not cancelled.
+    wait(context, reply, || ()).await??;
+    Ok(Reply::new(report::RESET.to_owned()))
+}

@@ -1,0 +1,79 @@
+//! The command line: what a person sees.
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use common::BINARY;
+
+fn run(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(BINARY)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that does not read is free not to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+#[test]
+fn version_and_help_go_to_stdout() {
+    let version = run(&["--version"], "");
+    assert_eq!(stdout(&version), format!("sbcl-mcp {} (SBCL {})\n", sbcl::VERSION, sbcl::SBCL_VERSION));
+    assert!(version.status.success());
+    for arguments in [&["--help"][..], &["serve", "--help"], &["eval", "--help"]] {
+        let help = run(arguments, "");
+        assert!(stdout(&help).contains("--timeout <SECONDS>"), "{}", stdout(&help));
+        assert!(help.status.success());
+    }
+}
+
+#[test]
+fn eval_prints_the_report() {
+    let fine = run(&["eval", "(+ 1 2)"], "");
+    assert_eq!((stdout(&fine), fine.status.code()), ("=> 3\n", Some(0)));
+    let failed = run(&["eval", "(/ 1 0)"], "");
+    assert!(stdout(&failed).starts_with("[ERROR] DIVISION-BY-ZERO\n"), "{}", stdout(&failed));
+    assert_eq!(failed.status.code(), Some(1));
+    let from_stdin = run(&["eval", "-"], "(+ 1\n 2)\n");
+    assert_eq!((stdout(&from_stdin), from_stdin.status.code()), ("=> 3\n", Some(0)));
+    let in_pieces = run(&["eval", "--timeout", "5", "(+ 1", "; a comment ends with its piece", "2)"], "");
+    assert_eq!(stdout(&in_pieces), "=> 3\n");
+    let limited = run(&["eval", "--timeout", "0.2", "(loop)"], "");
+    assert!(stdout(&limited).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&limited));
+    assert_eq!(limited.status.code(), Some(1));
+}
+
+#[test]
+fn wrong_usage_is_status_2() {
+    for arguments in [
+        &["eval"][..],
+        &["no-such-command"],
+        &["--no-such-option"],
+        &["--timeout", "-1"],
+        &["--timeout", "soon"],
+        &["--max-output", "0"],
+        &["--heap", "much"],
+        &["--log", "sbcl=loud"],
+    ] {
+        let output = run(arguments, "");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(stdout(&output), "");
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn sizes_out_of_range_are_status_1() {
+    let output = run(&["eval", "--heap", "1M", "1"], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("heap"));
+}

@@ -1,0 +1,264 @@
+//! A raw MCP client: the binary as a child process, lines of JSON both ways, and a record of everything it said.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// How long anything may take before a test gives up.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The binary under test.
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_sbcl-mcp");
+
+/// A server and what it said so far.
+pub(crate) struct Server {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    lines: Option<Receiver<Vec<u8>>>,
+    stderr: Option<JoinHandle<String>>,
+    /// Every line of its stdout, in order.
+    pub(crate) transcript: Vec<Value>,
+    /// Read, but not asked for yet.
+    unclaimed: VecDeque<Value>,
+    next_id: i64,
+}
+
+/// How a server ended.
+pub(crate) struct End {
+    pub(crate) status: ExitStatus,
+    pub(crate) stderr: String,
+    pub(crate) transcript: Vec<Value>,
+}
+
+impl Server {
+    /// Starts the server; nothing has been said yet.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts the server with arguments.
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
+        let mut server = Self::start_unread(arguments);
+        server.read_on();
+        server
+    }
+
+    /// Starts the server and leaves its stdout alone until [`Self::read_on`].
+    pub(crate) fn start_unread(arguments: &[&str]) -> Self {
+        let mut child = Command::new(BINARY)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut stderr = child.stderr.take().expect("a pipe");
+        let stderr = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stderr.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Self {
+            stdin: child.stdin.take(),
+            stdout: child.stdout.take(),
+            child,
+            lines: None,
+            stderr: Some(stderr),
+            transcript: Vec::new(),
+            unclaimed: VecDeque::new(),
+            next_id: 1000,
+        }
+    }
+
+    /// Starts the server and shakes hands.
+    pub(crate) fn ready() -> Self {
+        let mut server = Self::start();
+        server.initialize("2025-06-18");
+        server
+    }
+
+    /// Begins to read what the server writes.
+    pub(crate) fn read_on(&mut self) {
+        let (sender, lines) = channel();
+        let mut stdout = BufReader::new(self.stdout.take().expect("not read yet"));
+        std::thread::spawn(move || {
+            loop {
+                let mut line = Vec::new();
+                match stdout.read_until(b'\n', &mut line) {
+                    Ok(1..) if sender.send(line).is_ok() => {}
+                    _ => break,
+                }
+            }
+        });
+        self.lines = Some(lines);
+    }
+
+    /// Closes the end that the server writes to.
+    pub(crate) fn stop_reading(&mut self) {
+        self.stdout = None;
+    }
+
+    /// The server's process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: &Value) {
+        self.send_raw(format!("{message}\n").as_bytes());
+    }
+
+    /// Sends bytes as they are.
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
+        let stdin = self.stdin.as_mut().expect("stdin is open");
+        stdin.write_all(bytes).expect("the server reads");
+    }
+
+    /// Closes the server's stdin.
+    pub(crate) fn close(&mut self) {
+        self.stdin = None;
+    }
+
+    /// The next message, whatever it is. `None` at the end.
+    pub(crate) fn receive(&mut self) -> Option<Value> {
+        self.unclaimed.pop_front().or_else(|| self.read())
+    }
+
+    /// The answer to a request; what else comes before it stays for later.
+    pub(crate) fn answer(&mut self, id: impl Into<Value>) -> Value {
+        let id = id.into();
+        let is_it = |message: &Value| message.get("method").is_none() && message["id"] == id;
+        if let Some(index) = self.unclaimed.iter().position(is_it) {
+            return self.unclaimed.remove(index).expect("it is there");
+        }
+        loop {
+            let message = self.read().unwrap_or_else(|| panic!("the stream ended before the answer to {id}"));
+            if is_it(&message) {
+                return message;
+            }
+            self.unclaimed.push_back(message);
+        }
+    }
+
+    /// Sends a request under an id of its own and returns the whole answer.
+    pub(crate) fn request(&mut self, method: &str, params: Value) -> Value {
+        let id = self.post(method, params);
+        self.answer(id)
+    }
+
+    /// Sends a request and returns its id.
+    pub(crate) fn post(&mut self, method: &str, params: Value) -> i64 {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        id
+    }
+
+    /// Sends a notification.
+    pub(crate) fn notify(&mut self, method: &str, params: Value) {
+        self.send(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+    }
+
+    /// Shakes hands; returns the result.
+    pub(crate) fn initialize(&mut self, revision: &str) -> Value {
+        let client = json!({"name": "raw", "version": "1"});
+        let params = json!({"protocolVersion": revision, "capabilities": {}, "clientInfo": client});
+        let answer = self.request("initialize", params);
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        answer["result"].clone()
+    }
+
+    /// Calls a tool: its text, and whether it is an error.
+    pub(crate) fn call_tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
+        let id = self.post_call(name, arguments);
+        self.outcome(id)
+    }
+
+    /// Asks for a call of a tool and returns the request's id.
+    pub(crate) fn post_call(&mut self, name: &str, arguments: Value) -> i64 {
+        self.post("tools/call", json!({"name": name, "arguments": arguments}))
+    }
+
+    /// What a call of a tool answered.
+    pub(crate) fn outcome(&mut self, id: i64) -> (String, bool) {
+        outcome(&self.answer(id))
+    }
+
+    /// Evaluates code that must succeed.
+    pub(crate) fn evaluate(&mut self, code: &str) -> String {
+        let (text, is_error) = self.call_tool("evaluate-lisp", json!({"code": code}));
+        assert!(!is_error, "{code} failed:\n{text}");
+        text
+    }
+
+    /// True when the server still works; every test of bad input ends with this.
+    pub(crate) fn goes_on(&mut self) {
+        assert_eq!(self.evaluate("(+ 1 2)"), "=> 3");
+    }
+
+    /// Closes stdin, waits for the end and checks what was left on stdout.
+    pub(crate) fn finish(mut self) -> End {
+        self.close();
+        self.end()
+    }
+
+    /// Waits for the end and checks what was left on stdout.
+    pub(crate) fn end(mut self) -> End {
+        while self.lines.is_some() && self.read().is_some() {}
+        let deadline = Instant::now() + DEADLINE;
+        let status = loop {
+            match self.child.try_wait().expect("a child") {
+                Some(status) => break status,
+                None if Instant::now() > deadline => panic!("the server does not end"),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let stderr = self.stderr.take().expect("once").join().expect("no panic");
+        End { status, stderr, transcript: std::mem::take(&mut self.transcript) }
+    }
+
+    /// Reads a line, which must be JSON-RPC.
+    fn read(&mut self) -> Option<Value> {
+        let line = match self.lines.as_ref().expect("reading").recv_timeout(DEADLINE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => panic!("no answer within {DEADLINE:?}"),
+        };
+        let text = String::from_utf8(line).expect("stdout is UTF-8");
+        assert!(text.ends_with('\n'), "a torn line: {text}");
+        let message: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        for message in message.as_array().unwrap_or(&vec![message.clone()]) {
+            assert_eq!(message["jsonrpc"], "2.0", "{message}");
+            let parts = ["method", "result", "error"].iter().filter(|part| message.get(part).is_some()).count();
+            assert_eq!(parts, 1, "{message}");
+            assert!(message.get("method").is_some() || message.get("id").is_some(), "{message}");
+        }
+        self.transcript.push(message.clone());
+        Some(message)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The text of a tool's result, which is one block, and whether it is an error.
+pub(crate) fn outcome(answer: &Value) -> (String, bool) {
+    let result = &answer["result"];
+    let content = result["content"].as_array().unwrap_or_else(|| panic!("not a tool's result: {answer}"));
+    assert_eq!(content.len(), 1, "{answer}");
+    assert_eq!(content[0]["type"], "text", "{answer}");
+    let text = content[0]["text"].as_str().expect("a text").to_owned();
+    (text, result["isError"].as_bool().expect("always said"))
+}

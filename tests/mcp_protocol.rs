@@ -1,0 +1,645 @@
+//! The protocol, line by line, against the real binary.
+
+mod common;
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use common::{BINARY, Server, outcome};
+use serde_json::{Value, json};
+
+const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+
+const TOOLS: [&str; 7] = [
+    "evaluate-lisp",
+    "describe-last-error",
+    "get-backtrace",
+    "list-definitions",
+    "describe-symbol",
+    "reset-session",
+    "configure-limits",
+];
+
+const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
+
+// ---- Revisions and what the server says of itself
+
+#[test]
+fn shakes_hands_in_every_revision() {
+    for revision in REVISIONS {
+        let mut server = Server::start();
+        let result = server.initialize(revision);
+        assert_eq!(result["protocolVersion"], revision);
+        assert_eq!(result["serverInfo"]["name"], "sbcl-mcp");
+        assert_eq!(result["serverInfo"]["version"], env!("CARGO_PKG_VERSION"));
+        assert!(result["serverInfo"]["title"].is_string());
+        assert!(result["capabilities"]["tools"].is_object());
+        assert!(result["instructions"].as_str().unwrap().contains("describe-last-error"));
+        server.goes_on();
+        assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+        assert!(server.finish().status.success());
+    }
+}
+
+#[test]
+fn offers_a_revision_it_has_for_one_it_has_not() {
+    for revision in ["1999-01-01", "2026-07-28", "3000-01-01", "?"] {
+        let mut server = Server::start();
+        assert_eq!(server.initialize(revision)["protocolVersion"], "2025-11-25", "{revision}");
+        server.goes_on();
+    }
+}
+
+#[test]
+fn works_without_a_handshake_in_the_latest_revision() {
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let mut server = Server::start();
+    let discovered = server.request("server/discover", json!({"_meta": meta}));
+    let result = &discovered["result"];
+    assert!(result["supportedVersions"].as_array().unwrap().contains(&json!("2026-07-28")), "{discovered}");
+    assert!(result["instructions"].is_string(), "{discovered}");
+
+    let listed = server.request("tools/list", json!({"_meta": meta}));
+    assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), TOOLS.len(), "{listed}");
+    for (code, expected) in [("(+ 1 2)", "=> 3"), ("; nothing", "; No values")] {
+        let call = json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": meta});
+        let answer = server.request("tools/call", call);
+        assert_eq!(outcome(&answer), (expected.to_owned(), false));
+        assert_eq!(answer["result"]["resultType"], "complete");
+    }
+    // A call straight away, and one that does not say what it speaks.
+    let mut direct = Server::start();
+    let call = json!({"name": "describe-last-error", "arguments": {}, "_meta": meta});
+    assert_eq!(outcome(&direct.request("tools/call", call)).0, NO_ERROR);
+    let unsaid = direct.request("tools/call", json!({"name": "describe-last-error", "arguments": {}}));
+    assert_eq!(unsaid["error"]["code"], -32602, "{unsaid}");
+}
+
+#[test]
+fn lists_its_tools() {
+    let mut server = Server::ready();
+    let first = server.request("tools/list", json!({}));
+    let tools = first["result"]["tools"].as_array().unwrap();
+    let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert_eq!(names, TOOLS);
+    for tool in tools {
+        assert!(tool["description"].as_str().unwrap().len() > 80, "{tool}");
+        assert_eq!(tool["inputSchema"]["type"], "object");
+        assert_eq!(tool["inputSchema"]["additionalProperties"], false);
+        for (name, schema) in tool["inputSchema"]["properties"].as_object().unwrap() {
+            assert!(schema["type"].is_string() && schema["description"].is_string(), "{name}: {schema}");
+        }
+        let changes = ["evaluate-lisp", "reset-session"].contains(&tool["name"].as_str().unwrap());
+        let configures = tool["name"] == "configure-limits";
+        assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
+        assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
+    }
+    assert_eq!(tools[0]["inputSchema"]["required"], json!(["code"]));
+    assert_eq!(server.request("tools/list", json!({}))["result"], first["result"]);
+    // As clients write it that have nothing to say.
+    server.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
+    assert_eq!(server.answer("list")["result"], first["result"]);
+    assert_eq!(server.request("tools/list", json!({"cursor": "x"}))["error"]["code"], -32602);
+}
+
+// ---- Before the opening request
+
+#[test]
+fn nothing_before_the_opening_request_ends_it() {
+    let mut server = Server::start();
+    server.notify("notifications/initialized", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": 1}));
+    server.notify("no/such/thing", json!({}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 5, "result": {}}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 5, "error": {"code": 1, "message": "x"}}));
+    server.send_raw(b"\nrubbish\n");
+    assert_eq!(server.receive().unwrap()["error"]["code"], -32700);
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    let early = server.request("tools/call", json!({"name": "describe-last-error"}));
+    assert_eq!(early["error"]["code"], -32602, "{early}");
+    for params in [json!({}), json!([]), json!("x"), json!({"protocolVersion": 1}), Value::Null] {
+        let answer = server.request("initialize", params);
+        assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    }
+    assert_eq!(server.initialize("2025-06-18")["protocolVersion"], "2025-06-18");
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+// ---- Lines that are no messages
+
+#[test]
+fn malformed_json_is_answered() {
+    let mut server = Server::ready();
+    for (line, id) in [
+        ("rubbish", Value::Null),
+        ("{", Value::Null),
+        ("\"", Value::Null),
+        ("\u{1}\u{2}", Value::Null),
+        (r#"{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"#, json!(17)),
+        (r#"{"jsonrpc":"2.0","method":"ping","params":{"id":3},,"id":"seven"}"#, json!("seven")),
+        (r#"{"jsonrpc":"2.0","id":18,"method":"ping"} trailing"#, json!(18)),
+        (r#"{"jsonrpc":"2.0","id":19,"method":"tools/call","params":{"name":"\ud800"}}"#, json!(19)),
+        (&format!(r#"{{"jsonrpc":"2.0","id":20,"method":"x","params":{}"#, "[".repeat(100_000)), json!(20)),
+    ] {
+        server.send_raw(format!("{line}\n").as_bytes());
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32700, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("not valid JSON"), "{answer}");
+    }
+    server.goes_on();
+}
+
+#[test]
+fn invalid_utf8_is_answered() {
+    let mut server = Server::ready();
+    let mut line = br#"{"jsonrpc":"2.0","id":31,"method":"tools/call","params":{"name":"evaluate-lisp","arguments":{"code":"(print \""#.to_vec();
+    line.extend([0xff, 0xfe, 0x80]);
+    line.extend(b"\\\")\"}}}\n");
+    server.send_raw(&line);
+    let answer = server.answer(31);
+    assert_eq!(answer["error"]["code"], -32700, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("not valid UTF-8"), "{answer}");
+    server.goes_on();
+}
+
+#[test]
+fn json_that_is_no_request_is_answered() {
+    let mut server = Server::ready();
+    for (message, id) in [
+        (json!(null), Value::Null),
+        (json!(7), Value::Null),
+        (json!("ping"), Value::Null),
+        (json!([]), Value::Null),
+        (json!({}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": 1}), json!(1)),
+        (json!({"jsonrpc": "2.0", "id": 2, "method": 3}), json!(2)),
+        (json!({"jsonrpc": "1.0", "id": 3, "method": "ping"}), json!(3)),
+        (json!({"id": "4", "method": "ping"}), json!("4")),
+        (json!({"jsonrpc": "2.0", "id": null, "method": "ping"}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": {}, "method": "ping"}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}), json!(1.5)),
+        (json!({"jsonrpc": "2.0", "id": 5, "method": "ping", "result": {}}), json!(5)),
+    ] {
+        server.send(&message);
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{message}: {answer}");
+        assert_eq!(answer["id"], id, "{message}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().len() > 10, "{answer}");
+    }
+    let unknown = server.request("no/such/method", json!({}));
+    assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
+    server.goes_on();
+}
+
+#[test]
+fn answers_to_nothing_are_ignored() {
+    let mut server = Server::ready();
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": {}}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": 5}));
+    server.send(&json!({"jsonrpc": "2.0", "id": [], "error": 5}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "error": {"code": -1, "message": "no"}}));
+    server.notify("no/such/notification", json!({"x": 1}));
+    server.notify("notifications/progress", json!({"wrong": true}));
+    server.notify("notifications/cancelled", json!({"requestId": 12345}));
+    server.notify("notifications/cancelled", json!({"requestId": {}}));
+    server.notify("notifications/cancelled", json!({}));
+    server.notify("notifications/roots/list_changed", json!({}));
+    server.goes_on();
+    let end = server.finish();
+    assert_eq!(end.transcript.len(), 2, "{:?}", end.transcript);
+}
+
+#[test]
+fn blank_lines_and_line_ends_do_not_matter() {
+    let mut server = Server::ready();
+    server.send_raw(b"\n\r\n  \t \n");
+    server.send_raw(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\r\n");
+    server.send_raw(b"\xEF\xBB\xBF {\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"ping\"} \n");
+    server.send_raw(b"{\"jsonrpc\":\"2.0\",\"id\":3,\"met");
+    server.send_raw(b"hod\":\"ping\"}\n{\"jsonrpc\":\"2.0\",\"id\":4,\"method\":\"ping\"}\n{\"json");
+    for id in 1..=4 {
+        assert_eq!(server.receive().unwrap(), json!({"jsonrpc": "2.0", "id": id, "result": {}}));
+    }
+    server.send_raw(b"rpc\":\"2.0\",\"id\":5,\"method\":\"ping\"}\n");
+    assert_eq!(server.answer(5)["result"], json!({}));
+    server.goes_on();
+}
+
+// ---- Long lines
+
+#[test]
+fn a_long_line_is_answered() {
+    let mut server = Server::ready();
+    let long = "x".repeat(20 << 20);
+    assert_eq!(server.evaluate(&format!("(length \"{long}\")")), format!("=> {}", long.len()));
+    server.goes_on();
+}
+
+#[test]
+fn a_line_that_is_too_long_is_refused_by_its_id() {
+    let mut server = Server::ready();
+    let chunk = "x".repeat(1 << 20);
+    // First the id at the end, as some clients write it, then at the beginning, then nowhere.
+    for (begin, end, id) in [
+        (r#"{"method":"ping","params":{"id":1,"text":""#, r#""},"jsonrpc":"2.0","id":"late"}"#, json!("late")),
+        (r#"{"jsonrpc":"2.0","id":52,"method":"ping","params":{"text":""#, r#""}}"#, json!(52)),
+        ("", "", Value::Null),
+    ] {
+        server.send_raw(begin.as_bytes());
+        for _ in 0..70 {
+            server.send_raw(chunk.as_bytes());
+        }
+        server.send_raw(end.as_bytes());
+        server.send_raw(b"\n");
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("64 MiB"), "{answer}");
+    }
+    server.goes_on();
+}
+
+// ---- Calls with wrong arguments
+
+#[test]
+fn calls_that_do_not_fit_are_invalid_params() {
+    let mut server = Server::ready();
+    for params in [
+        Value::Null,
+        json!([]),
+        json!("evaluate-lisp"),
+        json!({}),
+        json!({"name": 5}),
+        json!({"name": null, "arguments": {}}),
+        json!({"name": "evaluate-lisp", "arguments": "(+ 1 2)"}),
+        json!({"name": "evaluate-lisp", "arguments": ["(+ 1 2)"]}),
+        json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": 5}),
+        json!({"name": "no-such-tool", "arguments": {}}),
+        json!({"name": "evaluate-lisp"}),
+        json!({"name": "evaluate-lisp", "arguments": {}}),
+        json!({"name": "evaluate-lisp", "arguments": {"code": null}}),
+        json!({"name": "evaluate-lisp", "arguments": {"cod": "(+ 1 2)"}}),
+        json!({"name": "describe-symbol", "arguments": {"package": "CL"}}),
+    ] {
+        let answer = server.request("tools/call", params.clone());
+        assert_eq!(answer["error"]["code"], -32602, "{params}: {answer}");
+    }
+    let answer = server.request("tools/call", json!({"name": "evaluate-lisp", "arguments": {"cod": "1"}}));
+    let message = answer["error"]["message"].as_str().unwrap();
+    for word in ["needs the argument code", "\"cod\"", "code, package, timeout, capture-time"] {
+        assert!(message.contains(word), "{message}");
+    }
+    server.goes_on();
+}
+
+#[test]
+fn wrong_values_are_explained() {
+    let mut server = Server::ready();
+    for (tool, arguments, words) in [
+        ("evaluate-lisp", json!({"code": 5}), vec!["code must be a string", "not 5"]),
+        ("evaluate-lisp", json!({"code": ["(+ 1 2)"]}), vec!["code must be a string"]),
+        ("evaluate-lisp", json!({"code": "1", "package": 1}), vec!["package must be a string"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": -1}), vec!["timeout", "-1", "0 (for none)", "86400"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": 1e9}), vec!["timeout", "86400"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": "soon"}), vec!["timeout must be a number", "86400", "soon"]),
+        ("evaluate-lisp", json!({"code": "1", "capture-time": "yes"}), vec!["capture-time must be true or false"]),
+        ("evaluate-lisp", json!({"code": "1", "tiemout": 1}), vec!["\"tiemout\"", "It takes: code, package, timeout"]),
+        ("get-backtrace", json!({"max-frames": 0}), vec!["max-frames must be a whole number from 1", "not 0"]),
+        ("get-backtrace", json!({"max-frames": -3}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"max-frames": 1.5}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"max-frames": "5"}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"max_frames": 5}), vec!["\"max_frames\"", "It takes: max-frames."]),
+        ("list-definitions", json!({"type": "methods"}), vec!["one of all, functions, variables, macros, classes"]),
+        ("list-definitions", json!({"type": 1}), vec!["one of all"]),
+        ("describe-symbol", json!({"name": {}}), vec!["name must be a string"]),
+        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes no arguments."]),
+        ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),
+        ("configure-limits", json!({"timeout": -0.5}), vec!["timeout", "86400"]),
+        ("configure-limits", json!({"timeout": 90_000}), vec!["timeout", "86400"]),
+        ("configure-limits", json!({"max-output": 0}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": -1}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": 2.5}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": 1e12}), vec!["max-output", "1 to 10000000"]),
+    ] {
+        let (text, is_error) = server.call_tool(tool, arguments.clone());
+        assert!(is_error, "{tool} {arguments}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{tool} {arguments}: {text}");
+        }
+    }
+    let (limits, is_error) = server.call_tool("configure-limits", json!({}));
+    assert_eq!(limits, "Current limits:\n  timeout: 30 seconds\n  max-output: 100000 characters");
+    assert!(!is_error);
+    server.goes_on();
+}
+
+#[test]
+fn optional_arguments_may_be_null() {
+    let mut server = Server::ready();
+    let arguments = json!({"code": "(+ 1 2)", "package": null, "timeout": null, "capture-time": null});
+    assert_eq!(server.call_tool("evaluate-lisp", arguments), ("=> 3".to_owned(), false));
+    assert_eq!(server.call_tool("get-backtrace", json!({"max-frames": null})), (NO_ERROR.to_owned(), false));
+    let id = server.post("tools/call", json!({"name": "describe-last-error", "arguments": null}));
+    assert_eq!(server.outcome(id), (NO_ERROR.to_owned(), false));
+    assert!(!server.call_tool("list-definitions", json!({"type": null})).1);
+}
+
+#[test]
+fn code_without_a_form_and_an_unknown_package() {
+    let mut server = Server::ready();
+    for code in ["", "   \n", "; only a comment"] {
+        assert_eq!(server.evaluate(code), "; No values");
+    }
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "NO-SUCH-PACKAGE"}));
+    assert!(is_error && text.starts_with("[ERROR] ") && text.contains("PACKAGE"), "{text}");
+    server.goes_on();
+}
+
+// ---- Order, concurrency, cancellation
+
+#[test]
+fn evaluations_run_in_the_order_of_their_lines() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *n* 0)");
+    let mut lines = String::new();
+    for id in 1..=500 {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(incf *n*)"}});
+        lines += &format!("{}\n", json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    }
+    server.send_raw(lines.as_bytes());
+    for id in 1..=500 {
+        assert_eq!(outcome(&server.answer(id)).0, format!("=> {id}"));
+    }
+}
+
+#[test]
+fn the_rest_answers_while_an_evaluation_runs() {
+    let mut server = Server::ready();
+    let (_, failed) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    assert!(failed);
+    let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    assert!(server.request("tools/list", json!({}))["result"]["tools"].is_array());
+    assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: DIVISION-BY-ZERO"));
+    assert!(server.call_tool("get-backtrace", json!({})).0.starts_with("Backtrace for DIVISION-BY-ZERO"));
+    assert!(server.call_tool("configure-limits", json!({"timeout": 5})).0.contains("timeout: 5 seconds"));
+    assert!(!server.call_tool("list-definitions", json!({})).1);
+    assert!(server.call_tool("describe-symbol", json!({"name": "car"})).0.starts_with("COMMON-LISP:CAR [FUNCTION]"));
+    server.notify("notifications/cancelled", json!({"requestId": long}));
+    server.goes_on();
+}
+
+#[test]
+fn a_cancelled_request_gets_no_answer() {
+    let mut server = Server::ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let last = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.request("ping", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": queued, "reason": "changed my mind"}));
+    server.notify("notifications/cancelled", json!({"requestId": running}));
+    server.notify("notifications/cancelled", json!({"requestId": running}));
+    assert_eq!(server.outcome(last), ("=> 3".to_owned(), false));
+
+    let alone = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    server.request("ping", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": alone}));
+    // The error state follows once the code has been stopped.
+    let is_cancelled =
+        |server: &mut Server| server.call_tool("describe-last-error", json!({})).0.starts_with("Error: CANCELLED");
+    assert!((0..2000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        is_cancelled(&mut server)
+    }));
+    server.goes_on();
+    let end = server.finish();
+    for id in [running, queued, alone] {
+        assert!(end.transcript.iter().all(|message| message["id"] != id), "{id} was answered");
+    }
+}
+
+#[test]
+fn an_id_is_used_once_at_a_time() {
+    let mut server = Server::ready();
+    let ping = json!({"jsonrpc": "2.0", "id": "same", "method": "ping"});
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(loop)", "timeout": 600}});
+    server.send(&json!({"jsonrpc": "2.0", "id": "same", "method": "tools/call", "params": params}));
+    server.send(&ping);
+    assert_eq!(server.answer("same")["error"]["code"], -32600);
+    server.notify("notifications/cancelled", json!({"requestId": "same"}));
+    server.goes_on();
+    server.send(&ping);
+    assert_eq!(server.answer("same")["result"], json!({}));
+    // A number and its digits are two ids.
+    server.send_raw(
+        b"{\"jsonrpc\":\"2.0\",\"id\":\"7\",\"method\":\"ping\"}\n{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n",
+    );
+    assert_eq!(server.answer(7)["result"], json!({}));
+    assert_eq!(server.answer("7")["result"], json!({}));
+}
+
+#[test]
+fn progress_is_reported_to_those_who_ask() {
+    let mut server = Server::ready();
+    let arguments = json!({"code": "(sleep 5.5)"});
+    let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": "tell me"}});
+    let id = server.post("tools/call", call);
+    let mut reports = Vec::new();
+    let answer = loop {
+        let message = server.receive().unwrap();
+        if message["id"] == id {
+            break message;
+        }
+        assert_eq!(message["method"], "notifications/progress", "{message}");
+        assert_eq!(message["params"]["progressToken"], "tell me", "{message}");
+        reports.push(message["params"]["progress"].as_f64().unwrap());
+    };
+    assert_eq!(outcome(&answer).0, "=> NIL");
+    assert!(!reports.is_empty() && reports.is_sorted(), "{reports:?}");
+    server.goes_on();
+}
+
+// ---- Batches
+
+#[test]
+fn a_batch_is_answered_in_one_line() {
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    let call = |id: i64, code: &str| {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    server.send(&json!([
+        call(1, "(+ 1 2)"),
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+        {"jsonrpc": "2.0", "id": 2, "method": "ping"},
+        7,
+        [],
+        {"jsonrpc": "2.0", "id": 2, "method": "ping"},
+        {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {}},
+        call(4, "(/ 1 0)"),
+        call(5, "(loop)"),
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}},
+    ]));
+    let line = server.receive().unwrap();
+    let answers = line.as_array().unwrap();
+    assert_eq!(answers.len(), 7, "{line}");
+    let of = |id: Value| answers.iter().filter(move |answer| answer["id"] == id).collect::<Vec<_>>();
+    assert_eq!(outcome(of(json!(1))[0]), ("=> 3".to_owned(), false));
+    assert_eq!(of(json!(2)).len(), 2);
+    assert!(of(json!(2)).iter().any(|answer| answer["result"] == json!({})));
+    assert!(of(json!(2)).iter().any(|answer| answer["error"]["code"] == -32600));
+    assert_eq!(of(Value::Null).len(), 2);
+    assert_eq!(of(json!(3))[0]["error"]["code"], -32602);
+    assert!(outcome(of(json!(4))[0]).1);
+
+    // A batch that wants no answers gets none.
+    server.send(&json!([{"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}]));
+    server.goes_on();
+    server.finish();
+}
+
+// ---- The end
+
+#[test]
+fn what_was_asked_before_the_end_is_answered() {
+    let mut server = Server::start();
+    server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params":
+        {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}}));
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}));
+    // The last line has no newline.
+    let last = json!({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call});
+    server.send_raw(last.to_string().as_bytes());
+    server.close();
+    assert_eq!(server.answer(1)["result"]["protocolVersion"], "2025-06-18");
+    assert_eq!(outcome(&server.answer(2)).0, "=> 3");
+    assert_eq!(outcome(&server.answer(3)).0, "=> 3");
+    let end = server.end();
+    assert!(end.status.success());
+    assert_eq!(end.stderr, "");
+}
+
+#[test]
+fn files_and_null_devices_are_as_good_as_pipes() {
+    let directory = std::env::temp_dir().join(format!("sbcl-mcp-test-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let (input, output) = (directory.join("in"), directory.join("out"));
+    let client =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}});
+    let lines = [
+        json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}),
+        json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}),
+    ];
+    std::fs::write(&input, lines.map(|line| format!("{line}\n")).concat()).unwrap();
+    let run = |stdin: Stdio, stdout: Stdio| {
+        let status = Command::new(BINARY).stdin(stdin).stdout(stdout).stderr(Stdio::null()).status().unwrap();
+        assert!(status.success());
+    };
+    run(File::open(&input).unwrap().into(), File::create(&output).unwrap().into());
+    let answers: Vec<Value> =
+        std::fs::read_to_string(&output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 2);
+    assert_eq!(outcome(&answers[1]).0, "=> 3");
+
+    run(File::open(&input).unwrap().into(), Stdio::null());
+    run(Stdio::null(), Stdio::null());
+    run(Stdio::null(), File::create(&output).unwrap().into());
+    assert_eq!(std::fs::read(&output).unwrap(), b"");
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn the_end_of_input_ends_it_whatever_runs() {
+    let mut server = Server::ready();
+    let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    server.close();
+    // No answer would be worse than this one.
+    for id in [long, queued] {
+        let answer = server.answer(id);
+        assert!(answer["error"]["message"].as_str().unwrap().contains("shutting down"), "{answer}");
+    }
+    assert_eq!(server.end().status.code(), Some(0));
+}
+
+#[test]
+fn signals_end_it_whatever_runs() {
+    for (signal, number) in [("TERM", 15), ("INT", 2), ("HUP", 1)] {
+        for code in [None, Some("(loop)")] {
+            let mut server = Server::ready();
+            if let Some(code) = code {
+                server.post_call("evaluate-lisp", json!({"code": code, "timeout": 0}));
+            }
+            assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+            let kill = format!("kill -{signal} {}", server.pid());
+            assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+            assert_eq!(server.end().status.code(), Some(128 + number), "{signal}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_ends_it() {
+    let mut server = Server::start_unread(&[]);
+    server.stop_reading();
+    server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}));
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(0), "{}", end.stderr);
+}
+
+#[test]
+fn a_client_that_does_not_read_blocks_nothing() {
+    let mut server = Server::start_unread(&["--max-output", "1000000"]);
+    let client =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client}));
+    // Far more than a pipe holds. That the last line is taken shows that the server goes on reading.
+    let code = r#"(progn (write-string (make-string 90000 :initial-element #\x)) (values))"#;
+    for id in 1..=200 {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        server.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    }
+    server.send_raw(&vec![b' '; 1 << 20]);
+    server.send_raw(b"\n");
+    server.read_on();
+    for id in 0..=200 {
+        let answer = server.answer(id);
+        assert!(id == 0 || outcome(&answer).0.contains(&"x".repeat(90_000)), "{id}");
+    }
+    server.goes_on();
+}
+
+#[test]
+fn what_others_write_to_stdout_does_not_reach_the_client() {
+    let mut server = Server::ready();
+    for code in [
+        r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "write" (function sb-alien:long sb-alien:int sb-alien:c-string sb-alien:long)) 1 (format nil "stray~%") 6) 3)"#,
+        r#"(progn (sb-ext:run-program "/bin/echo" '("stray") :output t) 3)"#,
+        r#"(progn (with-open-file (out "/dev/stdout" :direction :output :if-exists :append) (write-line "stray" out)) 3)"#,
+    ] {
+        assert!(server.evaluate(code).ends_with("=> 3"), "{code}");
+    }
+    server.goes_on();
+    let end = server.finish();
+    assert!(end.status.success());
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let mut server = Server::start_with(&["--heap", "1M"]);
+    let answer = server.request("ping", json!({}));
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("cannot start") && message.contains("heap"), "{answer}");
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(1));
+    assert!(end.stderr.contains("heap"), "{}", end.stderr);
+}
