@@ -93,9 +93,11 @@ fn bindings() {
     println!("cargo::rerun-if-changed={TARGET}");
     let bindings = bindgen::Builder::default()
         .header(HEADER)
-        .allowlist_file(format!(".*{HEADER}"))
-        .default_enum_style(bindgen::EnumVariation::Consts)
-        .prepend_enum_name(false)
+        .allowlist_type("sbcl_.*")
+        .allowlist_var("SBCL_.*")
+        .default_enum_style(bindgen::EnumVariation::ModuleConsts)
+        .derive_default(true)
+        .generate_comments(false)
         .use_core()
         .generate()
         .expect("bindgen reads ffi/sbcl_host.h");

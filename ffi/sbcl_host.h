@@ -1,0 +1,118 @@
+/* The contract between the Rust host and the Lisp side.
+ *
+ * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
+ * text crosses as UTF-32 in native byte order, the way SBCL holds strings, so that neither side encodes anything.
+ *
+ * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/host.lisp declares the same by
+ * hand. Whoever changes one changes all three, and SBCL_HOST_CONTRACT with them.
+ */
+#ifndef SBCL_HOST_H
+#define SBCL_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Version of this contract: a core that speaks another is refused at boot. */
+#define SBCL_HOST_CONTRACT 1u
+
+/* The Lisp threads, each of which pulls its own kind of job. */
+enum sbcl_lane {
+  SBCL_LANE_EVALUATION = 0, /* runs the user's code */
+  SBCL_LANE_INSPECTION = 1, /* read-only questions; may run the user's print methods */
+  SBCL_LANE_CONTROL = 2     /* interrupts; never runs the user's code */
+};
+
+enum sbcl_job_kind {
+  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty */
+  SBCL_JOB_RESET = 2,       /* remove what the session defined */
+  SBCL_JOB_DEFINITIONS = 3, /* list what the session defined */
+  SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty */
+  SBCL_JOB_INTERRUPT = 5    /* argument: the job to interrupt; flags: an sbcl_interrupt */
+};
+
+/* Flags of SBCL_JOB_EVALUATE. */
+#define SBCL_EVALUATE_TIMING 1u
+
+/* Why a job is interrupted. */
+enum sbcl_interrupt {
+  SBCL_INTERRUPT_TIMEOUT = 1,
+  SBCL_INTERRUPT_CANCEL = 2
+};
+
+/* One job. Its texts belong to the host and stay valid until the job's SBCL_EVENT_DONE. */
+struct sbcl_job {
+  uint64_t id;
+  uint32_t kind;
+  uint32_t flags;
+  uint64_t argument;
+  const uint32_t *text;
+  uint64_t text_length; /* characters */
+  const uint32_t *name;
+  uint64_t name_length; /* characters */
+};
+
+/* What a job reports. Kinds that "begin" something carry its name as text; those that "continue" append to what was
+ * begun last and may come any number of times. */
+enum sbcl_event {
+  SBCL_EVENT_DONE = 0,           /* the job is over; number: 0 success, 1 failure */
+  SBCL_EVENT_STDOUT = 1,         /* continue */
+  SBCL_EVENT_STDERR = 2,         /* continue */
+  SBCL_EVENT_WARNING = 3,        /* begin: condition type */
+  SBCL_EVENT_WARNING_TEXT = 4,   /* continue */
+  SBCL_EVENT_VALUE = 5,          /* begin */
+  SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
+  SBCL_EVENT_ERROR = 7,          /* begin: condition type */
+  SBCL_EVENT_ERROR_TEXT = 8,     /* continue */
+  SBCL_EVENT_RESTART = 9,        /* begin: restart name */
+  SBCL_EVENT_RESTART_TEXT = 10,  /* continue */
+  SBCL_EVENT_FRAME = 11,         /* begin; number: frame number */
+  SBCL_EVENT_FRAME_TEXT = 12,    /* continue */
+  SBCL_EVENT_FRAME_SOURCE = 13,  /* text: path or evaluation; number: line, 0 if unknown */
+  SBCL_EVENT_FRAMES = 14,        /* number: how many frames there were */
+  SBCL_EVENT_TIME_REAL = 15,     /* number: milliseconds */
+  SBCL_EVENT_TIME_RUN = 16,      /* number: milliseconds */
+  SBCL_EVENT_TIME_GC = 17,       /* number: milliseconds */
+  SBCL_EVENT_BYTES_CONSED = 18,  /* number: bytes */
+  SBCL_EVENT_ITEM = 19,          /* begin: label; number: an sbcl_item */
+  SBCL_EVENT_ITEM_TEXT = 20,     /* continue */
+  SBCL_EVENT_NOTICE = 21         /* text: something the Lisp side has to say of itself */
+};
+
+/* What an SBCL_EVENT_ITEM is. */
+enum sbcl_item {
+  SBCL_ITEM_FUNCTION = 1,
+  SBCL_ITEM_VARIABLE = 2,
+  SBCL_ITEM_MACRO = 3,
+  SBCL_ITEM_CLASS = 4,
+  SBCL_ITEM_PACKAGE = 5,
+  SBCL_ITEM_SYSTEM = 6,
+  SBCL_ITEM_ROLE = 7,      /* a role of a described symbol */
+  SBCL_ITEM_DETAIL = 8,    /* a labelled detail of the role before it */
+  SBCL_ITEM_NOT_FOUND = 9  /* a sentence */
+};
+
+/* The host's side, passed to sbcl_host_start and valid as long as the process. Each function may be called from any
+ * Lisp thread, with interrupts disabled and float traps masked, and returns without unwinding. */
+struct sbcl_host {
+  uint32_t contract;          /* SBCL_HOST_CONTRACT */
+  uint32_t size;              /* sizeof(struct sbcl_host) */
+  uint64_t seed;              /* for *random-state* */
+  uint64_t user_init;         /* 1: load the user's init file */
+  /* Waits for the lane's next job and fills it in: 1; 0 when the lane is to end. */
+  int32_t (*next_job)(uint32_t lane, struct sbcl_job *job);
+  /* Takes an event of a job (0: of none in particular). Returns 1 when the host keeps no more of the text begun
+   * last, so that printing it may stop; else 0. */
+  int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
+};
+
+/* Exported by the core (save-lisp-and-die :callable-exports): starts the Lisp threads. Returns the core's
+ * SBCL_HOST_CONTRACT; when that differs from host->contract, nothing was started. */
+extern uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
+
+/* Of the shim: 1 when the calling thread is known to SBCL. Async-signal-safe. */
+int32_t sbcl_host_is_lisp_thread(void);
+
+/* Of the shim: the file in which SBCL looks for a core, before initialize_lisp. PATH must stay valid. */
+void sbcl_host_set_runtime_path(const char *path);
+
+#endif

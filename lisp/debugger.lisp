@@ -1,0 +1,267 @@
+;;;; Where an error happened: the condition, its restarts and its frames, taken on top of the failing frames.
+
+(in-package "SBCL-HOST")
+
+(declaim (type (unsigned-byte 64) *boundary*))
+(defvar *boundary* 0
+  "Frame pointer of the function that called the user's code: frames at or above this address are the server's.")
+
+(defvar *outer-restarts* '()
+  "Restarts that belong to the thread, not to the user: not to be shown.")
+
+(defconstant +all-frames+ 1000
+  "A stack of up to this many frames is kept whole; of a deeper one, half as many at either end.")
+
+(defmacro frame-pointer-here ()
+  "Return the frame pointer of the function that this stands in."
+  '(sap-int (sb-vm::current-fp)))
+
+(defmacro with-boundary (() &body body)
+  "Evaluate BODY, so that its frames and nothing below them count as the user's."
+  `(let ((*boundary* (frame-pointer-here)))
+     ,@body))
+
+(defun frame-address (frame)
+  "Return FRAME's frame pointer."
+  (sap-int (sb-di::frame-pointer frame)))
+
+;;; Which frames
+
+(defun frame-file (frame)
+  "Return the namestring of the file that FRAME's code was compiled from, or NIL for code that was evaluated."
+  (sb-di:debug-source-namestring
+   (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
+
+(defun bogus-frame-p (frame)
+  "True when FRAME is not a call of a Lisp function."
+  (typep (sb-di:frame-debug-fun frame) 'sb-di::bogus-debug-fun))
+
+(defun system-frame-p (frame)
+  "True when FRAME is SBCL's own, or foreign."
+  (or (bogus-frame-p frame)
+      (let ((file (ignore-errors (frame-file frame))))
+        (and file (eql 4 (mismatch "SYS:" file))))))
+
+(defun exhaustion-frame-p (frame)
+  "True when FRAME is of the functions that the runtime calls when a stack or the heap is exhausted."
+  (let ((name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
+    (and (symbolp name)
+         (let ((text (symbol-name name)))
+           (eql (- (length text) 16) (search "-EXHAUSTED-ERROR" text))))))
+
+(defun resolve-hint ()
+  "Return the frame that SBCL names as the one where the error happened, or NIL."
+  (and sb-debug:*stack-top-hint*
+       (ignore-errors (sb-debug::resolve-stack-top-hint))))
+
+(defun error-frame (hook)
+  "Return the frame where the error happened that was reported to the function with frame pointer HOOK. An error in a
+handler inherits the hint of the outer one, hence the user's own frames above the hint count as well."
+  (let* ((hint (resolve-hint))
+         (limit (and hint (frame-address hint)))
+         (frame (sb-di:top-frame)))
+    (loop while (and frame (<= (frame-address frame) hook))
+          do (setf frame (sb-di:frame-down frame)))
+    (loop while (and frame limit
+                     (< (frame-address frame) limit)
+                     (system-frame-p frame))
+          do (setf frame (sb-di:frame-down frame)))
+    (loop while (and frame (< (frame-address frame) *boundary*)
+                     (or (exhaustion-frame-p frame)
+                         (and (bogus-frame-p frame)
+                              (not (undefined-function-frame-p frame)))))
+          do (setf frame (sb-di:frame-down frame)))
+    frame))
+
+(defun interrupted-frame (hook)
+  "Return the frame that was running when the thread was interrupted and called the function with frame pointer HOOK."
+  (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
+        (and frame (> (frame-address frame) hook) frame))
+      (let ((frame (sb-di:top-frame)))
+        (loop while (and frame (<= (frame-address frame) hook))
+              do (setf frame (sb-di:frame-down frame)))
+        frame)))
+
+(defun saved-frame-pointers (address)
+  "Walk the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return how many
+there are, and the last half of +ALL-FRAMES+ of them as a list of conses of frame pointer and return address."
+  (declare (type (unsigned-byte 64) address))
+  (let* ((size (floor +all-frames+ 2))
+         (ring (make-array size :initial-element nil))
+         (end (min *boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
+         (count 0))
+    (declare (type index count))
+    (loop
+      (let ((caller (sap-ref-word (int-sap address) 0))
+            (return-address (sap-ref-word (int-sap address) 8)))
+        (unless (and (< address caller end) (zerop (logand caller 7)))
+          (return))
+        (setf (aref ring (mod count size)) (cons caller return-address)
+              address caller)
+        (incf count)))
+    (values count
+            (loop for number from (max 0 (- count size)) below count
+                  collect (aref ring (mod number size))))))
+
+(defun user-frames (frame)
+  "Return the frames from FRAME out to the boundary, innermost first, as a list of conses of number and frame, and how
+many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from the list."
+  (let ((frames '())
+        (count 0)
+        (half (floor +all-frames+ 2)))
+    (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
+          do (push (cons count frame) frames)
+             (incf count)
+             (setf frame (sb-di:frame-down frame)))
+    (if (or (null frame) (>= (frame-address frame) *boundary*))
+        (values (nreverse frames) count)
+        (multiple-value-bind (more last) (saved-frame-pointers (frame-address (cdr (first frames))))
+          (let ((total (+ count more)))
+            (loop with up = (cdr (first frames))
+                  for (address . return-address) in last
+                  for number from (- total (length last))
+                  do (setf up (sb-di::compute-calling-frame (int-sap address) (int-sap return-address) up))
+                     (unless up (return))
+                     (push (cons number up) frames))
+            (values (delete-if (lambda (entry) (<= half (car entry) (- total half 1)))
+                               (nreverse frames))
+                    total))))))
+
+;;; What a frame says
+
+(defstruct (call (:copier nil) (:predicate nil))
+  "What is shown of a frame."
+  (number 0 :type index)
+  name
+  arguments
+  source
+  (line 0 :type index))
+
+(defun undefined-function-frame-p (frame)
+  "True when FRAME is the one that SBCL puts in place of a call of an undefined function."
+  (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
+
+(defun frame-source (frame)
+  "Return the file and the line of the top-level form that FRAME's function stands in, or NIL."
+  (let* ((location (sb-di:frame-code-location frame))
+         (source (sb-di:code-location-debug-source location))
+         (file (sb-di:debug-source-namestring source))
+         (starts (sb-di::debug-source-start-positions source)))
+    (when (and file (not (eql 4 (mismatch "SYS:" file))))
+      (values file
+              (or (and starts
+                       (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))
+                  0)))))
+
+(defun file-line (file position)
+  "Return the number of the line that holds the character at POSITION of FILE, or NIL."
+  (with-open-file (in file :if-does-not-exist nil :external-format '(:utf-8 :replacement #\?))
+    (when in
+      (let ((buffer (make-string (min position 10000000)))
+            (line 1))
+        (loop for index below (read-sequence buffer in)
+              when (char= (schar buffer index) #\Newline) do (incf line)
+              finally (return (if (member (peek-char nil in nil) '(#\Newline #\Return)) (1+ line) line)))))))
+
+(defun frame-call (number frame condition)
+  "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."
+  (multiple-value-bind (name arguments)
+      (guarded (sb-debug::frame-call frame :argument-limit 100)
+          (failure)
+        (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
+    (multiple-value-bind (source line)
+        (guarded (frame-source frame) (failure) nil)
+      (make-call :number number
+                 :name (cond ((and (undefined-function-frame-p frame)
+                                   (typep condition 'undefined-function))
+                              (cell-error-name condition))
+                             ((eq name 'sb-impl::eval-tlf) 'eval)
+                             (t name))
+                 :arguments (if (eq name 'sb-impl::eval-tlf)
+                                (list (first arguments))
+                                arguments)
+                 :source source
+                 :line (or line 0)))))
+
+(defun print-argument (argument stream)
+  "Print ARGUMENT of a call to STREAM."
+  (typecase argument
+    (sb-kernel:lexenv
+     (write-string (if (or (sb-c::lexenv-funs argument) (sb-c::lexenv-vars argument)
+                           (sb-c::lexenv-blocks argument) (sb-c::lexenv-tags argument))
+                       "#<LEXENV>"
+                       "#<NULL-LEXENV>")
+                   stream))
+    (t
+     (let ((fill (host-stream-fill stream)))
+       (guarded (prin1 argument stream)
+           (failure)
+         ;; Take back what was printed of it, if it is still here.
+         (setf (host-stream-fill stream) (min fill (host-stream-fill stream)))
+         (write-string "#<unprintable " stream)
+         (write-string (type-name-text (class-name-of argument)) stream)
+         (write-string ">" stream))))))
+
+(defun push-call (call)
+  "Push what is to be shown of a frame."
+  (event *job-id* (event-code :frame) (call-number call))
+  (with-server-syntax (:length 20 :level 5)
+    (push-text (event-code :frame-text)
+               (lambda (stream)
+                 (write-char #\( stream)
+                 (let ((*print-length* nil) (*print-level* nil))
+                   (prin1 (call-name call) stream))
+                 (let ((arguments (call-arguments call)))
+                   (loop while (consp arguments)
+                         do (write-char #\Space stream)
+                            (print-argument (pop arguments) stream))
+                   (when arguments
+                     (write-char #\Space stream)
+                     (print-argument arguments stream)))
+                 (write-char #\) stream))))
+  (when (call-source call)
+    (event *job-id* (event-code :frame-source) (call-line call) (call-source call))))
+
+;;; Restarts
+
+(defun push-restarts (condition)
+  "Push the restarts that apply to CONDITION."
+  (dolist (restart (compute-restarts condition))
+    (unless (member restart *outer-restarts* :test #'eq)
+      (event *job-id* (event-code :restart) 0 (string (restart-name restart)))
+      (with-server-syntax ()
+        (let ((*print-escape* nil))
+          (push-text (event-code :restart-text) (lambda (stream) (princ restart stream))))))))
+
+;;; The whole of it
+
+(defun calls-from (frame condition)
+  "Push how many frames there are from FRAME to the boundary, and return what is to be shown of them."
+  (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
+    (event *job-id* (event-code :frames) total)
+    (loop for (number . frame) in frames
+          collect (frame-call number frame condition))))
+
+(defmacro with-quiet-debugger (() &body body)
+  "Evaluate BODY in the middle of an error as if there were none."
+  `(let ((*debugger-hook* nil)
+         (sb-debug:*stack-top-hint* nil)
+         (sb-kernel::*current-error-depth* 0)
+         (*break-on-signals* nil))
+     ,@body))
+
+(defun capture (type report condition find-frame)
+  "Push an error of TYPE, a string: what REPORT, a function, pushes of its message, the restarts for CONDITION, and the
+frames from the one that FIND-FRAME returns. Return a function that pushes the frames when these must wait until the
+stack is unwound, else NIL."
+  (declare (type function report find-frame) (dynamic-extent report find-frame))
+  (let ((frame (funcall find-frame)))
+    (with-quiet-debugger ()
+      (event *job-id* (event-code :error) 0 type)
+      (funcall report)
+      (guarded (push-restarts condition) (failure) nil)
+      (let ((calls (calls-from frame condition)))
+        ;; Printing calls the user's methods, and there may be little stack left for them.
+        (if (typep condition 'storage-condition)
+            (lambda () (mapc #'push-call calls) nil)
+            (progn (mapc #'push-call calls) nil))))))

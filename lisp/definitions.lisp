@@ -1,0 +1,172 @@
+;;;; What the session defines, learnt where SBCL makes definitions: no form is ever read for it.
+
+(in-package "SBCL-HOST")
+
+(defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
+  "What the session defined: keys are lists of a kind and a name.")
+
+(defglobal **system-packages** '()
+  "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
+
+(defglobal **debug-declaimed** nil
+  "True once the user has declaimed a debug quality of his own.")
+
+(defun system-symbol-p (symbol)
+  "True when SYMBOL belongs to a package of the system's, or to none."
+  (let ((package (symbol-package symbol)))
+    (or (null package)
+        (and (member package **system-packages** :test #'eq) t)
+        (eql 3 (mismatch "SB-" (package-name package))))))
+
+(defun function-name-symbol (name)
+  "Return the symbol in NAME, a function name."
+  (if (consp name) (second name) name))
+
+(defun note-definition (kind name)
+  "Record that the session defined NAME, a symbol, function name or package name, as KIND."
+  (unless (and (member kind '(:function :variable :macro :class :type))
+               (let ((symbol (function-name-symbol name)))
+                 (or (not (symbolp symbol)) (system-symbol-p symbol))))
+    (setf (gethash (list kind name) **definitions**) t)))
+
+(defparameter *observed*
+  '((sb-impl::%defun :function first)
+    ((setf fdefinition) :function second)
+    ((setf symbol-function) :function second)
+    (sb-pcl::load-defgeneric :function first)
+    (sb-pcl::load-defmethod :function second)
+    (sb-c::%defmacro :macro first)
+    ((setf macro-function) :macro second)
+    (sb-c::%define-symbol-macro :macro first)
+    (sb-c::%define-compiler-macro :macro first)
+    (sb-impl::%defvar :variable first)
+    (sb-impl::%defparameter :variable first)
+    (sb-impl::%defconstant :variable first)
+    (sb-impl::%defglobal :variable first)
+    (sb-kernel::%defstruct :class defstruct-name)
+    (sb-kernel::%define-condition :class first)
+    (sb-pcl::load-defclass :class first)
+    ((setf find-class) :class second)
+    (sb-impl::%deftype :type first)
+    (sb-impl::%defpackage :package package-argument-name)
+    (make-package :package package-argument-name))
+  "The functions by which SBCL makes definitions: each with the kind of what it defines, and the function of its
+argument list that returns the name.")
+
+(defun defstruct-name (arguments)
+  "Return the name that %DEFSTRUCT is called with."
+  (sb-kernel:dd-name (first arguments)))
+
+(defun package-argument-name (arguments)
+  "Return the name that a package is made with."
+  (string (first arguments)))
+
+(defun observe-definitions ()
+  "Learn of definitions from now on."
+  (setf **system-packages** (remove *user-package* (list-all-packages)))
+  (loop for (function kind name) in *observed*
+        do (let ((kind kind) (name name))
+             (encapsulate function 'sbcl-host
+                          (lambda (function &rest arguments)
+                            (multiple-value-prog1 (apply function arguments)
+                              (note-definition kind (funcall name arguments)))))))
+  (encapsulate 'sb-c::%proclaim 'sbcl-host
+               (lambda (function form location)
+                 (multiple-value-prog1 (funcall function form location)
+                   (when (and (eq (car form) 'optimize)
+                              (null *load-truename*)
+                              (find 'debug (cdr form)
+                                    :key (lambda (quality) (if (consp quality) (car quality) quality))))
+                     (setf **debug-declaimed** t))))))
+
+(defun defined-p (kind name)
+  "True when NAME is still defined as KIND."
+  (ecase kind
+    (:function (and (fboundp name)
+                    (not (and (symbolp name) (macro-function name)))))
+    (:macro (or (and (symbolp name) (macro-function name))
+                (compiler-macro-function name)
+                (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))))
+    (:variable (member (sb-int:info :variable :kind name) '(:special :constant :global)))
+    (:class (find-class name nil))
+    (:type (sb-int:info :type :kind name))
+    (:package (find-package name))))
+
+(defun map-definitions (function)
+  "Call FUNCTION with kind and name of each thing that the session defined and that is still there."
+  (let ((entries '()))
+    (maphash (lambda (entry true) (declare (ignore true)) (push entry entries)) **definitions**)
+    (loop for (kind name) in entries
+          when (and (let ((symbol (function-name-symbol name)))
+                      (or (stringp symbol) (symbol-package symbol)))
+                    (defined-p kind name))
+            do (funcall function kind name))))
+
+;;; Removing them
+
+(defun remove-methods-of-session (generic-function)
+  "Remove from GENERIC-FUNCTION the methods that specialise on classes of the session."
+  (dolist (method (sb-mop:generic-function-methods generic-function))
+    (when (some (lambda (specializer)
+                  (and (typep specializer 'class)
+                       (class-name specializer)
+                       (gethash (list :class (class-name specializer)) **definitions**)))
+                (sb-mop:method-specializers method))
+      (remove-method generic-function method))))
+
+(defun remove-class (name)
+  "Forget the class NAME and its methods."
+  (let ((class (find-class name nil)))
+    (when class
+      (when (typep class 'standard-class)
+        (ignore-errors
+         (mapc #'remove-methods-of-session
+               (remove-duplicates
+                (mapcan (lambda (method)
+                          (let ((generic-function (sb-mop:method-generic-function method)))
+                            (and generic-function (list generic-function))))
+                        (copy-list (sb-mop:specializer-direct-methods class)))))))
+      (setf (find-class name) nil))))
+
+(defun remove-definition (kind name)
+  "Undo the definition of NAME as KIND."
+  (ecase kind
+    (:function (fmakunbound name))
+    (:macro (when (and (symbolp name) (macro-function name))
+              (fmakunbound name))
+     (when (compiler-macro-function name)
+       (setf (compiler-macro-function name) nil))
+     (when (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))
+       (unintern name (symbol-package name))))
+    ;; A symbol that was proclaimed special stays so: another one takes its place.
+    (:variable (unintern name (symbol-package name)))
+    (:class (remove-class name))
+    (:type (sb-int:clear-info :type :expander name)
+     (sb-int:clear-info :type :kind name))
+    (:package (let ((package (find-package name)))
+                (when package
+                  (dolist (user (package-used-by-list package))
+                    (unuse-package package user))
+                  (delete-package package))))))
+
+(defun remove-definitions ()
+  "Undo all that the session defined, packages last, and return what could not be undone as a list of names."
+  (setf *package* *user-package*
+        **debug-declaimed** nil)
+  (sb-ext:without-package-locks
+    (let ((left '()))
+      (flet ((remove-kinds (kinds)
+               (map-definitions (lambda (kind name)
+                                  (when (member kind kinds)
+                                    (guarded (remove-definition kind name) (failure) (push name left)))))))
+        (remove-kinds '(:function :macro :type))
+        (remove-kinds '(:class))
+        (remove-kinds '(:variable))
+        (remove-kinds '(:package)))
+      (do-symbols (symbol *user-package*)
+        (when (and (eq (symbol-package symbol) *user-package*)
+                   (boundp symbol)
+                   (not (constantp symbol)))
+          (guarded (unintern symbol *user-package*) (failure) (push symbol left))))
+      (clrhash **definitions**)
+      left)))

@@ -1,0 +1,260 @@
+;;;; Evaluating code form by form, and telling the host all that comes of it.
+
+(in-package "SBCL-HOST")
+
+;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
+;;; step conditions of debug 3 are what would cost). It applies lexically, so that it does not leak into a nested
+;;; COMPILE-FILE or LOAD.
+
+(defglobal **evaluation-lexenv** nil
+  "Cons of the global policy and the lexical environment that was made for it.")
+
+(defun evaluation-lexenv ()
+  "Return the lexical environment in which the user's forms are evaluated."
+  (let ((cached **evaluation-lexenv**))
+    (if (and cached (eq (car cached) sb-c::*policy*) (not **debug-declaimed**))
+        (cdr cached)
+        (let* ((policy (if **debug-declaimed**
+                           sb-c::*policy*
+                           (values (sb-c::process-optimize-decl
+                                    '(optimize (debug 3) (sb-c:insert-step-conditions 0))
+                                    sb-c::*policy*))))
+               (lexenv (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
+          (setf **evaluation-lexenv** (cons sb-c::*policy* lexenv))
+          lexenv))))
+
+;;; Warnings
+
+(defun record-warning (condition)
+  "Push a warning and muffle it, if that is possible."
+  (unless (typep condition 'sb-kernel:redefinition-warning)
+    (push-warning (type-name-text (class-name-of condition)) condition))
+  (let ((restart (find-restart 'muffle-warning condition)))
+    (when restart
+      (invoke-restart restart))))
+
+(defun push-warning (type condition)
+  "Push CONDITION as a warning of TYPE, a string."
+  (event *job-id* (event-code :warning) 0 type)
+  (with-quiet-debugger ()
+    (push-report (event-code :warning-text) condition)))
+
+(defun record-compiler-error (condition)
+  "Push what the compiler will turn into a run-time error, and let it do so."
+  (when (boundp 'sb-c::*compiler-error-bailout*)
+    (push-warning "COMPILE-TIME-ERROR" (sb-int:encapsulated-condition condition))
+    (let ((restart (find-restart 'continue condition)))
+      (when restart
+        (invoke-restart restart)))))
+
+;;; The end of an evaluation
+
+(defvar *abandon* nil
+  "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
+the evaluation. The argument is a function to call there, or NIL.")
+
+(defun abandon-evaluation (finish)
+  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail."
+  (funcall (the function *abandon*) finish))
+
+(defun fail-with (condition hook)
+  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation."
+  (abandon-evaluation
+   (capture (type-name-text (class-name-of condition))
+            (lambda ()
+              (push-report (event-code :error-text) condition)
+              (push-reader-position condition))
+            condition
+            (lambda () (error-frame hook)))))
+
+(defun enter-debugger (invoke-debugger condition)
+  "What INVOKE-DEBUGGER does: the user's *DEBUGGER-HOOK* comes first, as CLHS has it, then what the thread is bound to."
+  (let ((hook *debugger-hook*))
+    (when hook
+      (let ((*debugger-hook* nil))
+        (funcall hook condition hook))))
+  (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
+        (*abandon* (fail-with condition (frame-pointer-here)))
+        ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
+        (t (funcall invoke-debugger condition))))
+
+(defun abort-evaluation ()
+  "What the restart ABORT does."
+  (let ((hook (frame-pointer-here)))
+    (abandon-evaluation
+     (capture "ABORTED"
+              (lambda ()
+                (event *job-id* (event-code :error-text) 0
+                       "The code invoked the restart ABORT: the rest of it was not evaluated."))
+              nil
+              (lambda () (error-frame hook))))))
+
+(defun interrupt-evaluation (job-id reason)
+  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
+an interrupt. Unwinds without a condition, which the user's handlers would swallow."
+  (when (and *abandon* (eql job-id *job-id*))
+    (let ((hook (frame-pointer-here)))
+      (abandon-evaluation
+       (let ((*on-debugger* nil))
+         (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
+                  (lambda ())
+                  nil
+                  (lambda () (interrupted-frame hook))))))))
+
+;;; Reading
+
+(defvar *reading* nil
+  "The stream of the submitted code while a form is read from it.")
+(defvar *form-start* 0
+  "The position in the code where the form being read begins.")
+
+(defun line-and-column (text position)
+  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
+  (let* ((end (min position (length text)))
+         (newline (position #\Newline text :end end :from-end t)))
+    (values (1+ (count #\Newline text :end end))
+            (if newline (- end newline) (1+ end)))))
+
+(defvar *code* ""
+  "The submitted code.")
+
+(defun push-reader-position (condition)
+  "When CONDITION arose from reading the submitted code, push where."
+  (when (and *reading* (typep condition 'stream-error)
+             (eq *reading* (ignore-errors (stream-error-stream condition))))
+    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
+      (event *job-id* (event-code :error-text) 0
+             (if (typep condition 'end-of-file)
+                 (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
+                   (format nil "~%The code ends at line ~D, column ~D, within the form that begins at line ~D, ~
+                                column ~D: a closing parenthesis or quote is missing."
+                           line column start-line start-column))
+                 (format nil "~%Line ~D, column ~D of the code." line column))))))
+
+(defun whitespace-end (stream)
+  "Skip whitespace of STREAM and return its position."
+  (peek-char t stream nil)
+  (file-position stream))
+
+(defun read-form (stream end)
+  "Read the next form from STREAM, or return END."
+  (let ((*reading* stream)
+        (*form-start* (whitespace-end stream)))
+    (with-boundary ()
+      (read stream nil end))))
+
+;;; Evaluating
+
+(defun evaluate-form (form)
+  "Return a list of the values of FORM."
+  (multiple-value-list
+   (with-boundary ()
+     (sb-impl::eval-tlf form 0 (evaluation-lexenv)))))
+
+(defun evaluate-form-with-restarts (form)
+  "Return a list of the values of FORM, which may be evaluated again, or aborted, from within."
+  (loop
+    (block retry
+      (return
+        (restart-bind ((abort #'abort-evaluation
+                         :report-function (lambda (stream) (write-string "Return to top level." stream)))
+                       (retry (lambda () (return-from retry))
+                         :report-function (lambda (stream)
+                                            (write-string "Evaluate this form again." stream))))
+          (let ((values (progn (setf - form) (evaluate-form form))))
+            (shiftf +++ ++ + form)
+            (shiftf /// // / values)
+            (shiftf *** ** * (first values))
+            values))))))
+
+(defun evaluate-forms (code)
+  "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
+  (let ((stream (make-string-input-stream code))
+        (values '()))
+    (loop
+      (let ((form (read-form stream stream)))
+        (when (eq form stream)
+          (return values))
+        (setf values (evaluate-form-with-restarts form))))))
+
+(defun find-user-package (name)
+  "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."
+  (or (find-package name)
+      (find-package (string-upcase name))
+      (let ((near (near-names (string-upcase name) (mapcar #'package-name (list-all-packages)))))
+        (error 'sb-kernel:simple-package-error
+               :package name
+               :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
+               :format-arguments (list name near)))))
+
+(defun call-with-user-package (name function)
+  "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
+  (declare (type function function))
+  (unless (package-name *package*)
+    (setf *package* *user-package*))
+  (if (string= name "")
+      (funcall function)
+      (let ((*package* (with-boundary () (find-user-package name))))
+        (funcall function))))
+
+(defun call-until-abandoned (function)
+  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it was abandoned."
+  (declare (type function function))
+  (let ((finish
+          (block evaluation
+            (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
+                  (*on-debugger* nil)
+                  (*debugger-hook* nil))
+              (return-from call-until-abandoned (values (funcall function) t))))))
+    (when finish
+      (funcall (the function finish)))
+    (values nil nil)))
+
+(defun call-with-recorded-warnings (function)
+  "Call FUNCTION as one compilation unit whose warnings are pushed. It must not be left but by returning, for a unit
+that is left otherwise says so on the standard streams."
+  (declare (type function function))
+  (handler-bind ((warning #'record-warning)
+                 (sb-c:compiler-error #'record-compiler-error))
+    (with-compilation-unit (:override t)
+      (funcall function))))
+
+(defun evaluate-and-print (code package)
+  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."
+  (nth-value
+   1 (call-until-abandoned
+      (lambda ()
+        (multiple-value-bind (values success)
+            (let ((*code* code))
+              (call-with-recorded-warnings
+               (lambda ()
+                 (call-until-abandoned
+                  (lambda ()
+                    (call-with-user-package package (lambda () (evaluate-forms code))))))))
+          (if success
+              (mapc #'push-value values)
+              (abandon-evaluation nil)))))))
+
+(defun run-timed (function)
+  "Return the value of FUNCTION and push what it took."
+  (declare (type function function))
+  (let ((real (get-internal-real-time))
+        (run (get-internal-run-time))
+        (gc sb-ext:*gc-run-time*)
+        (bytes (sb-ext:get-bytes-consed)))
+    (flet ((milliseconds (units)
+             (round (* 1000 units) internal-time-units-per-second)))
+      (prog1 (funcall function)
+        (event *job-id* (event-code :bytes-consed) (- (sb-ext:get-bytes-consed) bytes))
+        (event *job-id* (event-code :time-real) (milliseconds (- (get-internal-real-time) real)))
+        (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
+        (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
+
+(defun run-evaluation (job)
+  "Do an :EVALUATE job. Return true when it succeeded."
+  (call-with-job-streams
+   (lambda ()
+     (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+       (if (logtest +evaluate-timing+ (job-flags job))
+           (run-timed #'run)
+           (run))))))

@@ -1,0 +1,124 @@
+;;;; The host's functions as Lisp sees them: the contract of ffi/sbcl_host.h. The only file with alien code.
+
+(in-package "SBCL-HOST")
+
+(defconstant +contract+ 1
+  "SBCL_HOST_CONTRACT: bump it with the header.")
+
+;;; enum sbcl_lane
+(defconstant +evaluation-lane+ 0)
+(defconstant +inspection-lane+ 1)
+(defconstant +control-lane+ 2)
+
+(macrolet ((define-codes (type documentation &rest codes)
+             `(progn
+                (eval-when (:compile-toplevel :load-toplevel :execute)
+                  (defun ,(intern (format nil "~A-CODE" type)) (name)
+                    ,documentation
+                    (or (getf ',codes name) (error "no ~A ~S" ',type name))))
+                (define-compiler-macro ,(intern (format nil "~A-CODE" type)) (&whole form name)
+                  (if (keywordp name) (getf ',codes name) form)))))
+  (define-codes job "Return the number of an sbcl_job_kind."
+    :evaluate 1 :reset 2 :definitions 3 :describe 4 :interrupt 5)
+  (define-codes event "Return the number of an sbcl_event."
+    :done 0 :stdout 1 :stderr 2 :warning 3 :warning-text 4 :value 5 :value-text 6
+    :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
+    :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
+    :item 19 :item-text 20 :notice 21)
+  (define-codes item "Return the number of an sbcl_item."
+    :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9))
+
+(defconstant +evaluate-timing+ 1
+  "Flag of :EVALUATE: measure it.")
+(defconstant +interrupt-timeout+ 1
+  "Flag of :INTERRUPT: the time limit has passed.")
+
+(deftype text ()
+  "Text as it crosses: UTF-32."
+  '(simple-array character (*)))
+
+(declaim (type (unsigned-byte 64) **next-job** **event**))
+(defglobal **next-job** 0
+  "Address of the host's next_job.")
+(defglobal **event** 0
+  "Address of the host's event.")
+
+(defun host-started-p ()
+  "True once there is a host to serve."
+  (plusp **event**))
+
+(defmacro calling-host (form)
+  "Evaluate FORM, a call of the host, as the contract asks: an interrupt that unwound through the host's frames would
+be undefined behaviour, and Lisp's float traps would kill it."
+  `(without-interrupts
+     (with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
+       ,form)))
+
+(defun call-event (job kind number address length)
+  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text."
+  (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
+           (type (signed-byte 64) number) (type system-area-pointer address))
+  (eql 1 (calling-host
+          (alien-funcall (sap-alien (int-sap **event**)
+                                    (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
+                                              system-area-pointer (unsigned 64)))
+                         job kind number address length))))
+
+(defun event-text (job kind number text start end)
+  "Push an event with the characters of TEXT, any string, from START below END. Return as CALL-EVENT does."
+  (declare (type string text) (type index start end))
+  (if (typep text 'text)
+      (with-pinned-objects (text)
+        (call-event job kind number (sap+ (vector-sap text) (* 4 start)) (- end start)))
+      (let ((copy (make-string (- end start))))
+        (replace copy text :start2 start :end2 end)
+        (event-text job kind number copy 0 (length copy)))))
+
+(defun event (job kind &optional (number 0) (text ""))
+  "Push an event of KIND, an event code, with a NUMBER and a TEXT."
+  (declare (type string text))
+  (if (zerop (length text))
+      (call-event job kind number (int-sap 0) 0)
+      (event-text job kind number text 0 (length text))))
+
+(defstruct (job (:copier nil) (:predicate nil))
+  "One job, copied from the host's struct sbcl_job."
+  (id 0 :type (unsigned-byte 64))
+  (kind 0 :type (unsigned-byte 32))
+  (flags 0 :type (unsigned-byte 32))
+  (argument 0 :type (unsigned-byte 64))
+  (text "" :type text)
+  (name "" :type text))
+
+(defun copy-text (address length)
+  "Return the LENGTH characters at the integer ADDRESS as a fresh string."
+  (declare (type (unsigned-byte 64) address) (type index length))
+  (let ((text (make-string length)))
+    (unless (zerop length)
+      (with-pinned-objects (text)
+        (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap text) 0 (* 4 length))))
+    text))
+
+(defun next-job (lane)
+  "Wait for the next job of LANE and return it, or NIL when the lane is to end."
+  (let ((words (make-array 7 :element-type '(unsigned-byte 64) :initial-element 0)))
+    (when (eql 1 (with-pinned-objects (words)
+                   (calling-host
+                    (alien-funcall (sap-alien (int-sap **next-job**)
+                                              (function (signed 32) (unsigned 32) system-area-pointer))
+                                   lane (vector-sap words)))))
+      (make-job :id (aref words 0)
+                :kind (ldb (byte 32 0) (aref words 1))
+                :flags (ldb (byte 32 32) (aref words 1))
+                :argument (aref words 2)
+                :text (copy-text (aref words 3) (aref words 4))
+                :name (copy-text (aref words 5) (aref words 6))))))
+
+(define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
+  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version."
+  (when (eql +contract+ (sap-ref-32 host 0))
+    (setf **next-job** (sap-ref-64 host 24)
+          **event** (sap-ref-64 host 32))
+    (start-lanes :seed (sap-ref-64 host 8)
+                 :user-init (eql 1 (sap-ref-64 host 16))))
+  +contract+)

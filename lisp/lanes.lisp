@@ -1,0 +1,136 @@
+;;;; The Lisp threads that pull jobs from the host.
+
+(in-package "SBCL-HOST")
+
+(defglobal **evaluation-thread** nil
+  "The thread of the evaluation lane.")
+(defglobal **inspection-thread** nil
+  "The thread of the inspection lane.")
+
+(defun done (job success)
+  "Tell the host that JOB is over."
+  (event (job-id job) (event-code :done) (if success 0 1)))
+
+(defun run-reset ()
+  "Do a :RESET job."
+  (dolist (thread (user-threads))
+    (ignore-errors (sb-thread:terminate-thread thread)))
+  (setf * nil ** nil *** nil + nil ++ nil +++ nil / nil // nil /// nil - nil)
+  (let ((left (remove-definitions)))
+    (when left
+      (event *job-id* (event-code :notice) 0
+             (format nil "Could not be removed: ~{~A~^, ~}." left))))
+  (restore-user-variables)
+  t)
+
+(defglobal **user-variables** '()
+  "Printer and reader variables with the values that a session begins with.")
+
+(defun remember-user-variables ()
+  "Take the present values of the printer and reader variables as those that a session begins with."
+  (setf **user-variables**
+        (mapcar (lambda (variable) (cons variable (symbol-value variable)))
+                '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
+                  *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
+                  *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval*
+                  *read-suppress* *readtable* sb-ext:*evaluator-mode* sb-ext:*invoke-debugger-hook* *debugger-hook*
+                  *break-on-signals* *macroexpand-hook* *gensym-counter* *features* sb-c::*policy*
+                  *default-pathname-defaults*))))
+
+(defun restore-user-variables ()
+  "Give the printer and reader variables the values that a session begins with."
+  (loop for (variable . value) in **user-variables**
+        do (setf (symbol-value variable)
+                 (case variable
+                   (*readtable* (copy-readtable nil))
+                   (*print-pprint-dispatch* (copy-pprint-dispatch nil))
+                   (t value)))))
+
+(defun run-guarded-inspection (function)
+  "Call FUNCTION, a question, and return true; when it fails, push the error and return false."
+  (nth-value 1 (call-until-abandoned
+                (lambda ()
+                  (with-boundary ()
+                    (funcall (the function function)))))))
+
+(defun run-interrupt (job)
+  "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
+  (let ((target (job-argument job))
+        (reason (job-flags job)))
+    (dolist (thread (list **evaluation-thread** **inspection-thread**))
+      (ignore-errors
+       (sb-thread:interrupt-thread thread (lambda () (interrupt-evaluation target reason)))))))
+
+(defun run-job (job)
+  "Do JOB. Return true when it succeeded."
+  (let ((kind (job-kind job)))
+    (cond ((eql kind (job-code :evaluate)) (run-evaluation job))
+          ((eql kind (job-code :reset)) (run-reset))
+          ((eql kind (job-code :definitions))
+           (run-guarded-inspection #'push-definitions))
+          ((eql kind (job-code :describe))
+           (run-guarded-inspection (lambda () (push-description (job-text job) (job-name job)))))
+          ((eql kind (job-code :interrupt)) (run-interrupt job) t))))
+
+(defun run-lane (lane)
+  "Do the jobs of LANE until the host ends it."
+  (let ((*outer-restarts* (compute-restarts)))
+    (loop for job = (next-job lane)
+          while job
+          do (let ((success nil))
+               (unwind-protect
+                    (let ((*job-id* (job-id job)))
+                      (setf success (run-job job)))
+                 (done job success))))))
+
+(defun start-lane (lane name)
+  "Start the thread NAME for LANE."
+  (let ((thread (sb-thread::start-thread
+                 (sb-thread::%make-thread name nil (sb-thread:make-semaphore))
+                 (lambda () (run-lane lane))
+                 '())))
+    (push thread **host-threads**)
+    thread))
+
+(defun start-lanes (&key seed user-init)
+  "Start the Lisp threads."
+  (setf *random-state* (sb-ext:seed-random-state seed))
+  (redirect-global-streams)
+  (remember-user-variables)
+  (when user-init
+    (guarded (load-user-init) (failure) nil))
+  (setf **evaluation-thread** (start-lane +evaluation-lane+ "evaluation")
+        **inspection-thread** (start-lane +inspection-lane+ "inspection"))
+  (start-lane +control-lane+ "control"))
+
+(defun redirect-global-streams ()
+  "Send what threads of nobody in particular print to the host, and let nobody read from the terminal."
+  (let* ((out (make-host-stream (event-code :stdout)))
+         (err (make-host-stream (event-code :stderr)))
+         (io (make-two-way-stream (make-concatenated-stream) out)))
+    ;; Owned by no thread: nothing is kept back, so threads may share them.
+    (setf (host-stream-owner out) nil
+          (host-stream-owner err) nil)
+    (setf *standard-output* out
+          *error-output* err
+          *trace-output* err
+          *standard-input* (make-concatenated-stream)
+          *query-io* io
+          *debug-io* io
+          *terminal-io* io)))
+
+(defun load-user-init ()
+  "Load the user's init file, if there is one."
+  (let ((file (merge-pathnames ".sbclrc" (user-homedir-pathname))))
+    (when (probe-file file)
+      (load file))))
+
+(defun prepare-core ()
+  "Change SBCL in the few places where it must know of the host. Done once, before the core is saved."
+  (setf **core-systems** (already-loaded-systems))
+  ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
+  (asdf:clear-configuration)
+  (observe-definitions)
+  (adopt-user-threads)
+  (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (refuse-exit))

@@ -1,0 +1,99 @@
+;;;; Printing for the host. Every object is hostile: its methods may fail, loop, and print without end.
+
+(in-package "SBCL-HOST")
+
+(defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
+  "Evaluate BODY under known printer and reader variables, whatever the user's are; *PACKAGE* stays."
+  `(let ((*print-array* t) (*print-base* 10) (*print-case* :upcase) (*print-circle* nil) (*print-escape* t)
+         (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
+         (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
+         (*print-pretty* nil) (*print-radix* nil) (*print-readably* nil) (*print-right-margin* nil)
+         (*read-base* 10) (*read-default-float-format* 'single-float) (*read-eval* t) (*read-suppress* nil)
+         (*readtable* sb-impl::*standard-readtable*)
+         (sb-ext:*evaluator-mode* :compile)
+         (sb-ext:*print-vector-length* nil)
+         (sb-ext:*suppress-print-errors* nil)
+         (sb-int:*print-condition-references* nil))
+     ,@body))
+
+(defvar *on-debugger* nil
+  "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")
+
+(defun call-guarded (function failure)
+  "Return the values of FUNCTION, or of FAILURE called with the condition when FUNCTION signals something serious or
+enters the debugger."
+  (declare (type function function failure) (dynamic-extent function failure))
+  (let ((condition
+          (block guard
+            (return-from call-guarded
+              (let ((*on-debugger* (lambda (condition) (return-from guard condition)))
+                    (*debugger-hook* nil)
+                    (*break-on-signals* nil))
+                (handler-bind ((serious-condition (lambda (condition) (return-from guard condition)))
+                               (warning (lambda (warning)
+                                          (let ((restart (find-restart 'muffle-warning warning)))
+                                            (when restart (invoke-restart restart))))))
+                  (funcall function)))))))
+    (funcall failure condition)))
+
+(defmacro guarded (form (condition) &body failure)
+  "Return the values of FORM; when it fails, of FAILURE with CONDITION bound."
+  `(call-guarded (lambda () ,form)
+                 (lambda (,condition) (declare (ignorable ,condition)) ,@failure)))
+
+(defun class-name-of (object)
+  "Return the name of OBJECT's class, or T."
+  (or (guarded (class-name (class-of object)) (c) nil) t))
+
+(defvar *user-package* (find-package "COMMON-LISP-USER")
+  "The package from which a reader is taken to read type names.")
+
+(defun type-name-text (name)
+  "Return NAME, a type name, as a reader in CL-USER would have to write it."
+  (with-server-syntax ()
+    (let ((*package* *user-package*))
+      (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
+
+(defun push-text (kind function)
+  "Call FUNCTION with a stream whose text goes to the host as events of KIND, as much of it as the host wants. When
+FUNCTION fails, return the condition, else NIL."
+  (declare (type function function) (dynamic-extent function))
+  (let ((stream (make-host-stream kind :limited t)))
+    (catch 'enough
+      (guarded (progn (funcall function stream)
+                      (flush-host-stream stream)
+                      nil)
+          (condition)
+        (flush-host-stream stream)
+        condition))))
+
+(defun push-unprintable (kind object)
+  "Push the text that stands for OBJECT, which cannot be printed."
+  (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
+
+(defun atomic-p (object)
+  "True when OBJECT prints without printing other objects, so that it needs no search for circles."
+  (typep object '(or number symbol character string pathname package function)))
+
+(defun push-value (value)
+  "Push VALUE as the user's printer variables have it, pretty and safe from circles."
+  (event *job-id* (event-code :value))
+  (let ((*print-readably* nil)
+        (*print-escape* t)
+        (*print-length* (or *print-length* 100))
+        (*print-level* (or *print-level* 10))
+        (*print-circle* (not (atomic-p value)))
+        (sb-ext:*suppress-print-errors* nil))
+    (when (push-text (event-code :value-text) (lambda (stream) (write value :stream stream)))
+      (event *job-id* (event-code :value) 1)
+      (push-unprintable (event-code :value-text) value))))
+
+(defun push-report (kind condition)
+  "Push what CONDITION reports of itself as events of KIND, without pretty line breaks."
+  (with-server-syntax (:length 1000 :level 50)
+    (let ((*print-circle* t)
+          (*print-escape* nil))
+      (let ((failure (push-text kind (lambda (stream) (princ condition stream)))))
+        (when failure
+          (event *job-id* kind 0 (format nil "(the condition's report failed: ~A)"
+                                         (type-name-text (class-name-of failure)))))))))

@@ -1,0 +1,71 @@
+;;;; Threads that the user's code starts: they work for the evaluation that started them, and cannot end the process.
+
+(in-package "SBCL-HOST")
+
+(defglobal **host-threads** '()
+  "The threads of the lanes.")
+
+(defun contain-thread (condition hook)
+  "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
+  (with-quiet-debugger ()
+    (let ((stream *error-output*))
+      (guarded (with-server-syntax ()
+                 (format stream "~&Error in thread ~A: ~A~%"
+                         (or (sb-thread:thread-name sb-thread:*current-thread*) "(unnamed)")
+                         (type-name-text (class-name-of condition)))
+                 (let ((*print-escape* nil))
+                   (princ condition stream))
+                 (terpri stream)
+                 (unless (typep condition 'storage-condition)
+                   (loop for (number . frame) in (user-frames (error-frame hook))
+                         for call = (frame-call number frame condition)
+                         repeat 20
+                         do (format stream "~D: (~S~{ ~S~})~%" number (call-name call)
+                                    (sb-int:ensure-list (call-arguments call))))))
+          (failure)
+        (format stream "~&(the condition's report failed)~%"))))
+  (sb-thread:abort-thread))
+
+(defun call-as-thread-of-job (job-id function arguments)
+  "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
+  (let ((*job-id* job-id)
+        (*outer-restarts* (compute-restarts)))
+    (call-with-job-streams
+     (lambda ()
+       (with-boundary ()
+         (apply function arguments))))))
+
+(defun adopt-user-threads ()
+  "Make the threads that evaluations start work for the evaluation that started them."
+  (encapsulate 'sb-thread::start-thread 'sbcl-host
+               (lambda (start thread function arguments)
+                 (if (plusp *job-id*)
+                     (let ((job-id *job-id*)
+                           (function (sb-kernel:%coerce-callable-to-fun function)))
+                       (funcall start thread
+                                (lambda (&rest arguments)
+                                  (call-as-thread-of-job job-id function arguments))
+                                arguments))
+                     (funcall start thread function arguments)))))
+
+(defun user-threads ()
+  "Return the threads that are neither the server's nor the system's."
+  (remove-if (lambda (thread)
+               (or (member thread **host-threads** :test #'eq)
+                   (eq thread (sb-thread:main-thread))
+                   (sb-thread::thread-ephemeral-p thread)))
+             (sb-thread:list-all-threads)))
+
+(define-condition exit-refused (error)
+  ()
+  (:report "EXIT was called: the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
+  (:documentation "User's code tried to end the process."))
+
+(defun refuse-exit ()
+  "Make EXIT and its like an error."
+  (dolist (function '(sb-ext:exit sb-ext:quit))
+    (encapsulate function 'sbcl-host
+                 (lambda (exit &rest arguments)
+                   (if (host-started-p)
+                       (error 'exit-refused)
+                       (apply exit arguments))))))

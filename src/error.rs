@@ -1,0 +1,107 @@
+//! The library's errors. A Lisp error is not one of them: it is an [`Outcome`](crate::Outcome).
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// A setting out of its range.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{setting} {value} is out of range: allowed is {allowed}")]
+pub struct LimitError {
+    /// The setting's name.
+    pub setting: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What is allowed, in words.
+    pub allowed: String,
+}
+
+impl LimitError {
+    pub(crate) fn check(
+        setting: &'static str,
+        unit: &str,
+        value: u64,
+        range: RangeInclusive<u64>,
+    ) -> Result<(), Self> {
+        if range.contains(&value) {
+            Ok(())
+        } else {
+            Err(Self {
+                setting,
+                value: value.to_string(),
+                allowed: format!("{} to {} {unit}", range.start(), range.end()),
+            })
+        }
+    }
+}
+
+/// Why the image could not be booted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BootError {
+    /// There is one image a process, and it was booted before (or is being booted now).
+    #[error("SBCL is booted already: there is one image a process; share its Session")]
+    AlreadyBooted,
+    /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
+    #[error("an earlier boot of SBCL failed in this process; start a new process")]
+    BootFailed,
+    /// A size is out of range.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// `libsbcl` could not be loaded.
+    #[error("cannot load SBCL's runtime library {path}: {reason}")]
+    Library {
+        /// The library's file.
+        path: PathBuf,
+        /// What the loader said.
+        reason: String,
+    },
+    /// The core could not be read.
+    #[error("cannot use the SBCL core {path}: {reason}")]
+    Core {
+        /// The core's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Library and core were made for another version of this crate.
+    #[error(
+        "the SBCL core speaks version {found} of the host contract, this program speaks {expected}: \
+         rebuild it from this version's sources, or do not pass a core of your own"
+    )]
+    Contract {
+        /// This crate's version of the contract.
+        expected: u32,
+        /// The core's.
+        found: u32,
+    },
+    /// `initialize_lisp` gave up.
+    #[error("SBCL's runtime failed to start (status {0}); its own message is on stderr")]
+    Runtime(i32),
+    /// The operating system refused something.
+    #[error("cannot {what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Why a question about the image got no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InspectError {
+    /// Lisp signalled an error, for instance for a package that there is none of.
+    #[error("{kind}: {message}")]
+    Lisp {
+        /// The condition's class name.
+        kind: String,
+        /// Its report.
+        message: String,
+    },
+    /// It took too long: printing something of the session's does not end.
+    #[error("the inspection did not finish within {0} seconds: a print method of the session's may not end")]
+    Timeout(u64),
+}

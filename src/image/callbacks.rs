@@ -1,0 +1,67 @@
+//! The functions that Lisp calls.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
+use super::protocol::{Event, Host, Job, Lane, Text};
+use super::signals;
+
+static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
+
+/// The job that each lane works on: Lisp reads its texts after `next_job` has returned.
+static CURRENT: [Mutex<Option<Job>>; Lane::COUNT] = [const { Mutex::new(None) }; Lane::COUNT];
+
+/// Makes `host` the one that Lisp calls and returns the table of functions for it.
+///
+/// # Panics
+/// When called twice: there is one image a process.
+pub(super) fn install(host: Arc<dyn Host>, seed: u64, user_init: bool) -> &'static sbcl_host {
+    assert!(HOST.set(host).is_ok(), "the host is installed once");
+    Box::leak(Box::new(sbcl_host {
+        contract: SBCL_HOST_CONTRACT,
+        size: u32::try_from(size_of::<sbcl_host>()).expect("a small structure"),
+        seed,
+        user_init: u64::from(user_init),
+        next_job: Some(next_job),
+        event: Some(event),
+    }))
+}
+
+/// `sbcl_host.next_job`.
+unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
+    let _in_host = signals::enter_host();
+    let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
+        return 0;
+    };
+    let Ok(Some(job)) = catch_unwind(AssertUnwindSafe(|| host.next_job(lane))) else {
+        return 0;
+    };
+    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_job.
+    unsafe { out.write(job.to_raw()) };
+    // The texts' buffers do not move with the job.
+    *CURRENT[lane as usize].lock() = Some(job);
+    1
+}
+
+/// `sbcl_host.event`.
+unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, length: u64) -> i32 {
+    let _in_host = signals::enter_host();
+    let text = match usize::try_from(length) {
+        Ok(length) if length > 0 && !text.is_null() => {
+            // SAFETY: the contract has Lisp pass `length` characters in a pinned string, which nothing else may move
+            // or free during the call. Another Lisp thread may write to it: a torn read is some other code point.
+            unsafe { std::slice::from_raw_parts(text, length) }
+        }
+        _ => &[],
+    };
+    let Some(event) = Event::from_raw(kind, number, Text(text)) else {
+        return 0;
+    };
+    let Some(host) = HOST.get() else { return 0 };
+    catch_unwind(AssertUnwindSafe(|| host.event(job, event))).map_or(0, i32::from)
+}

@@ -1,0 +1,161 @@
+//! Where libsbcl and the core come from, and loading the former.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
+
+use super::bindings::sbcl_host;
+use crate::config::ImageConfig;
+use crate::error::BootError;
+
+unsafe extern "C" {
+    // ffi/embed.S
+    static sbcl_embedded_core_start: u8;
+    static sbcl_embedded_library_start: u8;
+    static sbcl_embedded_library_end: u8;
+}
+
+type InitializeLisp = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) -> c_int;
+type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
+
+/// A core and where it is.
+#[derive(Debug)]
+pub(super) enum Core {
+    /// A file of its own.
+    File(PathBuf),
+    /// In the ELF section `lisp.core` of this file, which SBCL maps in place.
+    Section(PathBuf),
+}
+
+/// libsbcl, loaded for good.
+pub(super) struct Runtime {
+    library: &'static Library,
+    pub(super) core: Core,
+}
+
+impl Runtime {
+    /// Loads libsbcl from the configured directory, or the one that this program carries.
+    pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
+        let (path, core) = match &config.core_dir {
+            Some(directory) => {
+                let core = directory.join("sbcl.core");
+                if !core.is_file() {
+                    return Err(BootError::Core { path: core, reason: "no such file".to_owned() });
+                }
+                let library = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
+                (library, Core::File(core))
+            }
+            None => (embedded_library()?, Core::Section(containing_file()?)),
+        };
+        // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL because SBCL looks its
+        // variables up with dlsym(RTLD_DEFAULT, …).
+        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
+            .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
+        // Never unloaded: Lisp's threads run in it.
+        let library = Box::leak(Box::new(library));
+        Ok(Self { library, core })
+    }
+
+    fn symbol<T>(&self, name: &str) -> Result<Symbol<T>, BootError> {
+        // SAFETY: the callers name the types of ffi/sbcl_host.h and of SBCL's runtime, pinned to one version.
+        unsafe { self.library.get(name.as_bytes()) }
+            .map_err(|error| BootError::Library { path: PathBuf::from(name), reason: error.to_string() })
+    }
+
+    /// The shim's `sbcl_host_is_lisp_thread`.
+    pub(super) fn is_lisp_thread(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
+        Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
+    }
+
+    /// Runs `initialize_lisp` with these arguments. Its status.
+    ///
+    /// # Safety
+    /// Once a process, on a thread that may get another signal mask.
+    pub(super) unsafe fn initialize(&self, arguments: &[CString]) -> Result<c_int, BootError> {
+        let initialize: Symbol<InitializeLisp> = self.symbol("initialize_lisp")?;
+        let set_path: Symbol<unsafe extern "C" fn(*const c_char)> = self.symbol("sbcl_host_set_runtime_path")?;
+        // SBCL keeps pointers into both arrays.
+        let argv: &mut Vec<*const c_char> =
+            Box::leak(Box::new(arguments.to_vec().leak().iter().map(|a| a.as_ptr()).collect()));
+        let argc = c_int::try_from(argv.len()).expect("a few arguments");
+        argv.push(std::ptr::null());
+        // SAFETY: `environ` is the C library's own array, which SBCL reads during the call; the path and argv are
+        // leaked, null-terminated and stay unchanged. The rest is the caller's.
+        unsafe {
+            set_path(argv[0]);
+            Ok(initialize(argc, argv.as_ptr(), environ.cast()))
+        }
+    }
+
+    /// Calls the core's `sbcl_host_start` and returns its contract version; `None` when the core has none.
+    ///
+    /// # Safety
+    /// After [`initialize`](Self::initialize) has returned, with a table that lives for ever.
+    pub(super) unsafe fn start(&self, host: &'static sbcl_host) -> Result<Option<u32>, BootError> {
+        let start: Symbol<*mut Option<HostStart>> = self.symbol("sbcl_host_start")?;
+        // SAFETY: the symbol is a variable of this type, set while SBCL started.
+        let start = unsafe { **start };
+        // SAFETY: the caller's.
+        Ok(start.map(|start| unsafe { start(host) }))
+    }
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// The embedded library as a file that the loader can open.
+#[cfg(target_os = "linux")]
+fn embedded_library() -> Result<PathBuf, BootError> {
+    use std::io::Write;
+    use std::os::fd::{FromRawFd, IntoRawFd};
+
+    // SAFETY: the symbols delimit bytes that ffi/embed.S put into this program.
+    let bytes = unsafe {
+        let start = &raw const sbcl_embedded_library_start;
+        std::slice::from_raw_parts(start, (&raw const sbcl_embedded_library_end).offset_from_unsigned(start))
+    };
+    let os = |source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source };
+    // SAFETY: a literal name; the result is checked before it is used.
+    let fd = unsafe { libc::memfd_create(c"libsbcl.so".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(os(std::io::Error::last_os_error()));
+    }
+    // SAFETY: just made, and nobody else's.
+    let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
+    file.write_all(bytes).map_err(os)?;
+    // The mapping outlives the descriptor, but the descriptor must live until the library is opened.
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn embedded_library() -> Result<PathBuf, BootError> {
+    Err(BootError::Library {
+        path: PathBuf::from("(embedded)"),
+        reason: "on this platform, name the directory that holds libsbcl and sbcl.core (--core)".to_owned(),
+    })
+}
+
+/// The file that this code was loaded from: the program, or the shared object that it is linked into.
+fn containing_file() -> Result<PathBuf, BootError> {
+    // SAFETY: Dl_info is plain data, and the address is one of ours.
+    let (found, info) = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let address = (&raw const sbcl_embedded_core_start).cast::<c_void>();
+        (libc::dladdr(address, &raw mut info), info)
+    };
+    if found == 0 || info.dli_fname.is_null() {
+        return std::env::current_exe().map_err(|source| BootError::Os { what: "find this program's file", source });
+    }
+    // SAFETY: dladdr returned it as a C string that lives as long as the object is loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+    // For the main program the loader gives argv[0], which need not be a path.
+    if std::env::args_os().next().is_some_and(|program| program == path) {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
+    Ok(path.to_owned())
+}

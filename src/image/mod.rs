@@ -1,0 +1,15 @@
+//! The image: libsbcl and its core, loaded into this process once and never unloaded.
+//!
+//! This module holds all the unsafe code. What crosses to Lisp and back is laid down in `ffi/sbcl_host.h`.
+
+#[allow(unsafe_code, dead_code, missing_docs, unreachable_pub, non_camel_case_types, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
+mod bindings;
+mod boot;
+mod callbacks;
+mod library;
+mod protocol;
+pub(crate) mod signals;
+
+pub(crate) use boot::boot;
+pub(crate) use protocol::{Event, Host, Interrupt, Item, Job, JobKind, Lane, Text};

@@ -1,0 +1,226 @@
+//! The contract of `ffi/sbcl_host.h` in Rust terms, without pointers.
+
+use super::bindings::{self, sbcl_event, sbcl_interrupt, sbcl_item, sbcl_job_kind, sbcl_lane};
+
+/// A Lisp thread that pulls jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Runs the user's code.
+    Evaluation,
+    /// Answers questions about the image.
+    Inspection,
+    /// Interrupts the other two.
+    Control,
+}
+
+impl Lane {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 3;
+
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        match code {
+            sbcl_lane::SBCL_LANE_EVALUATION => Some(Self::Evaluation),
+            sbcl_lane::SBCL_LANE_INSPECTION => Some(Self::Inspection),
+            sbcl_lane::SBCL_LANE_CONTROL => Some(Self::Control),
+            _ => None,
+        }
+    }
+}
+
+/// Why a job is interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interrupt {
+    /// Its time limit has passed.
+    Timeout,
+    /// Its client does not want it any more.
+    Cancel,
+}
+
+/// What a job asks of Lisp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JobKind {
+    /// Evaluate the text, in the package of that name if there is one.
+    Evaluate {
+        /// Measure it.
+        timing: bool,
+    },
+    /// Remove what the session defined.
+    Reset,
+    /// List what the session defined.
+    Definitions,
+    /// Say what the symbol in the text means.
+    Describe,
+    /// Interrupt another job.
+    Interrupt {
+        /// The other job.
+        target: u64,
+        /// Why.
+        reason: Interrupt,
+    },
+}
+
+/// One job, its texts in UTF-32 as Lisp takes them.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    pub(crate) kind: JobKind,
+    pub(crate) text: Vec<u32>,
+    pub(crate) name: Vec<u32>,
+}
+
+impl Job {
+    /// The job in C's form. It points into `self`.
+    pub(super) fn to_raw(&self) -> bindings::sbcl_job {
+        let (kind, flags, argument) = match self.kind {
+            JobKind::Evaluate { timing } => {
+                (sbcl_job_kind::SBCL_JOB_EVALUATE, if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }, 0)
+            }
+            JobKind::Reset => (sbcl_job_kind::SBCL_JOB_RESET, 0, 0),
+            JobKind::Definitions => (sbcl_job_kind::SBCL_JOB_DEFINITIONS, 0, 0),
+            JobKind::Describe => (sbcl_job_kind::SBCL_JOB_DESCRIBE, 0, 0),
+            JobKind::Interrupt { target, reason } => (
+                sbcl_job_kind::SBCL_JOB_INTERRUPT,
+                match reason {
+                    Interrupt::Timeout => sbcl_interrupt::SBCL_INTERRUPT_TIMEOUT,
+                    Interrupt::Cancel => sbcl_interrupt::SBCL_INTERRUPT_CANCEL,
+                },
+                target,
+            ),
+        };
+        bindings::sbcl_job {
+            id: self.id,
+            kind,
+            flags,
+            argument,
+            text: self.text.as_ptr(),
+            text_length: self.text.len() as u64,
+            name: self.name.as_ptr(),
+            name_length: self.name.len() as u64,
+        }
+    }
+}
+
+/// Characters as Lisp holds them: code points, surrogates included.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Text<'a>(pub(super) &'a [u32]);
+
+impl Text<'_> {
+    /// How many characters there are.
+    pub(crate) fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// Appends the first `count` characters to `target`; what is no Unicode scalar value becomes U+FFFD.
+    pub(crate) fn append_to(self, target: &mut String, count: usize) {
+        let characters = &self.0[..count.min(self.0.len())];
+        target.reserve(characters.len());
+        target.extend(characters.iter().map(|&c| char::from_u32(c).unwrap_or(char::REPLACEMENT_CHARACTER)));
+    }
+
+    /// The whole as a string.
+    pub(crate) fn to_owned(self) -> String {
+        let mut string = String::new();
+        self.append_to(&mut string, self.len());
+        string
+    }
+}
+
+/// What an item of an inspection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    Function,
+    Variable,
+    Macro,
+    Class,
+    Package,
+    System,
+    Role,
+    Detail,
+    NotFound,
+}
+
+/// What a job reports. The names follow `enum sbcl_event`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Event<'a> {
+    Done { success: bool },
+    Stdout(Text<'a>),
+    Stderr(Text<'a>),
+    Warning(Text<'a>),
+    WarningText(Text<'a>),
+    /// `again`: in place of the one begun last.
+    Value {
+        again: bool,
+    },
+    ValueText(Text<'a>),
+    Error(Text<'a>),
+    ErrorText(Text<'a>),
+    Restart(Text<'a>),
+    RestartText(Text<'a>),
+    Frame(u64),
+    FrameText(Text<'a>),
+    FrameSource(Text<'a>, u64),
+    Frames(u64),
+    TimeReal(u64),
+    TimeRun(u64),
+    TimeGc(u64),
+    BytesConsed(u64),
+    Item(Item, Text<'a>),
+    ItemText(Text<'a>),
+    Notice(Text<'a>),
+}
+
+impl<'a> Event<'a> {
+    /// Reads an event; `None` for a kind that the contract does not have.
+    pub(super) fn from_raw(kind: u32, number: i64, text: Text<'a>) -> Option<Self> {
+        let count = number.max(0).cast_unsigned();
+        Some(match kind {
+            sbcl_event::SBCL_EVENT_DONE => Self::Done { success: number == 0 },
+            sbcl_event::SBCL_EVENT_STDOUT => Self::Stdout(text),
+            sbcl_event::SBCL_EVENT_STDERR => Self::Stderr(text),
+            sbcl_event::SBCL_EVENT_WARNING => Self::Warning(text),
+            sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText(text),
+            sbcl_event::SBCL_EVENT_VALUE => Self::Value { again: number != 0 },
+            sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
+            sbcl_event::SBCL_EVENT_ERROR => Self::Error(text),
+            sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText(text),
+            sbcl_event::SBCL_EVENT_RESTART => Self::Restart(text),
+            sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),
+            sbcl_event::SBCL_EVENT_FRAME => Self::Frame(count),
+            sbcl_event::SBCL_EVENT_FRAME_TEXT => Self::FrameText(text),
+            sbcl_event::SBCL_EVENT_FRAME_SOURCE => Self::FrameSource(text, count),
+            sbcl_event::SBCL_EVENT_FRAMES => Self::Frames(count),
+            sbcl_event::SBCL_EVENT_TIME_REAL => Self::TimeReal(count),
+            sbcl_event::SBCL_EVENT_TIME_RUN => Self::TimeRun(count),
+            sbcl_event::SBCL_EVENT_TIME_GC => Self::TimeGc(count),
+            sbcl_event::SBCL_EVENT_BYTES_CONSED => Self::BytesConsed(count),
+            sbcl_event::SBCL_EVENT_ITEM => Self::Item(item_from_code(number)?, text),
+            sbcl_event::SBCL_EVENT_ITEM_TEXT => Self::ItemText(text),
+            sbcl_event::SBCL_EVENT_NOTICE => Self::Notice(text),
+            _ => return None,
+        })
+    }
+}
+
+fn item_from_code(code: i64) -> Option<Item> {
+    Some(match u32::try_from(code).ok()? {
+        sbcl_item::SBCL_ITEM_FUNCTION => Item::Function,
+        sbcl_item::SBCL_ITEM_VARIABLE => Item::Variable,
+        sbcl_item::SBCL_ITEM_MACRO => Item::Macro,
+        sbcl_item::SBCL_ITEM_CLASS => Item::Class,
+        sbcl_item::SBCL_ITEM_PACKAGE => Item::Package,
+        sbcl_item::SBCL_ITEM_SYSTEM => Item::System,
+        sbcl_item::SBCL_ITEM_ROLE => Item::Role,
+        sbcl_item::SBCL_ITEM_DETAIL => Item::Detail,
+        sbcl_item::SBCL_ITEM_NOT_FOUND => Item::NotFound,
+        _ => return None,
+    })
+}
+
+/// The host's side of the contract. Called on Lisp threads, any of them at any time.
+pub(crate) trait Host: Send + Sync + 'static {
+    /// Waits for the lane's next job; `None` ends the lane.
+    fn next_job(&self, lane: Lane) -> Option<Job>;
+
+    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept.
+    fn event(&self, job: u64, event: Event<'_>) -> bool;
+}

@@ -1,0 +1,179 @@
+//! Whose signal it is.
+//!
+//! SBCL installs handlers for faults (SIGSEGV, SIGFPE and so on), for its garbage collector (SIGUSR2) and for signals
+//! such as SIGINT. Handlers belong to the whole process; here they are narrowed to Lisp threads while these run Lisp.
+//! Everything else goes where it went before SBCL was booted.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_void, siginfo_t};
+
+/// Faults: SBCL's in Lisp, the host's elsewhere.
+const FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
+
+/// Sent by SBCL to its own threads only.
+const STOP_FOR_GC: c_int = libc::SIGUSR2;
+
+/// Given back to the host.
+const HOSTS: [c_int; 6] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
+
+const LAST_SIGNAL: usize = 64;
+
+thread_local! {
+    /// How deep this thread is in functions that Lisp called.
+    static HOST_DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it lives, this thread runs the host's code.
+pub(super) struct InHost(());
+
+/// Notes that a function of the host begins, called from Lisp.
+pub(super) fn enter_host() -> InHost {
+    HOST_DEPTH.set(HOST_DEPTH.get() + 1);
+    InHost(())
+}
+
+impl Drop for InHost {
+    fn drop(&mut self) {
+        HOST_DEPTH.set(HOST_DEPTH.get() - 1);
+    }
+}
+
+/// Handlers as they were before SBCL, and SBCL's own. Written during boot, before the filter is installed.
+struct Table {
+    before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
+    sbcl: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
+    is_lisp_thread: unsafe extern "C" fn() -> i32,
+}
+
+/// Null until [`Saved::narrow`].
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The dispositions of before SBCL was booted.
+pub(super) struct Saved {
+    actions: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
+    mask: libc::sigset_t,
+}
+
+fn current_action(signal: c_int) -> MaybeUninit<libc::sigaction> {
+    let mut action = MaybeUninit::zeroed();
+    // SAFETY: `action` is writable; with a null new action nothing changes.
+    unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    action
+}
+
+fn set_action(signal: c_int, action: &libc::sigaction) {
+    // SAFETY: `action` is a valid structure that came from sigaction(2) or names our filter.
+    unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
+}
+
+fn all() -> impl Iterator<Item = c_int> {
+    FAULTS.into_iter().chain([STOP_FOR_GC]).chain(HOSTS)
+}
+
+impl Saved {
+    /// Takes the present dispositions and this thread's mask.
+    pub(super) fn take() -> Self {
+        let mut actions = [const { MaybeUninit::zeroed() }; LAST_SIGNAL];
+        for signal in all() {
+            actions[signal as usize] = current_action(signal);
+        }
+        let mut mask = MaybeUninit::zeroed();
+        // SAFETY: `mask` is writable; a null set leaves the thread's mask alone. sigset_t has no invalid values.
+        let mask = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
+            mask.assume_init()
+        };
+        Self { actions, mask }
+    }
+
+    /// Puts the filter in front of SBCL's handlers and gives the host its signals back.
+    pub(super) fn narrow(self, is_lisp_thread: unsafe extern "C" fn() -> i32) {
+        let mut sbcl = [const { MaybeUninit::zeroed() }; LAST_SIGNAL];
+        for signal in all() {
+            sbcl[signal as usize] = current_action(signal);
+        }
+        let table = Box::leak(Box::new(Table { before: self.actions, sbcl, is_lisp_thread }));
+        TABLE.store(table, Ordering::Release);
+        for signal in FAULTS.into_iter().chain([STOP_FOR_GC]) {
+            // SAFETY: filled from sigaction(2) just above.
+            let mut action = unsafe { table.sbcl[signal as usize].assume_init() };
+            action.sa_sigaction = filter as *const () as usize;
+            action.sa_flags |= libc::SA_SIGINFO;
+            set_action(signal, &action);
+        }
+        for signal in HOSTS {
+            // SAFETY: filled from sigaction(2) in `take`.
+            set_action(signal, unsafe { table.before[signal as usize].assume_init_ref() });
+        }
+        // SAFETY: a mask that this thread had before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };
+    }
+}
+
+/// Calls the action's handler, or returns false when it has none.
+///
+/// # Safety
+/// Only within a signal handler, with that handler's own arguments.
+unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
+    match action.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => false,
+        handler if action.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: sigaction(2) said that this is a three-argument handler; the arguments are the kernel's.
+            unsafe {
+                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+            true
+        }
+        handler => {
+            // SAFETY: sigaction(2) said that this is a one-argument handler.
+            unsafe {
+                let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
+                handler(signal);
+            }
+            true
+        }
+    }
+}
+
+/// The handler of the faults and of SBCL's own signal.
+extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the table was published before this handler was installed, and is never freed. What runs here is
+    // async-signal-safe: loads, a constant-initialised thread local, the shim's look at a thread local.
+    unsafe {
+        let table = &*TABLE.load(Ordering::Acquire);
+        let lisp = (table.is_lisp_thread)() != 0;
+        let sbcl = table.sbcl[signal as usize].assume_init_ref();
+        if signal == STOP_FOR_GC {
+            // From elsewhere than SBCL it means nothing.
+            if lisp && (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid() {
+                deliver(sbcl, signal, info, context);
+            }
+            return;
+        }
+        if lisp && HOST_DEPTH.get() == 0 && deliver(sbcl, signal, info, context) {
+            return;
+        }
+        let before = table.before[signal as usize].assume_init_ref();
+        if !deliver(before, signal, info, context) {
+            // No handler: what the host had happens when the instruction runs again, or the signal is raised again.
+            set_action(signal, before);
+            if (*info).si_code <= 0 {
+                libc::raise(signal);
+            }
+        }
+    }
+}
+
+/// Ends the process at once, without running exit handlers or destructors: Lisp's threads may be anywhere.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: _exit(2) has no preconditions.
+    unsafe { libc::_exit(status) }
+}

@@ -1,0 +1,51 @@
+//! A living Common Lisp image (SBCL) in your process.
+//!
+//! ```no_run
+//! use sbcl::{Evaluation, ImageConfig, Limits, Session};
+//!
+//! let session = Session::start(&ImageConfig::default(), Limits::default())?;
+//! session.evaluate(Evaluation::new("(defun square (x) (* x x))"));
+//! let outcome = session.evaluate(Evaluation::new("(square 12)"));
+//! assert_eq!(outcome.result.unwrap()[0].text, "144");
+//!
+//! let outcome = session.evaluate(Evaluation::new("(/ 1 0)"));
+//! let error = outcome.result.unwrap_err();
+//! assert_eq!(error.kind, "DIVISION-BY-ZERO");
+//! println!("{}", sbcl::report::backtrace(Some(&error), 20));
+//! # Ok::<(), sbcl::BootError>(())
+//! ```
+//!
+//! There is one image a process: [`Session::start`] boots it, and a second boot is an error. A [`Session`] is cheap to
+//! clone and may be used from any thread; evaluations run one after another on a thread of Lisp's own. A Lisp error is
+//! not a Rust error: it is an [`Outcome`] that holds everything SBCL knows of it.
+//!
+//! Features: `mcp` (default) brings the server and the command line; without it the library has few dependencies.
+
+#![deny(unsafe_code)]
+
+mod config;
+mod error;
+mod image;
+pub mod outcome;
+pub mod report;
+mod session;
+
+#[cfg(feature = "mcp")]
+#[doc(hidden)]
+pub mod cli;
+#[cfg(feature = "mcp")]
+#[doc(hidden)]
+pub mod mcp;
+
+pub use config::{ImageConfig, Limits};
+pub use error::{BootError, InspectError, LimitError};
+#[doc(hidden)]
+pub use image::signals::exit_now;
+pub use outcome::{ErrorRecord, Outcome};
+pub use session::{Evaluation, JobId, Session};
+
+/// This crate's version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The version of SBCL that this crate is built with.
+pub const SBCL_VERSION: &str = "2.6.4";

@@ -1,0 +1,171 @@
+//! What an evaluation or an inspection did, as plain data.
+//!
+//! Everything here is owned, immutable once built, and serialisable: it outlives the Lisp objects it tells of, and it
+//! can be handed to another process. How it is worded is [`report`](crate::report)'s business.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// Text that may have been cut while it was written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clipped {
+    /// The part that was kept, from the beginning.
+    pub text: String,
+    /// How many characters were left out after it.
+    pub omitted: u64,
+}
+
+impl Clipped {
+    /// True when nothing was written at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.omitted == 0
+    }
+}
+
+impl From<&str> for Clipped {
+    fn from(text: &str) -> Self {
+        Self { text: text.to_owned(), omitted: 0 }
+    }
+}
+
+impl From<String> for Clipped {
+    fn from(text: String) -> Self {
+        Self { text, omitted: 0 }
+    }
+}
+
+/// A warning that an evaluation signalled, or that the compiler did on its behalf.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// The condition's class name, with its package where a reader in CL-USER needs one.
+    pub kind: String,
+    /// Its report.
+    pub message: Clipped,
+}
+
+/// A restart that was available where an error happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restart {
+    /// The restart's name, without package.
+    pub name: String,
+    /// What it says it does.
+    pub description: String,
+}
+
+/// One frame of a backtrace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// Its number, from 0 at the point of the error.
+    pub number: u64,
+    /// The call, printed on one line: `(FOO 1 "x")`.
+    pub call: String,
+    /// Where the function was defined, if that is known: `path:line`.
+    pub source: Option<String>,
+}
+
+/// An error and everything known about it, taken where it happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorRecord {
+    /// The condition's class name, with its package where a reader in CL-USER needs one; or one of the server's own:
+    /// `TIMEOUT`, `CANCELLED`, `IMAGE-LOST`.
+    pub kind: String,
+    /// The condition's report.
+    pub message: Clipped,
+    /// When it happened.
+    pub time: jiff::Timestamp,
+    /// The restarts, in `compute-restarts`' order.
+    pub restarts: Vec<Restart>,
+    /// The frames that were kept, innermost first. Of a very deep stack the middle is missing: the numbers tell.
+    pub frames: Vec<Frame>,
+    /// How many frames there were.
+    pub total_frames: u64,
+}
+
+/// What `capture-time` measures.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Elapsed time in milliseconds.
+    pub real_ms: u64,
+    /// Processor time in milliseconds.
+    pub run_ms: u64,
+    /// Time spent in garbage collection, in milliseconds.
+    pub gc_ms: u64,
+    /// Bytes allocated.
+    pub bytes_consed: u64,
+}
+
+/// What one evaluation did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What the server itself has to say.
+    pub notices: Vec<String>,
+    /// Output of threads that outlived their evaluation.
+    pub background: Clipped,
+    /// What went to `*standard-output*`.
+    pub stdout: Clipped,
+    /// What went to `*error-output*` and `*trace-output*`.
+    pub stderr: Clipped,
+    /// Warnings in the order they were signalled.
+    pub warnings: Vec<Warning>,
+    /// How many more warnings there were.
+    pub warnings_omitted: u64,
+    /// The values of the last form, or the error that ended the evaluation.
+    pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
+    /// Present when it was asked for.
+    pub timing: Option<Timing>,
+}
+
+impl Outcome {
+    /// True when the evaluation ended with an error.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.result.is_err()
+    }
+}
+
+/// What kind of thing a [`Definition`] defines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DefinitionKind {
+    /// Functions and generic functions.
+    Function,
+    /// Variables, parameters, constants, globals.
+    Variable,
+    /// Macros, compiler macros and symbol macros.
+    Macro,
+    /// Classes, structures and condition types.
+    Class,
+    /// Packages.
+    Package,
+    /// Systems that were loaded.
+    System,
+}
+
+/// One thing that the session defined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definition {
+    /// What it is.
+    pub kind: DefinitionKind,
+    /// One line: its name, and the lambda list or value where there is one.
+    pub text: String,
+}
+
+/// One role of a symbol: a function, a variable, a class and so on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Role {
+    /// The symbol with its package and the role: `COMMON-LISP:CAR [FUNCTION]`.
+    pub title: String,
+    /// What is known of it, as label and text, in the order to show: `("Arglist", "(LIST)")`.
+    pub details: Vec<(String, String)>,
+}
+
+/// What a symbol means.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SymbolDescription {
+    /// The symbol exists; without roles when nothing is known of it.
+    Found(Vec<Role>),
+    /// No such symbol: a sentence that says where it was looked for, with near names.
+    NotFound(String),
+}

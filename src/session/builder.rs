@@ -1,0 +1,388 @@
+//! Building outcomes from events, within the limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Limits;
+use crate::error::InspectError;
+use crate::image::{Event, Interrupt, Item, Text};
+use crate::outcome::{
+    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Outcome, Restart, Role, SymbolDescription, Timing,
+    Warning,
+};
+
+/// Characters over its limit that a text may be printed for the sake of saying how many there are; then printing it
+/// is stopped.
+const COUNTED: u64 = 100_000;
+
+/// Text that is cut while it is written.
+#[derive(Debug, Clone)]
+pub(super) struct ClippedBuffer {
+    text: String,
+    left: u64,
+    omitted: u64,
+}
+
+impl ClippedBuffer {
+    /// Keeps the first `limit` characters.
+    pub(super) fn new(limit: u64) -> Self {
+        Self { text: String::new(), left: limit, omitted: 0 }
+    }
+
+    /// Adds `text`.
+    pub(super) fn push(&mut self, text: Text<'_>) {
+        push_within(&mut self.left, &mut self.text, &mut self.omitted, text);
+    }
+
+    /// True when there is no point in going on.
+    fn enough(&self) -> bool {
+        self.omitted >= COUNTED
+    }
+}
+
+fn push_within(left: &mut u64, kept: &mut String, omitted: &mut u64, text: Text<'_>) {
+    let length = text.len() as u64;
+    let keep = length.min(*left);
+    if keep > 0 {
+        // At most the text's own length, which is a usize.
+        text.append_to(kept, usize::try_from(keep).unwrap_or(usize::MAX));
+        *left -= keep;
+    }
+    *omitted += length - keep;
+}
+
+impl From<ClippedBuffer> for Clipped {
+    fn from(buffer: ClippedBuffer) -> Self {
+        Self { text: buffer.text, omitted: buffer.omitted }
+    }
+}
+
+/// An error as it comes in.
+#[derive(Debug)]
+struct ErrorBuilder {
+    kind: String,
+    message: ClippedBuffer,
+    time: jiff::Timestamp,
+    restarts: Vec<Restart>,
+    frames: Vec<(u64, ClippedBuffer, Option<String>)>,
+    total_frames: u64,
+}
+
+impl ErrorBuilder {
+    fn new(kind: String, limits: &Limits) -> Self {
+        Self {
+            kind,
+            message: ClippedBuffer::new(limits.max_message),
+            time: jiff::Timestamp::now(),
+            restarts: Vec::new(),
+            frames: Vec::new(),
+            total_frames: 0,
+        }
+    }
+
+    fn finish(self) -> ErrorRecord {
+        ErrorRecord {
+            kind: self.kind,
+            message: self.message.into(),
+            time: self.time,
+            restarts: self.restarts,
+            frames: self
+                .frames
+                .into_iter()
+                .map(|(number, call, source)| Frame { number, call: one_line(call), source })
+                .collect(),
+            total_frames: self.total_frames,
+        }
+    }
+}
+
+/// A frame's text on one line.
+fn one_line(call: ClippedBuffer) -> String {
+    let clipped = Clipped::from(call);
+    let mut text = if clipped.text.contains(['\n', '\r']) {
+        clipped.text.replace('\n', "\\n").replace('\r', "\\r")
+    } else {
+        clipped.text
+    };
+    if clipped.omitted > 0 {
+        text.push_str(&crate::report::omission(clipped.omitted));
+    }
+    text
+}
+
+/// An outcome as it comes in.
+#[derive(Debug)]
+pub(super) struct OutcomeBuilder {
+    limits: Limits,
+    timeout: Option<Duration>,
+    stdout: Clipped,
+    stderr: Clipped,
+    output_left: u64,
+    warnings: Vec<(String, ClippedBuffer)>,
+    warnings_omitted: u64,
+    values: Vec<Clipped>,
+    values_left: u64,
+    /// What the value begun last had left.
+    value_left: u64,
+    error: Option<ErrorBuilder>,
+    timing: Option<Timing>,
+}
+
+impl OutcomeBuilder {
+    /// For an evaluation under `limits`, with a time limit of its own.
+    pub(super) fn new(limits: Limits, timeout: Option<Duration>) -> Self {
+        Self {
+            limits,
+            timeout,
+            stdout: Clipped::default(),
+            stderr: Clipped::default(),
+            output_left: limits.max_output,
+            warnings: Vec::new(),
+            warnings_omitted: 0,
+            values: Vec::new(),
+            values_left: limits.max_value,
+            value_left: limits.max_value,
+            error: None,
+            timing: None,
+        }
+    }
+
+    /// Takes an event. True when no more of the text begun last is kept.
+    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+        match event {
+            Event::Stdout(text) => {
+                push_within(&mut self.output_left, &mut self.stdout.text, &mut self.stdout.omitted, text);
+            }
+            Event::Stderr(text) => {
+                push_within(&mut self.output_left, &mut self.stderr.text, &mut self.stderr.omitted, text);
+            }
+            Event::Warning(kind) => {
+                if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
+                    self.warnings.push((kind.to_owned(), ClippedBuffer::new(self.limits.max_message)));
+                } else {
+                    self.warnings_omitted += 1;
+                }
+            }
+            Event::WarningText(text) => {
+                if self.warnings_omitted > 0 {
+                    return true;
+                }
+                if let Some((_, message)) = self.warnings.last_mut() {
+                    message.push(text);
+                }
+            }
+            Event::Value { again } => {
+                if again {
+                    self.values.pop();
+                    self.values_left = self.value_left;
+                }
+                self.value_left = self.values_left;
+                self.values.push(Clipped::default());
+            }
+            Event::ValueText(text) => {
+                if let Some(value) = self.values.last_mut() {
+                    push_within(&mut self.values_left, &mut value.text, &mut value.omitted, text);
+                }
+            }
+            Event::TimeReal(ms) => self.timing.get_or_insert_default().real_ms = ms,
+            Event::TimeRun(ms) => self.timing.get_or_insert_default().run_ms = ms,
+            Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
+            Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
+            Event::Error(kind) => self.error = Some(ErrorBuilder::new(kind.to_owned(), &self.limits)),
+            other => return self.error.as_mut().is_some_and(|error| error_event(error, other, &self.limits)),
+        }
+        false
+    }
+
+    /// The outcome, once the job is over. `interrupted`: why it was, if it was.
+    pub(super) fn finish(mut self, success: bool, interrupted: Option<Interrupt>) -> Outcome {
+        let result = if success {
+            Ok(self.values)
+        } else {
+            let mut error = self.error.take().unwrap_or_else(|| match interrupted {
+                Some(Interrupt::Cancel) => ErrorBuilder::new("CANCELLED".to_owned(), &self.limits),
+                Some(Interrupt::Timeout) => ErrorBuilder::new("TIMEOUT".to_owned(), &self.limits),
+                None => {
+                    let mut error = ErrorBuilder::new("THREAD-TERMINATED".to_owned(), &self.limits);
+                    error.message.text =
+                        "The code ended the thread that evaluated it; a new one has taken its place.".to_owned();
+                    error
+                }
+            });
+            if error.message.text.is_empty() && error.message.omitted == 0 {
+                error.message.text = match (error.kind.as_str(), self.timeout) {
+                    ("TIMEOUT", Some(timeout)) if interrupted.is_some() => timeout_message(timeout),
+                    ("CANCELLED", _) if interrupted.is_some() => {
+                        "The client cancelled the evaluation; what it had done by then stays done.".to_owned()
+                    }
+                    _ => "(no message)".to_owned(),
+                };
+            }
+            Err(Arc::new(error.finish()))
+        };
+        Outcome {
+            notices: Vec::new(),
+            background: Clipped::default(),
+            stdout: self.stdout,
+            stderr: self.stderr,
+            warnings: self
+                .warnings
+                .into_iter()
+                .map(|(kind, message)| Warning { kind, message: message.into() })
+                .collect(),
+            warnings_omitted: self.warnings_omitted,
+            result,
+            timing: self.timing,
+        }
+    }
+}
+
+fn timeout_message(timeout: Duration) -> String {
+    let seconds = timeout.as_secs_f64();
+    format!(
+        "The evaluation did not finish within its time limit of {seconds} second{} and was interrupted. What it had \
+         done by then stays done. For more time, pass a larger `timeout`, or raise the default with configure-limits.",
+        if timeout == Duration::from_secs(1) { "" } else { "s" }
+    )
+}
+
+/// Takes what belongs to an error. True when no more of the text begun last is kept.
+fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> bool {
+    match event {
+        Event::ErrorText(text) => error.message.push(text),
+        Event::Restart(name) => {
+            error.restarts.push(Restart { name: name.to_owned(), description: String::new() });
+        }
+        Event::RestartText(text) => {
+            if let Some(restart) = error.restarts.last_mut() {
+                let left = limits.max_message.saturating_sub(restart.description.len() as u64);
+                text.append_to(&mut restart.description, usize::try_from(left).unwrap_or(usize::MAX));
+                return left == 0;
+            }
+        }
+        Event::Frames(total) => error.total_frames = total,
+        Event::Frame(number) => error.frames.push((number, ClippedBuffer::new(limits.max_frame), None)),
+        Event::FrameText(text) => {
+            if let Some((_, call, _)) = error.frames.last_mut() {
+                call.push(text);
+                return call.enough();
+            }
+        }
+        Event::FrameSource(path, line) => {
+            if let Some((_, _, source)) = error.frames.last_mut() {
+                let path = path.to_owned();
+                *source = Some(if line == 0 { path } else { format!("{path}:{line}") });
+            }
+        }
+        _ => {}
+    }
+    false
+}
+
+/// An inspection's answer as it comes in.
+#[derive(Debug, Default)]
+pub(super) struct InspectionBuilder {
+    items: Vec<(Item, String, ClippedBuffer)>,
+    error: Option<(String, String)>,
+}
+
+/// Characters of one item.
+const MAX_ITEM: u64 = 10_000;
+
+impl InspectionBuilder {
+    /// Takes an event. True when no more of the text begun last is kept.
+    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+        match event {
+            Event::Item(kind, label) => self.items.push((kind, label.to_owned(), ClippedBuffer::new(MAX_ITEM))),
+            Event::ItemText(text) => {
+                if let Some((_, _, item)) = self.items.last_mut() {
+                    item.push(text);
+                    return item.enough();
+                }
+            }
+            Event::Error(kind) => self.error = Some((kind.to_owned(), String::new())),
+            Event::ErrorText(text) => {
+                if let Some((_, message)) = &mut self.error {
+                    text.append_to(message, 10_000_usize.saturating_sub(message.len()));
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn check(self, success: bool, interrupted: Option<Interrupt>) -> Result<Vec<(Item, String, String)>, InspectError> {
+        if !success {
+            return Err(match (self.error, interrupted) {
+                (_, Some(_)) | (None, _) => InspectError::Timeout(super::INSPECTION_TIMEOUT.as_secs()),
+                (Some((kind, message)), None) => InspectError::Lisp { kind, message },
+            });
+        }
+        Ok(self
+            .items
+            .into_iter()
+            .map(|(kind, label, text)| {
+                let clipped = Clipped::from(text);
+                let mut text = clipped.text;
+                if clipped.omitted > 0 {
+                    text.push_str(&crate::report::omission(clipped.omitted));
+                }
+                (kind, label, text)
+            })
+            .collect())
+    }
+
+    /// The answer of list-definitions, sorted.
+    pub(super) fn definitions(
+        self,
+        success: bool,
+        interrupted: Option<Interrupt>,
+    ) -> Result<Vec<Definition>, InspectError> {
+        let mut definitions: Vec<_> = self
+            .check(success, interrupted)?
+            .into_iter()
+            .filter_map(|(item, _, text)| {
+                let kind = match item {
+                    Item::Function => DefinitionKind::Function,
+                    Item::Variable => DefinitionKind::Variable,
+                    Item::Macro => DefinitionKind::Macro,
+                    Item::Class => DefinitionKind::Class,
+                    Item::Package => DefinitionKind::Package,
+                    Item::System => DefinitionKind::System,
+                    Item::Role | Item::Detail | Item::NotFound => return None,
+                };
+                Some(Definition { kind, text: text.replace('\n', "\\n") })
+            })
+            .collect();
+        definitions.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
+        definitions.dedup();
+        Ok(definitions)
+    }
+
+    /// The answer of describe-symbol.
+    pub(super) fn symbol(
+        self,
+        success: bool,
+        interrupted: Option<Interrupt>,
+    ) -> Result<SymbolDescription, InspectError> {
+        let mut roles: Vec<Role> = Vec::new();
+        for (item, label, text) in self.check(success, interrupted)? {
+            match item {
+                Item::NotFound => return Ok(SymbolDescription::NotFound(text)),
+                Item::Role => roles.push(Role { title: text, details: Vec::new() }),
+                Item::Detail if !label.is_empty() => {
+                    if let Some(role) = roles.last_mut() {
+                        role.details.push((label, text));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(SymbolDescription::Found(roles))
+    }
+
+    /// The answer of reset-session.
+    pub(super) fn reset(self, success: bool, interrupted: Option<Interrupt>) -> Result<(), InspectError> {
+        self.check(success, interrupted).map(drop)
+    }
+}

@@ -1,0 +1,44 @@
+//! A queue that one Lisp thread waits on.
+
+use std::collections::VecDeque;
+
+use parking_lot::{Condvar, Mutex};
+
+/// First in, first out; any thread pushes, one pops.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    items: Mutex<VecDeque<T>>,
+    pushed: Condvar,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { items: Mutex::default(), pushed: Condvar::new() }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds at the end.
+    pub(super) fn push(&self, item: T) {
+        self.items.lock().push_back(item);
+        self.pushed.notify_one();
+    }
+
+    /// Waits for the first and takes it.
+    pub(super) fn pop(&self) -> T {
+        let mut items = self.items.lock();
+        loop {
+            match items.pop_front() {
+                Some(item) => return item,
+                None => self.pushed.wait(&mut items),
+            }
+        }
+    }
+
+    /// Takes out the first that `matches`.
+    pub(super) fn remove(&self, matches: impl FnMut(&T) -> bool) -> Option<T> {
+        let mut items = self.items.lock();
+        let index = items.iter().position(matches)?;
+        items.remove(index)
+    }
+}
