@@ -49,38 +49,64 @@
          (let ((text (symbol-name name)))
            (eql (- (length text) 16) (search "-EXHAUSTED-ERROR" text))))))
 
-(defun resolve-hint ()
-  "Return the frame that SBCL names as the one where the error happened, or NIL."
-  (and sb-debug:*stack-top-hint*
-       (ignore-errors (sb-debug::resolve-stack-top-hint))))
+(defun host-frame-p (frame)
+  "True when FRAME is of the Lisp side of the host."
+  (let ((file (and (not (bogus-frame-p frame)) (ignore-errors (frame-file frame)))))
+    (and file (eql 9 (or (mismatch "SYS:HOST;" file) 9)))))
+
+(defun frame-below (address)
+  "Return the innermost frame that is older than the one at ADDRESS."
+  (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
+        while (and frame (<= (frame-address frame) address))
+        finally (return frame)))
+
+(defun resolve-hint (frame)
+  "Return the frame that SBCL names as the one where the error happened, at FRAME or older, or NIL. The hint is that
+frame, or the name of the function that was called to report the error, such as ERROR: a call that counts."
+  (let ((hint sb-debug:*stack-top-hint*))
+    (cond ((sb-di:frame-p hint) hint)
+          ((and hint (symbolp hint))
+           (loop for candidate = frame then (sb-di:frame-down candidate)
+                 repeat 50
+                 while (and candidate (< (frame-address candidate) *boundary*))
+                 when (eq hint (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
+                   return candidate)))))
 
 (defun error-frame (hook)
   "Return the frame where the error happened that was reported to the function with frame pointer HOOK. An error in a
 handler inherits the hint of the outer one, hence the user's own frames above the hint count as well."
-  (let* ((hint (resolve-hint))
-         (limit (and hint (frame-address hint)))
-         (frame (sb-di:top-frame)))
-    (loop while (and frame (<= (frame-address frame) hook))
-          do (setf frame (sb-di:frame-down frame)))
-    (loop while (and frame limit
-                     (< (frame-address frame) limit)
-                     (system-frame-p frame))
-          do (setf frame (sb-di:frame-down frame)))
-    (loop while (and frame (< (frame-address frame) *boundary*)
-                     (or (exhaustion-frame-p frame)
+  (let* ((frame (frame-below hook))
+         (hint (and frame (resolve-hint frame)))
+         (limit (and hint (frame-address hint))))
+    (loop while (and frame
+                     (< (frame-address frame) *boundary*)
+                     (or (host-frame-p frame)
                          (and (bogus-frame-p frame)
-                              (not (undefined-function-frame-p frame)))))
+                              (not (undefined-function-frame-p frame)))
+                         (and limit
+                              (< (frame-address frame) limit)
+                              (system-frame-p frame))))
           do (setf frame (sb-di:frame-down frame)))
-    frame))
+    (below-exhaustion frame)))
+
+(defun below-exhaustion (frame)
+  "Return the frame that exhausted a stack or the heap when that is what FRAME, or one a few calls out, reports; else
+FRAME."
+  (let ((exhaustion (loop for candidate = frame then (sb-di:frame-down candidate)
+                          repeat 8
+                          while (and candidate (system-frame-p candidate))
+                          when (exhaustion-frame-p candidate) return candidate)))
+    (if exhaustion
+        (loop for candidate = (sb-di:frame-down exhaustion) then (sb-di:frame-down candidate)
+              while (and candidate (bogus-frame-p candidate))
+              finally (return candidate))
+        frame)))
 
 (defun interrupted-frame (hook)
   "Return the frame that was running when the thread was interrupted and called the function with frame pointer HOOK."
   (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
         (and frame (> (frame-address frame) hook) frame))
-      (let ((frame (sb-di:top-frame)))
-        (loop while (and frame (<= (frame-address frame) hook))
-              do (setf frame (sb-di:frame-down frame)))
-        frame)))
+      (frame-below hook)))
 
 (defun saved-frame-pointers (address)
   "Walk the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return how many
@@ -110,8 +136,9 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
         (count 0)
         (half (floor +all-frames+ 2)))
     (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
-          do (push (cons count frame) frames)
-             (incf count)
+          do (unless (host-frame-p frame)
+               (push (cons count frame) frames)
+               (incf count))
              (setf frame (sb-di:frame-down frame)))
     (if (or (null frame) (>= (frame-address frame) *boundary*))
         (values (nreverse frames) count)
@@ -210,7 +237,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                (lambda (stream)
                  (write-char #\( stream)
                  (let ((*print-length* nil) (*print-level* nil))
-                   (prin1 (call-name call) stream))
+                   (write (call-name call) :stream stream :pretty (equal '(lambda ()) (call-name call))))
                  (let ((arguments (call-arguments call)))
                    (loop while (consp arguments)
                          do (write-char #\Space stream)

@@ -119,17 +119,15 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   "The submitted code.")
 
 (defun push-reader-position (condition)
-  "When CONDITION arose from reading the submitted code, push where."
-  (when (and *reading* (typep condition 'stream-error)
+  "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
+  (when (and *reading* (typep condition 'end-of-file)
              (eq *reading* (ignore-errors (stream-error-stream condition))))
     (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
-      (event *job-id* (event-code :error-text) 0
-             (if (typep condition 'end-of-file)
-                 (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
-                   (format nil "~%The code ends at line ~D, column ~D, within the form that begins at line ~D, ~
-                                column ~D: a closing parenthesis or quote is missing."
-                           line column start-line start-column))
-                 (format nil "~%Line ~D, column ~D of the code." line column))))))
+      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
+        (event *job-id* (event-code :error-text) 0
+               (format nil "~%The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
+                            a closing parenthesis or quote is missing."
+                       line column start-line start-column))))))
 
 (defun whitespace-end (stream)
   "Skip whitespace of STREAM and return its position."
@@ -156,11 +154,10 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   (loop
     (block retry
       (return
-        (restart-bind ((abort #'abort-evaluation
-                         :report-function (lambda (stream) (write-string "Return to top level." stream)))
-                       (retry (lambda () (return-from retry))
-                         :report-function (lambda (stream)
-                                            (write-string "Evaluate this form again." stream))))
+        (restart-bind ((retry (lambda () (return-from retry))
+                         :report-function (lambda (stream) (write-string "Evaluate this form again." stream)))
+                       (abort #'abort-evaluation
+                         :report-function (lambda (stream) (write-string "Return to top level." stream))))
           (let ((values (progn (setf - form) (evaluate-form form))))
             (shiftf +++ ++ + form)
             (shiftf /// // / values)

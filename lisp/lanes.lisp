@@ -74,7 +74,8 @@
 
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it."
-  (let ((*outer-restarts* (compute-restarts)))
+  (let ((*outer-restarts* (compute-restarts))
+        (*spare-buffer* nil))
     (loop for job = (next-job lane)
           while job
           do (let ((success nil))

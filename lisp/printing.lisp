@@ -61,10 +61,10 @@ FUNCTION fails, return the condition, else NIL."
   (let ((stream (make-host-stream kind :limited t)))
     (catch 'enough
       (guarded (progn (funcall function stream)
-                      (flush-host-stream stream)
+                      (finish-host-stream stream)
                       nil)
           (condition)
-        (flush-host-stream stream)
+        (finish-host-stream stream)
         condition))))
 
 (defun push-unprintable (kind object)

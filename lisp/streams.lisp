@@ -21,6 +21,9 @@
 (defvar *job-id* 0
   "The job that this thread works for; 0 for none. Threads made by the user's code inherit it.")
 
+(defvar *spare-buffer* nil
+  "A buffer of this thread's that no stream uses just now, or NIL.")
+
 (defstruct (host-stream (:include sb-kernel:ansi-stream
                          (cout #'send-character)
                          (sout #'send-string)
@@ -42,6 +45,18 @@
 (defmethod print-object ((stream host-stream) out)
   (print-unreadable-object (stream out :type t :identity t)))
 
+(declaim (inline ensure-buffer))
+(defun ensure-buffer (stream)
+  "Return STREAM's buffer, made if it has none yet."
+  (or (host-stream-buffer stream)
+      (setf (host-stream-buffer stream) (or (shiftf *spare-buffer* nil) (make-string +buffer-size+)))))
+
+(defun finish-host-stream (stream)
+  "Hand over what STREAM has kept back, and its buffer to the next stream."
+  (flush-host-stream stream)
+  (when (host-stream-buffer stream)
+    (shiftf *spare-buffer* (host-stream-buffer stream) nil)))
+
 (defun flush-host-stream (stream)
   "Hand over what STREAM has kept back."
   (declare (type host-stream stream))
@@ -57,8 +72,7 @@
   "The stream's WRITE-CHAR."
   (declare (type host-stream stream) (type character character))
   (if (eq sb-thread:*current-thread* (host-stream-owner stream))
-      (let ((buffer (or (host-stream-buffer stream)
-                        (setf (host-stream-buffer stream) (make-string +buffer-size+)))))
+      (let ((buffer (ensure-buffer stream)))
         (when (>= (host-stream-fill stream) +buffer-size+)
           (flush-host-stream stream))
         (setf (schar buffer (host-stream-fill stream)) character)
@@ -130,10 +144,5 @@
          (*debug-io* io)
          (*terminal-io* io))
     (unwind-protect (funcall function)
-      (flush-host-stream out)
-      (flush-host-stream err))))
-
-(defun flush-job-streams (out err)
-  "Flush OUT and ERR, the streams of this thread's job."
-  (flush-host-stream out)
-  (flush-host-stream err))
+      (finish-host-stream out)
+      (finish-host-stream err))))

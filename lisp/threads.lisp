@@ -7,8 +7,9 @@
 
 (defun contain-thread (condition hook)
   "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
-  (with-quiet-debugger ()
-    (let ((stream *error-output*))
+  (let ((frame (error-frame hook))
+        (stream *error-output*))
+    (with-quiet-debugger ()
       (guarded (with-server-syntax ()
                  (format stream "~&Error in thread ~A: ~A~%"
                          (or (sb-thread:thread-name sb-thread:*current-thread*) "(unnamed)")
@@ -17,7 +18,7 @@
                    (princ condition stream))
                  (terpri stream)
                  (unless (typep condition 'storage-condition)
-                   (loop for (number . frame) in (user-frames (error-frame hook))
+                   (loop for (number . frame) in (user-frames frame)
                          for call = (frame-call number frame condition)
                          repeat 20
                          do (format stream "~D: (~S~{ ~S~})~%" number (call-name call)
@@ -29,6 +30,7 @@
 (defun call-as-thread-of-job (job-id function arguments)
   "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
   (let ((*job-id* job-id)
+        (*spare-buffer* nil)
         (*outer-restarts* (compute-restarts)))
     (call-with-job-streams
      (lambda ()

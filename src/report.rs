@@ -213,7 +213,8 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
     let Some(error) = error else { return NO_ERROR.to_owned() };
     let mut text = format!("Error: {}", escape_markers(&error.kind));
     for line in clipped_message(&error.message).lines() {
-        _ = write!(text, "\n  {line}");
+        text.push_str(if line.is_empty() { "\n" } else { "\n  " });
+        text.push_str(line);
     }
     _ = write!(text, "\n\nTime: {}", error.time.strftime("%Y-%m-%dT%H:%M:%SZ"));
     text.push_str("\n\nAvailable Restarts:");
