@@ -9,7 +9,8 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 
-use super::{tools, unwind};
+use super::tools::{self, Desk};
+use super::unwind;
 use crate::Session;
 
 /// The revisions that are tested. The last one has no handshake.
@@ -24,14 +25,14 @@ const REVISIONS: &[ProtocolVersion] = &[
 /// The session as an MCP server.
 #[derive(Debug)]
 pub(super) struct Server {
-    session: Session,
+    desk: Desk,
     /// Made once: schemas do not change while the server runs.
     tools: ListToolsResult,
 }
 
 impl Server {
     pub(super) fn new(session: Session) -> Self {
-        Self { session, tools: ListToolsResult::with_all_items(tools::all()) }
+        Self { desk: Desk::new(session), tools: ListToolsResult::with_all_items(tools::all()) }
     }
 }
 
@@ -63,7 +64,7 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let call = tools::call(&self.session, &request.name, request.arguments.unwrap_or_default(), &context);
+        let call = tools::call(&self.desk, &request.name, request.arguments.unwrap_or_default(), &context);
         match unwind::caught(call).await {
             Ok(answer) => answer.map(Into::into),
             Err(panic) => Err(ErrorData::internal_error(format!("{} failed: {panic}", request.name), None)),

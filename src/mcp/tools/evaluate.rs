@@ -1,5 +1,7 @@
 //! evaluate-lisp.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use rmcp::service::RequestContext;
@@ -51,7 +53,12 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) async fn call(
+    session: &Session,
+    unanswered: &AtomicUsize,
+    arguments: JsonObject,
+    context: &RequestContext<RoleServer>,
+) -> Answer {
     let mut arguments = Arguments::new(NAME, &["code", "package", "timeout", "capture-time"], 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     evaluation.package = arguments.optional_text("package")?;
@@ -59,11 +66,32 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
     evaluation.capture_time = arguments.flag("capture-time")?;
 
     // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
+    let counted = Counted::new(unanswered);
     let (answer, mut reply) = oneshot::channel();
     let job = session.submit(evaluation, move |outcome| drop(answer.send(outcome)));
-    let outcome = match at_once(&mut reply) {
+    let early = if counted.alone { at_once(&mut reply) } else { None };
+    let outcome = match early {
         Some(outcome) => outcome,
         None => wait(context, reply, || session.cancel(job)).await?,
     };
     Ok(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() })
+}
+
+/// An evaluation among those that are not answered yet.
+struct Counted<'a> {
+    unanswered: &'a AtomicUsize,
+    /// There was no other one when it came.
+    alone: bool,
+}
+
+impl<'a> Counted<'a> {
+    fn new(unanswered: &'a AtomicUsize) -> Self {
+        Self { unanswered, alone: unanswered.fetch_add(1, Ordering::Relaxed) == 0 }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
 }

@@ -9,6 +9,8 @@ mod reset;
 mod symbol;
 mod wait;
 
+use std::sync::atomic::AtomicUsize;
+
 use rmcp::RoleServer;
 use rmcp::model::{CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, ToolAnnotations};
 use rmcp::service::RequestContext;
@@ -16,6 +18,20 @@ use serde_json::{Value, json};
 
 use crate::Session;
 use arguments::Arguments;
+
+/// What the tools work with.
+#[derive(Debug)]
+pub(super) struct Desk {
+    session: Session,
+    /// How many evaluations are queued or running.
+    unanswered: AtomicUsize,
+}
+
+impl Desk {
+    pub(super) fn new(session: Session) -> Self {
+        Self { session, unanswered: AtomicUsize::new(0) }
+    }
+}
 
 /// What a tool has to say.
 #[derive(Debug)]
@@ -57,13 +73,14 @@ pub(super) fn all() -> Vec<Tool> {
 
 /// Calls a tool.
 pub(super) async fn call(
-    session: &Session,
+    desk: &Desk,
     name: &str,
     arguments: JsonObject,
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ErrorData> {
+    let session = &desk.session;
     let answer = match name {
-        evaluate::NAME => evaluate::call(session, arguments, context).await,
+        evaluate::NAME => evaluate::call(session, &desk.unanswered, arguments, context).await,
         errors::DESCRIBE_NAME => errors::describe(session, arguments),
         errors::BACKTRACE_NAME => errors::backtrace(session, arguments),
         definitions::NAME => definitions::call(session, arguments, context).await,

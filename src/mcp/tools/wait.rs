@@ -16,15 +16,16 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(4);
 /// How long to stay awake for an answer. Waking a thread that has gone to sleep takes longer than a short evaluation.
 const STAY_AWAKE: Duration = Duration::from_micros(25);
 
-/// The answer, if it comes before it is worth going to sleep. For calls that nobody else waits behind.
+/// The answer, if it comes before it is worth going to sleep. For a call that is alone: this blocks the
+/// runtime.
 pub(super) fn at_once<T>(reply: &mut oneshot::Receiver<T>) -> Option<T> {
     let begin = Instant::now();
     while begin.elapsed() < STAY_AWAKE {
         match reply.try_recv() {
             Ok(answer) => return Some(answer),
             Err(TryRecvError::Closed) => return None,
-            // Lisp's thread may have been woken on this very processor.
-            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            // Yields, since Lisp's thread may have been woken on this very processor.
+            Err(TryRecvError::Empty) => std::thread::yield_now(),
         }
     }
     None
