@@ -1,0 +1,260 @@
+//! What the tests of the library share: the one session of the process, and parsers for its reports.
+
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::fmt::Debug;
+use std::sync::mpsc;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sbcl::outcome::{Definition, SymbolDescription};
+use sbcl::report::{self, DefinitionFilter};
+use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Session};
+
+/// How long anything may take before a test calls it a hang.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+static SESSION: LazyLock<Session> = LazyLock::new(|| {
+    Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots once in this process")
+});
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The process's session, for one test at a time.
+pub(crate) struct Lisp {
+    session: &'static Session,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Waits for the session and hands it over as it is.
+pub(crate) fn used() -> Lisp {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let session = &*SESSION;
+    session.set_limits(Limits::default());
+    Lisp { session, _turn: turn }
+}
+
+/// Waits for the session and hands it over after a reset.
+pub(crate) fn fresh() -> Lisp {
+    let lisp = used();
+    lisp.reset();
+    lisp
+}
+
+fn answer<T: Send + 'static>(what: impl Debug, ask: impl FnOnce(mpsc::Sender<T>)) -> T {
+    let (sender, receiver) = mpsc::channel();
+    ask(sender);
+    receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("no answer within {DEADLINE:?} to {what:?}"))
+}
+
+impl Lisp {
+    pub(crate) fn session(&self) -> &'static Session {
+        self.session
+    }
+
+    pub(crate) fn run(&self, evaluation: Evaluation) -> Outcome {
+        answer(evaluation.code.clone(), |sender| {
+            self.session.submit(evaluation, move |outcome| _ = sender.send(outcome));
+        })
+    }
+
+    /// Starts an evaluation; the receiver gets its outcome.
+    pub(crate) fn start(&self, code: &str) -> (JobId, mpsc::Receiver<Outcome>) {
+        let (sender, receiver) = mpsc::channel();
+        (self.session.submit(Evaluation::new(code), move |outcome| _ = sender.send(outcome)), receiver)
+    }
+
+    pub(crate) fn eval(&self, code: &str) -> Outcome {
+        self.run(Evaluation::new(code))
+    }
+
+    pub(crate) fn eval_in(&self, package: &str, code: &str) -> Outcome {
+        self.run(Evaluation { package: Some(package.to_owned()), ..Evaluation::new(code) })
+    }
+
+    pub(crate) fn eval_for(&self, timeout: Duration, code: &str) -> Outcome {
+        self.run(Evaluation { timeout: Some(Some(timeout)), ..Evaluation::new(code) })
+    }
+
+    /// The report of an evaluation.
+    pub(crate) fn text(&self, code: &str) -> String {
+        report::evaluation(&self.eval(code))
+    }
+
+    /// The values of an evaluation that must succeed.
+    #[track_caller]
+    pub(crate) fn values(&self, code: &str) -> Vec<String> {
+        values(code, &self.eval(code))
+    }
+
+    /// The only value of an evaluation that must succeed.
+    #[track_caller]
+    pub(crate) fn value(&self, code: &str) -> String {
+        let mut values = self.values(code);
+        assert_eq!(values.len(), 1, "one value of {code}: {values:?}");
+        values.remove(0)
+    }
+
+    /// The error of an evaluation that must fail.
+    #[track_caller]
+    pub(crate) fn error(&self, code: &str) -> Arc<ErrorRecord> {
+        error(code, &self.eval(code))
+    }
+
+    pub(crate) fn last_error_text(&self) -> String {
+        report::last_error(self.session.last_error().as_deref())
+    }
+
+    pub(crate) fn backtrace_text(&self, frames: u64) -> String {
+        report::backtrace(self.session.last_error().as_deref(), frames)
+    }
+
+    pub(crate) fn definitions(&self) -> Result<Vec<Definition>, InspectError> {
+        answer("definitions", |sender| self.session.definitions(move |reply| _ = sender.send(reply)))
+    }
+
+    #[track_caller]
+    pub(crate) fn definitions_text(&self, filter: DefinitionFilter) -> String {
+        report::definitions(&self.definitions().expect("definitions can be listed"), filter)
+    }
+
+    pub(crate) fn describe_in(&self, name: &str, package: Option<&str>) -> Result<SymbolDescription, InspectError> {
+        answer(name, |sender| self.session.describe_symbol(name, package, move |reply| _ = sender.send(reply)))
+    }
+
+    #[track_caller]
+    pub(crate) fn describe_text(&self, name: &str) -> String {
+        report::symbol(&self.describe_in(name, None).expect("a symbol can be described"))
+    }
+
+    pub(crate) fn reset(&self) {
+        answer("reset", |sender| self.session.reset(move |reply| _ = sender.send(reply)))
+            .expect("a session can be reset");
+    }
+}
+
+#[track_caller]
+pub(crate) fn values(code: &str, outcome: &Outcome) -> Vec<String> {
+    match &outcome.result {
+        Ok(values) => values.iter().map(|value| value.text.clone()).collect(),
+        Err(_) => panic!("{code} failed:\n{}", report::evaluation(outcome)),
+    }
+}
+
+#[track_caller]
+pub(crate) fn error(code: &str, outcome: &Outcome) -> Arc<ErrorRecord> {
+    match &outcome.result {
+        Ok(_) => panic!("{code} succeeded:\n{}", report::evaluation(outcome)),
+        Err(error) => Arc::clone(error),
+    }
+}
+
+/// The warnings of an outcome as `TYPE: message`.
+pub(crate) fn warnings(outcome: &Outcome) -> Vec<String> {
+    outcome.warnings.iter().map(|warning| format!("{}: {}", warning.kind, warning.message.text)).collect()
+}
+
+pub(crate) fn restarts(error: &ErrorRecord) -> Vec<&str> {
+    error.restarts.iter().map(|restart| restart.name.as_str()).collect()
+}
+
+/// True when the frame is a call of `function`, named as the report names it.
+pub(crate) fn calls(frame: &str, function: &str) -> bool {
+    frame
+        .strip_prefix('(')
+        .and_then(|call| call.strip_prefix(function))
+        .is_some_and(|rest| rest.starts_with([' ', ')']))
+}
+
+/// The first of `functions` that is not among the frames in the given order, innermost first.
+pub(crate) fn missing_frame<'a>(error: &ErrorRecord, functions: &[&'a str]) -> Option<&'a str> {
+    let mut frames = error.frames.iter();
+    functions.iter().copied().find(|function| !frames.any(|frame| calls(&frame.call, function)))
+}
+
+/// The parts of an error report, as the specification's own parser takes it apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Sections {
+    pub(crate) stdout: Option<String>,
+    pub(crate) kind: String,
+    pub(crate) message: String,
+    pub(crate) backtrace: String,
+}
+
+/// The specification's parser: plain searches for the markers. `None` for a malformed report.
+pub(crate) fn parse_error_response(text: &str) -> Option<Sections> {
+    let error = text.find("[ERROR]")?;
+    let stdout = text.find("[stdout]").map(|start| {
+        let start = start + "[stdout]".len();
+        text.get(start..error).unwrap_or_default().trim_matches('\n').to_owned()
+    });
+    let line_end = error + text[error..].find('\n')?;
+    let kind = text.get(error + 8..line_end)?.trim_matches(' ');
+    if kind.is_empty() {
+        return None;
+    }
+    let backtrace = text.find("[Backtrace]")?;
+    let message = text.get(line_end..backtrace)?.trim_matches(['\n', ' ']);
+    Some(Sections {
+        stdout,
+        kind: kind.to_owned(),
+        message: message.to_owned(),
+        backtrace: text[backtrace + "[Backtrace]".len()..].to_owned(),
+    })
+}
+
+/// Takes an error report apart, and checks the specification's invariants of its format.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
+    let parsed = parse_error_response(text).ok_or("not parseable")?;
+    if parsed.message.is_empty() {
+        return Err("an empty message".to_owned());
+    }
+    for marker in ["[ERROR]", "[Backtrace]"] {
+        let count = text.matches(marker).count();
+        if count != 1 {
+            return Err(format!("{count} times {marker}"));
+        }
+    }
+    let order = ["[notice]", "[background]", "[stdout]", "[stderr]", "[warnings]", "[ERROR]", "[Backtrace]"];
+    let mut last = 0;
+    for marker in order {
+        let Some(at) = text.find(marker) else { continue };
+        if text.matches(marker).count() != 1 {
+            return Err(format!("{marker} more than once"));
+        }
+        if at < last {
+            return Err(format!("{marker} is out of order"));
+        }
+        last = at;
+        if at > 0 && !text[..at].ends_with("\n\n") {
+            return Err(format!("{marker} is not preceded by one blank line"));
+        }
+        if text[..at].ends_with("\n\n\n") && marker == "[ERROR]" {
+            return Err(format!("{marker} is preceded by more than one blank line"));
+        }
+    }
+    let lines: Vec<&str> = parsed.backtrace.trim_start_matches('\n').lines().collect();
+    if lines.is_empty() || !lines[0].starts_with("0: (") {
+        return Err("no frame 0".to_owned());
+    }
+    for (index, line) in lines.iter().enumerate() {
+        let frame = line.strip_prefix(&format!("{index}: ")).is_some_and(|call| call.starts_with('('));
+        let more = index == 20
+            && index + 1 == lines.len()
+            && line
+                .strip_prefix("... ")
+                .and_then(|rest| rest.strip_suffix(" more frames (get-backtrace shows them)"))
+                .is_some_and(|count| count.parse::<u64>().is_ok_and(|count| count > 0));
+        if !frame && !more {
+            return Err(format!("line {index} of the backtrace is not a frame: {line:?}"));
+        }
+    }
+    Ok(parsed)
+}
+
+/// Where an escaped marker or output line of the report would stand in for a real one.
+pub(crate) const MARKERS: [&str; 8] =
+    ["[stdout]", "[stderr]", "[warnings]", "[background]", "[notice]", "[ERROR]", "[Backtrace]", "[Debugger]"];
