@@ -75,7 +75,9 @@ enum sbcl_event {
   SBCL_EVENT_BYTES_CONSED = 18,  /* number: bytes */
   SBCL_EVENT_ITEM = 19,          /* begin: label; number: an sbcl_item */
   SBCL_EVENT_ITEM_TEXT = 20,     /* continue */
-  SBCL_EVENT_NOTICE = 21         /* text: something the Lisp side has to say of itself */
+  SBCL_EVENT_NOTICE = 21,        /* text: something the Lisp side has to say of itself */
+  SBCL_EVENT_DEFINED = 22        /* a form of the code defined something; number: where it begins, in characters;
+                                    text: where it ends, a space, the package it was read in */
 };
 
 /* What an SBCL_EVENT_ITEM is. */

@@ -5,6 +5,10 @@
 (defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
   "What the session defined: keys are lists of a kind and a name.")
 
+(declaim (type (unsigned-byte 62) **definition-count**))
+(defglobal **definition-count** 0
+  "How many definitions have been made, whoever's and of whatever.")
+
 (defglobal **system-packages** '()
   "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
 
@@ -24,9 +28,11 @@
 
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
-  (unless (and (member kind '(:function :variable :macro :class :type))
-               (let ((symbol (function-name-symbol name)))
-                 (or (not (symbolp symbol)) (system-symbol-p symbol))))
+  (setf **definition-count** (logand (1+ **definition-count**) most-positive-fixnum))
+  (unless (or (eq kind :other)
+              (and (member kind '(:function :variable :macro :class :type))
+                   (let ((symbol (function-name-symbol name)))
+                     (or (not (symbolp symbol)) (system-symbol-p symbol)))))
     (setf (gethash (list kind name) **definitions**) t)))
 
 (defparameter *observed*
@@ -49,7 +55,25 @@
     ((setf find-class) :class second)
     (sb-impl::%deftype :type first)
     (sb-impl::%defpackage :package package-argument-name)
-    (make-package :package package-argument-name))
+    (make-package :package package-argument-name)
+    ;; Not listed, but to be repeated when the image is restored.
+    (sb-impl::%defsetf :other first)
+    (rename-package :other first)
+    (use-package :other first)
+    (export :other first)
+    (import :other first)
+    (shadow :other first)
+    (shadowing-import :other first)
+    (require :other first)
+    (sb-c::%proclaim :other first)
+    (set-macro-character :other first)
+    (set-dispatch-macro-character :other first)
+    (make-dispatch-macro-character :other first)
+    (set-syntax-from-char :other first)
+    ((setf readtable-case) :other first)
+    (sb-pcl::load-short-defcombin :other first)
+    (sb-pcl::load-long-defcombin :other first)
+    (sb-ext:add-package-local-nickname :other first))
   "The functions by which SBCL makes definitions: each with the kind of what it defines, and the function of its
 argument list that returns the name.")
 
@@ -70,7 +94,7 @@ argument list that returns the name.")
                           (lambda (function &rest arguments)
                             (multiple-value-prog1 (apply function arguments)
                               (note-definition kind (funcall name arguments)))))))
-  (encapsulate 'sb-c::%proclaim 'sbcl-host
+  (encapsulate 'sb-c::%proclaim 'debug-quality
                (lambda (function form location)
                  (multiple-value-prog1 (funcall function form location)
                    (when (and (eq (car form) 'optimize)

@@ -134,10 +134,10 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   (peek-char t stream nil)
   (file-position stream))
 
-(defun read-form (stream end)
-  "Read the next form from STREAM, or return END."
+(defun read-form (stream end start)
+  "Read the form from STREAM that begins at START, or return END."
   (let ((*reading* stream)
-        (*form-start* (whitespace-end stream)))
+        (*form-start* start))
     (with-boundary ()
       (read stream nil end))))
 
@@ -164,15 +164,31 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
             (shiftf *** ** * (first values))
             values))))))
 
+(defmacro with-reader-settings ((&rest settings) &body body)
+  "Evaluate BODY with each of SETTINGS, names of local variables, bound to what the reader goes by now."
+  `(let ,(mapcar #'list settings
+                 '(*package* *readtable* *read-base* *read-default-float-format*))
+     ,@body))
+
 (defun evaluate-forms (code)
-  "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
+  "Read and evaluate the forms in CODE one by one and return a list of the last one's values. Push which of them
+defined something, or changed how the next one is read: that is what makes another image like this one."
   (let ((stream (make-string-input-stream code))
         (values '()))
     (loop
-      (let ((form (read-form stream stream)))
-        (when (eq form stream)
-          (return values))
-        (setf values (evaluate-form-with-restarts form))))))
+      (let* ((start (whitespace-end stream))
+             (count **definition-count**))
+        (with-reader-settings (package readtable base float-format)
+          (let ((form (read-form stream stream start)))
+            (when (eq form stream)
+              (return values))
+            (let ((end (file-position stream)))
+              (setf values (evaluate-form-with-restarts form))
+              (unless (and (eql count **definition-count**)
+                           (eq package *package*) (eq readtable *readtable*)
+                           (eql base *read-base*) (eq float-format *read-default-float-format*))
+                (event *job-id* (event-code :defined) start
+                       (format nil "~D ~A" end (package-name package)))))))))))
 
 (defun find-user-package (name)
   "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."

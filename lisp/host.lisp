@@ -24,7 +24,7 @@
     :done 0 :stdout 1 :stderr 2 :warning 3 :warning-text 4 :value 5 :value-text 6
     :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
     :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
-    :item 19 :item-text 20 :notice 21)
+    :item 19 :item-text 20 :notice 21 :defined 22)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9))
 

@@ -97,6 +97,7 @@
   "Start the Lisp threads."
   (setf *random-state* (sb-ext:seed-random-state seed))
   (redirect-global-streams)
+  (locate-compiled-files)
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
@@ -120,6 +121,17 @@
           *debug-io* io
           *terminal-io* io)))
 
+(defun locate-compiled-files ()
+  "Have ASDF keep compiled files in the user's cache directory, or a temporary one for a user without a home."
+  (setf uiop:*user-cache*
+        (if (or (sb-posix:getenv "HOME") (writable-p (user-homedir-pathname)))
+            (uiop/configuration::compute-user-cache)
+            (parse-namestring (concatenate 'string (sb-posix:mkdtemp "/tmp/sbcl-mcp-XXXXXX") "/")))))
+
+(defun writable-p (directory)
+  "True when this process may make files in DIRECTORY."
+  (ignore-errors (sb-posix:access (sb-ext:native-namestring directory) sb-posix:w-ok) t))
+
 (defun load-user-init ()
   "Load the user's init file, if there is one."
   (let ((file (merge-pathnames ".sbclrc" (user-homedir-pathname))))
@@ -131,6 +143,9 @@
   (setf **core-systems** (already-loaded-systems))
   ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
   (asdf:clear-configuration)
+  (setf uiop:*user-cache* nil
+        *compile-verbose* nil
+        *compile-print* nil)
   (observe-definitions)
   (adopt-user-threads)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)

@@ -96,6 +96,16 @@ pub struct Timing {
     pub bytes_consed: u64,
 }
 
+/// A form that defined something: evaluated again in its package, in order with the others, it makes another image
+/// like this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefiningForm {
+    /// The form's text.
+    pub code: String,
+    /// The package it was read in.
+    pub package: String,
+}
+
 /// What one evaluation did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -115,6 +125,8 @@ pub struct Outcome {
     pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
     /// Present when it was asked for.
     pub timing: Option<Timing>,
+    /// The forms that defined something, in order.
+    pub defined: Vec<DefiningForm>,
 }
 
 impl Outcome {

@@ -79,6 +79,7 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_ITEM: Type = 19;
     pub const SBCL_EVENT_ITEM_TEXT: Type = 20;
     pub const SBCL_EVENT_NOTICE: Type = 21;
+    pub const SBCL_EVENT_DEFINED: Type = 22;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

@@ -167,6 +167,8 @@ pub(crate) enum Event<'a> {
     Item(Item, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
+    /// Where the form begins; where it ends and its package.
+    Defined(u64, Text<'a>),
 }
 
 impl<'a> Event<'a> {
@@ -196,6 +198,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_ITEM => Self::Item(item_from_code(number)?, text),
             sbcl_event::SBCL_EVENT_ITEM_TEXT => Self::ItemText(text),
             sbcl_event::SBCL_EVENT_NOTICE => Self::Notice(text),
+            sbcl_event::SBCL_EVENT_DEFINED => Self::Defined(count, text),
             _ => return None,
         })
     }

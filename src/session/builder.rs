@@ -7,7 +7,7 @@ use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
 use crate::outcome::{
-    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Outcome, Restart, Role, SymbolDescription, Timing,
+    Clipped, DefiningForm, Definition, DefinitionKind, ErrorRecord, Frame, Outcome, Restart, Role, SymbolDescription, Timing,
     Warning,
 };
 
@@ -126,12 +126,16 @@ pub(super) struct OutcomeBuilder {
     value_left: u64,
     error: Option<ErrorBuilder>,
     timing: Option<Timing>,
+    code: String,
+    defined: Vec<DefiningForm>,
 }
 
 impl OutcomeBuilder {
-    /// For an evaluation under `limits`, with a time limit of its own.
-    pub(super) fn new(limits: Limits, timeout: Option<Duration>) -> Self {
+    /// For an evaluation of `code` under `limits`, with a time limit of its own.
+    pub(super) fn new(code: String, limits: Limits, timeout: Option<Duration>) -> Self {
         Self {
+            code,
+            defined: Vec::new(),
             limits,
             timeout,
             stdout: Clipped::default(),
@@ -189,6 +193,9 @@ impl OutcomeBuilder {
             Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
             Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
             Event::Error(kind) => self.error = Some(ErrorBuilder::new(kind.to_owned(), &self.limits)),
+            Event::Defined(start, end_and_package) => {
+                self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
+            }
             other => return self.error.as_mut().is_some_and(|error| error_event(error, other, &self.limits)),
         }
         false
@@ -233,8 +240,18 @@ impl OutcomeBuilder {
             warnings_omitted: self.warnings_omitted,
             result,
             timing: self.timing,
+            defined: self.defined,
         }
     }
+}
+
+/// The form of `code` that begins at character `start`; where it ends and its package are as Lisp tells them.
+fn defining_form(code: &str, start: u64, end_and_package: &str) -> Option<DefiningForm> {
+    let (end, package) = end_and_package.split_once(' ')?;
+    let start = usize::try_from(start).ok()?;
+    let end: usize = end.parse().ok()?;
+    let code = code.chars().skip(start).take(end.checked_sub(start)?).collect();
+    Some(DefiningForm { code, package: package.to_owned() })
 }
 
 fn timeout_message(timeout: Duration) -> String {

@@ -23,6 +23,10 @@ use running::{Build, Running};
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long the evaluation thread looks out for the next job before it sleeps: the time in which a program that
+/// evaluates one thing after another comes back.
+const AWAKE: Duration = Duration::from_micros(50);
+
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(u64);
@@ -124,13 +128,15 @@ impl Session {
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = evaluation.timeout.unwrap_or(limits.timeout);
+        let Evaluation { code, package, capture_time, .. } = evaluation;
+        let text = utf32(&code);
         self.0.enqueue(
             Lane::Evaluation,
-            JobKind::Evaluate { timing: evaluation.capture_time },
-            &evaluation.code,
-            evaluation.package.as_deref().unwrap_or(""),
+            JobKind::Evaluate { timing: capture_time },
+            text,
+            package.as_deref().map(utf32).unwrap_or_default(),
             timeout,
-            Build::Outcome(OutcomeBuilder::new(limits, timeout), Box::new(reply)),
+            Build::Outcome(Box::new(OutcomeBuilder::new(code, limits, timeout)), Box::new(reply)),
         )
     }
 
@@ -181,8 +187,8 @@ impl Session {
         self.0.enqueue(
             Lane::Evaluation,
             JobKind::Reset,
-            "",
-            "",
+            Vec::new(),
+            Vec::new(),
             None,
             Build::Reset(InspectionBuilder::default(), Box::new(reply)),
         );
@@ -200,8 +206,13 @@ impl Session {
     }
 
     fn inspect(&self, kind: JobKind, text: &str, name: &str, build: Build) {
-        self.0.enqueue(Lane::Inspection, kind, text, name, Some(INSPECTION_TIMEOUT), build);
+        self.0.enqueue(Lane::Inspection, kind, utf32(text), utf32(name), Some(INSPECTION_TIMEOUT), build);
     }
+}
+
+/// Text as Lisp takes it.
+fn utf32(text: &str) -> Vec<u32> {
+    text.chars().map(u32::from).collect()
 }
 
 /// Calls `submit` with a reply and waits until that is called.
@@ -226,14 +237,13 @@ impl Inner {
         &self,
         lane: Lane,
         kind: JobKind,
-        text: &str,
-        name: &str,
+        text: Vec<u32>,
+        name: Vec<u32>,
         timeout: Option<Duration>,
         build: Build,
     ) -> JobId {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let utf32 = |text: &str| text.chars().map(u32::from).collect();
-        let job = Job { id, kind, text: utf32(text), name: utf32(name) };
+        let job = Job { id, kind, text, name };
         self.lanes[lane as usize].push(Request { job, timeout, build });
         JobId(id)
     }
@@ -247,7 +257,7 @@ impl Inner {
         } else {
             return;
         }
-        self.enqueue(Lane::Control, JobKind::Interrupt { target, reason }, "", "", None, Build::Nothing);
+        self.enqueue(Lane::Control, JobKind::Interrupt { target, reason }, Vec::new(), Vec::new(), None, Build::Nothing);
     }
 
     /// Interrupts what has run too long by now. When to look again.
@@ -302,7 +312,8 @@ impl Inner {
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
-        let mut request = self.lanes[lane as usize].pop();
+        let awake = if lane == Lane::Evaluation { AWAKE } else { Duration::ZERO };
+        let mut request = self.lanes[lane as usize].pop(awake);
         if lane != Lane::Control {
             let deadline = request.timeout.map(|timeout| std::time::Instant::now() + timeout);
             // Lisp gets the job, the rest stays here.

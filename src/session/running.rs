@@ -13,7 +13,7 @@ pub(super) enum Build {
     /// Nobody waits.
     Nothing,
     /// An evaluation.
-    Outcome(OutcomeBuilder, Reply<Outcome>),
+    Outcome(Box<OutcomeBuilder>, Reply<Outcome>),
     /// list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Vec<Definition>, InspectError>>),
     /// describe-symbol.

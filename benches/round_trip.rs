@@ -1,0 +1,134 @@
+//! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, memory.
+//!
+//! Calls of the different kinds take turns in one run, so that their ratios mean something on a noisy machine. `echo`
+//! is `cat`, answering the same line: what the pipes and the scheduler take. Arguments are passed to `sbcl-mcp serve`;
+//! an argument that begins with `--bench` is cargo's and is ignored.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 3_000;
+const STARTS: usize = 20;
+
+struct Client {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    line: String,
+}
+
+impl Client {
+    fn start(program: &str, arguments: &[String]) -> Self {
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let stdin = child.stdin.take().expect("piped");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, stdin, stdout, line: String::new() }
+    }
+
+    fn ask(&mut self, request: &str) -> &str {
+        self.stdin.write_all(request.as_bytes()).expect("the program reads");
+        self.line.clear();
+        self.stdout.read_line(&mut self.line).expect("the program answers");
+        &self.line
+    }
+
+    fn initialize(&mut self) {
+        let answer = self.ask(concat!(
+            r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","#,
+            r#""capabilities":{},"clientInfo":{"name":"round_trip","version":"0"}}}"#,
+            "\n"
+        ));
+        assert!(answer.contains("serverInfo"), "{answer}");
+        self.stdin
+            .write_all(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n")
+            .expect("the program reads");
+    }
+
+    fn stop(mut self) {
+        drop(self.stdin);
+        let mut rest = Vec::new();
+        _ = self.stdout.read_to_end(&mut rest);
+        _ = self.child.wait();
+    }
+}
+
+fn call(tool: &str, arguments: &str) -> String {
+    format!(
+        "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{{\"name\":\"{tool}\",\"arguments\":{arguments}}}}}\n"
+    )
+}
+
+fn median(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+fn resident_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+fn main() {
+    let server = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let mut arguments = vec!["serve".to_owned()];
+    arguments.extend(std::env::args().skip(1).filter(|argument| !argument.starts_with("--bench")));
+
+    let plus = call("evaluate-lisp", r#"{"code":"(+ 1 2)"}"#);
+    let mut starts = Vec::new();
+    let mut resident = 0;
+    for _ in 0..STARTS {
+        let begin = Instant::now();
+        let mut client = Client::start(server, &arguments);
+        client.initialize();
+        assert!(client.ask(&plus).contains("=> 3"), "{}", client.line);
+        starts.push(begin.elapsed());
+        resident = resident_kib(client.child.id());
+        client.stop();
+    }
+
+    let mut client = Client::start(server, &arguments);
+    client.initialize();
+    let mut cat = Client::start("cat", &[]);
+    let requests = [
+        ("echo (cat)", plus.clone(), ""),
+        ("ping", "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n".to_owned(), "\"result\""),
+        ("describe-last-error", call("describe-last-error", "{}"), "No error information"),
+        ("evaluate-lisp (+ 1 2)", plus, "=> 3"),
+        ("evaluate-lisp (let …)", call("evaluate-lisp", r#"{"code":"(let ((x 1)) (+ x 2))"}"#), "=> 3"),
+    ];
+    let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(ROUNDS); requests.len()];
+    for round in 0..ROUNDS + ROUNDS / 10 {
+        for ((name, request, expected), times) in requests.iter().zip(&mut times) {
+            let target = if name.starts_with("echo") { &mut cat } else { &mut client };
+            // Once unmeasured: what ran before must not decide how fast this one is.
+            target.ask(request);
+            let begin = Instant::now();
+            let answer = target.ask(request);
+            let time = begin.elapsed();
+            assert!(answer.contains(expected), "{name}: {answer}");
+            if round >= ROUNDS / 10 {
+                times.push(time);
+            }
+        }
+    }
+    cat.stop();
+    client.stop();
+
+    let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
+    println!("round trip, median of {ROUNDS}:");
+    for ((name, ..), median) in requests.iter().zip(&medians) {
+        println!("  {name:24} {median:8.1} µs   {:5.2} × describe-last-error", median / medians[2]);
+    }
+    println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
+    println!("resident memory then: {:.1} MB", resident as f64 / 1000.0);
+}

@@ -1,0 +1,120 @@
+"""Calls side by side, cancellation, progress."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from server import LINE, MODES, serve
+
+NO_ERROR = "No error information available.\n(No error has occurred since the last successful evaluation)"
+
+pytestmark = pytest.mark.anyio
+
+
+def waiting(directory):
+    """Lisp code that says that it runs, and goes on when it is told to: by files, so nothing is left to chance."""
+    return f'(progn (open "{directory}/runs" :direction :probe :if-does-not-exist :create) \
+        (loop until (probe-file "{directory}/go") do (sleep 0.01)) :went-on)'
+
+
+async def appears(path):
+    while not path.exists():
+        await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def busy(server, directory, on_progress=None):
+    """An evaluation that runs until the block ends; its answer is then in the list."""
+    answers = []
+
+    async def evaluate():
+        arguments = {"code": waiting(directory), "timeout": 600}
+        answers.append(await server.call("evaluate-lisp", arguments, on_progress))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(evaluate)
+        await appears(directory / "runs")
+        yield answers
+        assert answers == []
+        (directory / "go").touch()
+
+
+async def test_others_answer_while_one_runs(mode, tmp_path):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            async with busy(server, tmp_path) as answers:
+                assert await server.call("describe-last-error", {}) == (NO_ERROR, False)
+                assert await server.call("get-backtrace", {}) == (NO_ERROR, False)
+                limits = "Current limits:\n  timeout: 30 seconds\n  max-output: 100000 characters"
+                assert await server.call("configure-limits", {}) == (limits, False)
+                assert len(await server.tools()) >= 7
+                # The revision without a handshake has no ping.
+                if not server.modern:
+                    await server.client.send_ping()
+            assert answers == [("=> :WENT-ON", False)]
+
+
+async def test_evaluations_run_one_after_another(mode, tmp_path):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            await server.evaluate("(defvar *order* '())")
+            async with anyio.create_task_group() as tasks, busy(server, tmp_path):
+                for number in range(10):
+                    tasks.start_soon(server.evaluate, f"(push {number} *order*)")
+                    # Sent before the next one is.
+                    await server.tools()
+            assert await server.evaluate("(reverse *order*)") == "=> (0 1 2 3 4 5 6 7 8 9)"
+
+
+async def test_a_running_evaluation_is_cancelled(mode, tmp_path):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            await server.evaluate("(defvar *kept* 42)")
+            async with anyio.create_task_group() as tasks:
+                request = server.next_request() if LINE == 1 else None
+                code = f"(loop (ignore-errors {waiting(tmp_path)}))"
+                tasks.start_soon(server.call, "evaluate-lisp", {"code": code, "timeout": 600})
+                await appears(tmp_path / "runs")
+                if request is not None:
+                    await server.cancel(request)
+                # 2.x tells the server by itself.
+                tasks.cancel_scope.cancel()
+            text = NO_ERROR
+            while text == NO_ERROR:
+                text, _ = await server.call("describe-last-error", {})
+            assert text.startswith("Error: CANCELLED\n")
+            assert await server.call("describe-last-error", {}) == (text, False)
+            assert await server.evaluate("*kept*") == "=> 42"
+            assert await server.call("describe-last-error", {}) == (NO_ERROR, False)
+
+
+async def test_a_waiting_evaluation_is_cancelled_unrun(mode, tmp_path):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            await server.evaluate("(defvar *ran* nil)")
+            async with busy(server, tmp_path):
+                async with anyio.create_task_group() as tasks:
+                    request = server.next_request() if LINE == 1 else None
+                    tasks.start_soon(server.call, "evaluate-lisp", {"code": "(setf *ran* t)"})
+                    await anyio.sleep(0)
+                    await server.tools()
+                    if request is not None:
+                        await server.cancel(request)
+                    tasks.cancel_scope.cancel()
+                await server.tools()
+            assert await server.evaluate("*ran*") == "=> NIL"
+
+
+@pytest.mark.parametrize("mode", MODES[-1:])
+async def test_a_long_evaluation_reports_progress(mode, tmp_path):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            alive = anyio.Event()
+
+            async def progressed(*_):
+                alive.set()
+
+            async with busy(server, tmp_path, progressed) as answers:
+                await alive.wait()
+            assert answers == [("=> :WENT-ON", False)]

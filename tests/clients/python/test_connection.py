@@ -1,0 +1,91 @@
+"""Opening, listing, closing."""
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from server import LINE, RpcError, serve
+
+TOOLS = json.loads((Path(__file__).parent.parent / "tools.json").read_text(encoding="utf-8"))
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_introduces_itself(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            info = server.info
+            assert info["protocolVersion"] == ("2026-07-28" if server.modern else "2025-11-25")
+            # Of a server that was not asked nothing is known; it works all the same.
+            if mode != "unannounced":
+                assert info["serverInfo"]["name"] == "sbcl-mcp"
+                assert info["serverInfo"]["version"]
+                assert "tools" in info["capabilities"]
+                assert "describe-last-error" in info["instructions"]
+            assert await server.evaluate("(+ 1 2)") == "=> 3"
+
+
+async def test_lists_its_tools(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            tools = {tool["name"]: tool for tool in await server.tools()}
+            for expected in TOOLS:
+                tool = tools[expected["name"]]
+                schema = tool["inputSchema"]
+                assert schema["type"] == "object"
+                assert schema.get("required", []) == expected["required"]
+                properties = schema.get("properties", {})
+                assert {name: of["type"] for name, of in properties.items()} == expected["arguments"]
+                assert all(of["description"] for of in properties.values())
+                assert tool["description"]
+                for hint in ["readOnlyHint", "destructiveHint"]:
+                    if hint in expected:
+                        assert tool["annotations"][hint] == expected[hint], (tool["name"], hint)
+
+
+async def test_unknown_tools_are_refused_and_harmless(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            for name in ["", "evaluate_lisp", "EVALUATE-LISP"]:
+                with pytest.raises(RpcError) as refusal:
+                    await server.call(name, {"code": "1"})
+                assert refusal.value.error.code == -32602
+            assert await server.evaluate("(+ 1 2)") == "=> 3"
+
+
+async def test_long_answers_arrive_whole(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            await server.call("configure-limits", {"max-output": 1_000_000})
+            text = await server.evaluate("(dotimes (i 20000) (format t \"line ~5,'0d λ~%\" i)) :done")
+            lines = "\n".join(f"line {number:05} λ" for number in range(20000))
+            assert text == f"[stdout]\n{lines}\n\n=> :DONE"
+
+
+async def test_leaves_when_the_client_does_whatever_is_running(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            code = "(progn (sb-thread:make-thread (lambda () (loop))) (sb-thread:make-thread (lambda () (sleep 600))) :on)"
+            assert await server.evaluate(code) == "=> :ON"
+
+
+@pytest.mark.skipif(LINE == 1, reason="1.x itself fails when it is answered while it closes")
+async def test_leaves_when_the_client_does_whoever_waits(mode):
+    refusals = []
+
+    async def lose(server, code):
+        with pytest.raises(RpcError) as refusal:
+            await server.call("evaluate-lisp", {"code": code, "timeout": 600})
+        refusals.append(refusal.value)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            async with serve(mode) as server:
+                tasks.start_soon(lose, server, "(loop)")
+                tasks.start_soon(lose, server, "(sleep 600)")
+                # Both have been sent when this is answered.
+                await anyio.sleep(0)
+                await server.tools()
+    assert len(refusals) == 2
