@@ -1,0 +1,37 @@
+# `make` alone shows what there is. Every target works from a fresh clone, and again at once.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build-tools sbcl build demo test lint bench clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## Install what is missing for building and testing (Debian: with apt; elsewhere: says what)
+	@scripts/setup.sh test
+
+# Building and showing need less than testing.
+build-tools:
+	@scripts/setup.sh build
+
+# SBCL itself is built once a machine and takes minutes: on its own, one sees how far it is.
+sbcl: build-tools
+	cargo run --quiet -p sbcl-core
+
+build: sbcl ## Build the release binary, SBCL included: target/release/sbcl-mcp
+	cargo build --release
+
+demo: build ## A session over MCP, as a client sees it
+	cargo run --quiet --release --example demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
+
+test: setup build ## Every test: unit, integration, end to end with the official MCP SDKs
+	scripts/test.sh
+
+lint: sbcl ## Formatting, lints, documentation, generated code
+	scripts/lint.sh
+
+bench: sbcl ## Measure
+	cargo bench
+
+clean: ## Remove what was built here (SBCL stays in the cache)
+	cargo clean
+	rm -rf tests/clients/typescript/node_modules

@@ -1,0 +1,173 @@
+//! A session with the server, as an MCP client has it: `make demo`, or `cargo run --example demo -- PATH-OF-SBCL-MCP`.
+//!
+//! Starts the binary, speaks MCP over its stdin and stdout, prints what is asked and what comes back, and fails when an
+//! answer is not what it must be.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// One thing to do, and what the answer must have in it.
+struct Step {
+    why: &'static str,
+    tool: &'static str,
+    arguments: Value,
+    fails: bool,
+    expected: &'static [&'static str],
+}
+
+fn steps() -> Vec<Step> {
+    let evaluate = |why, code: &str, fails, expected| Step {
+        why,
+        tool: "evaluate-lisp",
+        arguments: json!({ "code": code }),
+        fails,
+        expected,
+    };
+    let ask = |why, tool, arguments, expected| Step { why, tool, arguments, fails: false, expected };
+    vec![
+        evaluate(
+            "A definition. It stays for the whole session.",
+            "(defun average (numbers)\n  \"The arithmetic mean.\"\n  (/ (reduce #'+ numbers) (length numbers)))",
+            false,
+            &["=> AVERAGE"],
+        ),
+        evaluate(
+            "A use, with output and a value.",
+            "(format t \"Averaging...~%\")\n(average '(1 2 3 4))",
+            false,
+            &["[stdout]\nAveraging...\n", "=> 5/2"],
+        ),
+        ask(
+            "What the session knows by now.",
+            "list-definitions",
+            json!({}),
+            &["[Functions]\n- AVERAGE (NUMBERS)"],
+        ),
+        evaluate(
+            "A mistake.",
+            "(defun report (samples)\n  (mapcar #'average samples))\n(report '((1 2 3) ()))",
+            true,
+            &["[ERROR] DIVISION-BY-ZERO\n", "[Backtrace]\n0: ", "(AVERAGE NIL)", "(REPORT ((1 2 3) NIL))"],
+        ),
+        ask(
+            "What happened, and what could have been done.",
+            "describe-last-error",
+            json!({}),
+            &["Error: DIVISION-BY-ZERO\n", "Available Restarts:\n", "Backtrace (top 5 frames):\n"],
+        ),
+        ask(
+            "Who called whom, with what.",
+            "get-backtrace",
+            json!({ "max-frames": 6 }),
+            &["Backtrace for DIVISION-BY-ZERO (6 of ", "(AVERAGE NIL)"],
+        ),
+        evaluate(
+            "A repair, in the same living image.",
+            "(defun average (numbers)\n  (if numbers (/ (reduce #'+ numbers) (length numbers)) 0))\n(report '((1 2 3) ()))",
+            false,
+            &["=> (2 0)"],
+        ),
+        ask("The error is over.", "describe-last-error", json!({}), &["No error information available."]),
+    ]
+}
+
+/// A connection to a server that this program started.
+struct Client {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    last_id: u64,
+}
+
+impl Client {
+    fn start(binary: &str) -> Result<Self> {
+        let mut child = Command::new(binary).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let to = child.stdin.take().ok_or("no pipe to the server")?;
+        let from = BufReader::new(child.stdout.take().ok_or("no pipe from the server")?);
+        Ok(Self { child, to, from, last_id: 0 })
+    }
+
+    fn send(&mut self, message: &Value) -> Result<()> {
+        Ok(writeln!(self.to, "{message}")?)
+    }
+
+    fn request(&mut self, method: &str, params: Value) -> Result<Value> {
+        self.last_id += 1;
+        self.send(&json!({ "jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params }))?;
+        let mut line = String::new();
+        if self.from.read_line(&mut line)? == 0 {
+            return Err("the server has gone".into());
+        }
+        let mut answer: Value = serde_json::from_str(&line)?;
+        if answer["id"] != self.last_id || !answer["result"].is_object() {
+            return Err(format!("no result: {line}").into());
+        }
+        Ok(answer["result"].take())
+    }
+
+    /// The session is over when the client closes its end.
+    fn finish(self) -> Result<()> {
+        let Self { mut child, to, from, .. } = self;
+        drop((to, from));
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the server ended with {status}").into()) }
+    }
+}
+
+fn indented(text: &str, first: &str, rest: &str) -> String {
+    first.to_owned() + &text.replace('\n', &format!("\n{rest}"))
+}
+
+fn perform(client: &mut Client, step: &Step) -> Result<()> {
+    println!("\n; {}", step.why);
+    // Code is more readable as it is than as JSON.
+    match step.arguments["code"].as_str() {
+        Some(code) => println!("{}", indented(code, &format!("→ {} ", step.tool), "  ")),
+        None => println!("→ {} {}", step.tool, step.arguments),
+    }
+    let result = client.request("tools/call", json!({ "name": step.tool, "arguments": step.arguments }))?;
+    let text = result["content"][0]["text"].as_str().ok_or("an answer without text")?;
+    println!("{}", indented(text, "  ", "  "));
+    if result["isError"].as_bool().unwrap_or(false) != step.fails {
+        return Err(format!("{}: isError is not {}", step.tool, step.fails).into());
+    }
+    match step.expected.iter().find(|part| !text.contains(**part)) {
+        Some(part) => Err(format!("{}: {part:?} is missing", step.tool).into()),
+        None => Ok(()),
+    }
+}
+
+fn main() -> Result<()> {
+    let binary = std::env::args().nth(1).unwrap_or_else(|| "target/release/sbcl-mcp".to_owned());
+    let begin = Instant::now();
+    let mut client = Client::start(&binary)?;
+    let opened = client.request(
+        "initialize",
+        json!({
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": { "name": "demo", "version": env!("CARGO_PKG_VERSION") },
+        }),
+    )?;
+    client.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }))?;
+    let (name, version) = (&opened["serverInfo"]["name"], &opened["serverInfo"]["version"]);
+    println!(
+        "{} {} is there after {} ms; protocol {}",
+        name.as_str().unwrap_or("?"),
+        version.as_str().unwrap_or("?"),
+        begin.elapsed().as_millis(),
+        opened["protocolVersion"].as_str().unwrap_or("?"),
+    );
+    for step in steps() {
+        perform(&mut client, &step)?;
+    }
+    client.finish()?;
+    println!("\nAll answers are what they must be.");
+    Ok(())
+}

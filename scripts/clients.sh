@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# The end-to-end tests with the official SDKs: scripts/clients.sh [python|typescript]...
+# All that they need is installed under the target directory, pinned, and again only when the pins change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
+export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$target/release/sbcl-mcp}
+export PYTHONDONTWRITEBYTECODE=1
+tests=$PWD/tests/clients
+
+# environment NAME REQUIREMENTS: a virtual environment with exactly these packages; prints where.
+environment() {
+    local directory=$target/clients/$1 requirements=$2
+    # The interpreter is asked too: a moved or half-made environment has none that works.
+    if ! cmp -s "$requirements" "$directory/installed.txt" || ! "$directory/bin/python" -c '' 2>/dev/null; then
+        echo "clients: installing $1" >&2
+        rm -rf "$directory"
+        python3 -m venv "$directory" >&2
+        "$directory/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements" >&2
+        cp "$requirements" "$directory/installed.txt"
+    fi
+    echo "$directory"
+}
+
+python_clients() {
+    local line directory
+    for line in 1 2; do
+        directory=$(environment "python-$line" "$tests/python/requirements-$line.txt")
+        echo "clients: Python SDK $("$directory/bin/python" -c 'from importlib.metadata import version; print(version("mcp"))')"
+        (cd "$tests/python" && "$directory/bin/python" -m pytest -q --color=no)
+    done
+}
+
+# Distributions' Node.js is often too old for the SDK's 2.x line.
+node_serves() {
+    command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 20)' 2>/dev/null
+}
+
+typescript_clients() {
+    if ! node_serves; then
+        PATH=$(environment node "$tests/typescript/node.txt")/bin:$PATH
+    fi
+    local modules=$tests/typescript/node_modules lock=$tests/typescript/package-lock.json
+    if ! cmp -s "$lock" "$modules/.installed.json"; then
+        echo "clients: installing the TypeScript SDKs"
+        (cd "$tests/typescript" && npm ci --silent --ignore-scripts)
+        cp "$lock" "$modules/.installed.json"
+    fi
+    echo "clients: TypeScript SDKs, Node.js $(node --version)"
+    (cd "$tests/typescript" && npm --silent test)
+}
+
+[ $# != 0 ] || set -- python typescript
+for client in "$@"; do
+    "${client}_clients"
+done

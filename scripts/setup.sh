@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Installs what is missing on this machine for building (`build`), or for building and testing (`test`).
+# With everything there it asks nobody and changes nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:-test}
+names=() debian=() fedora=() arch=() macos=()
+
+# miss NAME DEBIAN FEDORA ARCH MACOS: notes a missing thing and the packages that hold it.
+miss() {
+    names+=("$1") debian+=($2) fedora+=($3) arch+=($4)
+    [ -z "$5" ] || macos+=("$5")
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# A compiler without the C library's headers is a common half of an installation.
+compiles_c() {
+    local directory status=0
+    directory=$(mktemp -d)
+    printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' >"$directory/probe.c"
+    ${CC:-cc} "$directory/probe.c" -o "$directory/probe" >/dev/null 2>&1 || status=1
+    rm -r "$directory"
+    return $status
+}
+
+makes_venvs() { python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+
+require_rust() {
+    local wanted have
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    if ! has cargo; then
+        echo "setup: cargo is missing. Install Rust $wanted or newer with rustup: https://rustup.rs" >&2
+        exit 1
+    fi
+    have=$(rustc --version | cut -d ' ' -f 2)
+    if [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" != "$wanted" ]; then
+        echo "setup: Rust $have is too old, $wanted or newer is needed: rustup update" >&2
+        exit 1
+    fi
+}
+
+look_for_build_tools() {
+    compiles_c || miss "a C compiler" build-essential "gcc glibc-devel" base-devel ""
+    has make || has gmake || miss make make make make ""
+    has strip || miss strip binutils binutils binutils ""
+    # A ready-made SBCL needs none of the rest.
+    [ -z "${SBCL_MCP_PREBUILT:-}" ] || return 0
+    has tar || miss tar tar tar tar ""
+    has xz || miss xz xz-utils xz xz xz
+    local bootstrap=${SBCL_MCP_BOOTSTRAP:-sbcl}
+    has "${bootstrap%% *}" || miss "sbcl, to build SBCL with" sbcl sbcl sbcl sbcl
+}
+
+look_for_test_tools() {
+    makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif has sudo; then
+        sudo "$@"
+    else
+        echo "setup: neither root nor sudo. As root, run: $*" >&2
+        exit 1
+    fi
+}
+
+install_with_apt() {
+    echo "setup: installing with apt: ${debian[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${debian[@]}"
+}
+
+explain() {
+    echo "setup: this machine has no apt. Install what is missing, then run make again:"
+    echo "  Fedora: sudo dnf install ${fedora[*]}"
+    echo "  Arch:   sudo pacman -S --needed ${arch[*]}"
+    echo "  macOS:  xcode-select --install${macos[*]:+ && brew install ${macos[*]}}"
+} >&2
+
+look() {
+    names=() debian=() fedora=() arch=() macos=()
+    look_for_build_tools
+    [ "$purpose" != test ] || look_for_test_tools
+}
+
+require_rust
+look
+if [ ${#names[@]} = 0 ]; then
+    echo "setup: everything is there"
+    exit
+fi
+(IFS=,; echo "setup: missing: ${names[*]}")
+if ! has apt-get; then
+    explain
+    exit 1
+fi
+install_with_apt
+look
+if [ ${#names[@]} != 0 ]; then
+    (IFS=,; echo "setup: still missing after the installation: ${names[*]}" >&2)
+    exit 1
+fi

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Every check of behaviour, with one profile: the release binary is what the end-to-end tests drive.
+# All suites run, whatever fails before them; the last line counts the tests of all.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target"
+log=$target/test.log
+: >"$log"
+failed=()
+
+suite() {
+    local name=$1
+    shift
+    echo "== $name: $*"
+    "$@" 2>&1 | tee -a "$log"
+    [ "${PIPESTATUS[0]}" = 0 ] || failed+=("$name")
+}
+
+# The closing lines of cargo test, pytest and node's test runner.
+count() {
+    awk '
+        /^test result: / { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i - 1); if ($i ~ /^failed/) f += $(i - 1) } }
+        /^[0-9]+ (passed|failed).* in [0-9.]+s/ { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i - 1); if ($i ~ /^failed/) f += $(i - 1) } }
+        /^ℹ pass / { p += $3 }
+        /^ℹ fail / { f += $3 }
+        END { printf "%d passed, %d failed\n", p, f }
+    ' "$log"
+}
+
+suite "Rust" cargo test --release --workspace --no-fail-fast
+suite "Python SDKs" scripts/clients.sh python
+suite "TypeScript SDKs" scripts/clients.sh typescript
+
+for name in ${failed[@]+"${failed[@]}"}; do
+    echo "FAILED: $name"
+done
+count
+[ ${#failed[@]} = 0 ]

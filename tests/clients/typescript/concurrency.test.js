@@ -1,0 +1,108 @@
+// Calls side by side, cancellation, progress.
+
+import assert from "node:assert/strict";
+import { access, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { describe, it } from "node:test";
+import { setTimeout as pause } from "node:timers/promises";
+
+import { MODES, NO_ERROR, serve } from "./server.js";
+
+/** Lisp code that says that it runs, and goes on when it is told to: by files, so nothing is left to chance. */
+function waiting(directory) {
+  return `(progn (open "${directory}/runs" :direction :probe :if-does-not-exist :create)
+    (loop until (probe-file "${directory}/go") do (sleep 0.01)) :went-on)`;
+}
+
+const goOn = (directory) => writeFile(join(directory, "go"), "");
+
+async function runs(directory) {
+  for (;;) {
+    try {
+      return await access(join(directory, "runs"));
+    } catch {
+      await pause(10);
+    }
+  }
+}
+
+/** Does `work` while an evaluation runs that does not end before. */
+async function busy(server, directory, options, work) {
+  let over = false;
+  const evaluation = server.evaluate(waiting(directory), options).finally(() => (over = true));
+  await Promise.race([runs(directory), evaluation]);
+  const result = await work();
+  assert.equal(over, false);
+  await goOn(directory);
+  assert.equal(await evaluation, "=> :WENT-ON");
+  return result;
+}
+
+for (const mode of MODES) {
+  describe(mode.name, () => {
+    it("answers others while an evaluation runs", () =>
+      serve(mode, (server, directory) =>
+        busy(server, directory, {}, async () => {
+          assert.deepEqual(await server.call("describe-last-error", {}), { text: NO_ERROR, isError: false });
+          assert.deepEqual(await server.call("get-backtrace", {}), { text: NO_ERROR, isError: false });
+          const limits = "Current limits:\n  timeout: 30 seconds\n  max-output: 100000 characters";
+          assert.deepEqual(await server.call("configure-limits", {}), { text: limits, isError: false });
+          assert.ok((await server.client.listTools()).tools.length >= 7);
+          // The revision without a handshake has no ping.
+          if (!mode.modern) await server.client.ping();
+        })));
+
+    it("evaluates in the order of the calls", () =>
+      serve(mode, async (server, directory) => {
+        await server.evaluate("(defvar *order* '())");
+        const pushes = await busy(server, directory, {}, async () => {
+          const sent = Array.from({ length: 10 }, (_, number) => server.evaluate(`(push ${number} *order*)`));
+          await server.client.listTools();
+          // In an object: a promise is not returned without being waited for.
+          return { sent };
+        });
+        await Promise.all(pushes.sent);
+        assert.equal(await server.evaluate("(reverse *order*)"), "=> (0 1 2 3 4 5 6 7 8 9)");
+      }));
+
+    it("cancels a running evaluation", () =>
+      serve(mode, async (server, directory) => {
+        await server.evaluate("(defvar *kept* 42)");
+        const abort = new AbortController();
+        const code = `(loop (ignore-errors ${waiting(directory)}))`;
+        const evaluation = assert.rejects(server.evaluate(code, { signal: abort.signal }));
+        await runs(directory);
+        abort.abort();
+        await evaluation;
+        let text = NO_ERROR;
+        while (text === NO_ERROR) ({ text } = await server.call("describe-last-error", {}));
+        assert.match(text, /^Error: CANCELLED\n/);
+        assert.equal((await server.call("describe-last-error", {})).text, text);
+        assert.equal(await server.evaluate("*kept*"), "=> 42");
+        assert.equal((await server.call("describe-last-error", {})).text, NO_ERROR);
+      }));
+
+    it("does not run what was cancelled before its turn", () =>
+      serve(mode, async (server, directory) => {
+        await server.evaluate("(defvar *ran* nil)");
+        await busy(server, directory, {}, async () => {
+          const abort = new AbortController();
+          const evaluation = assert.rejects(server.evaluate("(setf *ran* t)", { signal: abort.signal }));
+          await server.client.listTools();
+          abort.abort();
+          await evaluation;
+          await server.client.listTools();
+        });
+        assert.equal(await server.evaluate("*ran*"), "=> NIL");
+      }));
+  });
+}
+
+for (const mode of [MODES[0], MODES.at(-1)]) {
+  it(`${mode.name}: reports progress of a long evaluation`, () =>
+    serve(mode, (server, directory) => {
+      let onprogress;
+      const alive = new Promise((resolve) => (onprogress = resolve));
+      return busy(server, directory, { onprogress }, () => alive);
+    }));
+}
