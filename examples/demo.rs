@@ -43,12 +43,7 @@ fn steps() -> Vec<Step> {
             false,
             &["[stdout]\nAveraging...\n", "=> 5/2"],
         ),
-        ask(
-            "What the session knows by now.",
-            "list-definitions",
-            json!({}),
-            &["[Functions]\n- AVERAGE (NUMBERS)"],
-        ),
+        ask("What the session knows by now.", "list-definitions", json!({}), &["[Functions]\n- AVERAGE (NUMBERS)"]),
         evaluate(
             "A mistake.",
             "(defun report (samples)\n  (mapcar #'average samples))\n(report '((1 2 3) ()))",
