@@ -5,12 +5,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-test}
-names=() debian=() fedora=() arch=() macos=()
+names=() debian=() fedora=() arch=() macos=() xcode=no
 
 # miss NAME DEBIAN FEDORA ARCH MACOS: notes a missing thing and the packages that hold it.
 miss() {
     names+=("$1") debian+=($2) fedora+=($3) arch+=($4)
-    [ -z "$5" ] || macos+=("$5")
+    case $5 in
+        xcode) xcode=yes ;;
+        *) macos+=("$5") ;;
+    esac
 }
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -42,12 +45,12 @@ require_rust() {
 }
 
 look_for_build_tools() {
-    compiles_c || miss "a C compiler" build-essential "gcc glibc-devel" base-devel ""
-    has make || has gmake || miss make make make make ""
-    has strip || miss strip binutils binutils binutils ""
+    compiles_c || miss "a C compiler" build-essential "gcc glibc-devel" base-devel xcode
+    has make || has gmake || miss make make make make xcode
+    has strip || miss strip binutils binutils binutils xcode
     # A ready-made SBCL needs none of the rest.
     [ -z "${SBCL_MCP_PREBUILT:-}" ] || return 0
-    has tar || miss tar tar tar tar ""
+    has tar || miss tar tar tar tar gnu-tar
     has xz || miss xz xz-utils xz xz xz
     local bootstrap=${SBCL_MCP_BOOTSTRAP:-sbcl}
     has "${bootstrap%% *}" || miss "sbcl, to build SBCL with" sbcl sbcl sbcl sbcl
@@ -78,11 +81,14 @@ explain() {
     echo "setup: this machine has no apt. Install what is missing, then run make again:"
     echo "  Fedora: sudo dnf install ${fedora[*]}"
     echo "  Arch:   sudo pacman -S --needed ${arch[*]}"
-    echo "  macOS:  xcode-select --install${macos[*]:+ && brew install ${macos[*]}}"
+    [ $xcode = no ] || echo "  macOS:  xcode-select --install"
+    [ -z "${macos[*]:-}" ] || echo "  macOS:  brew install ${macos[*]}"
 } >&2
 
+listed() { printf '%s; ' "${names[@]}" | sed 's/; $//'; }
+
 look() {
-    names=() debian=() fedora=() arch=() macos=()
+    names=() debian=() fedora=() arch=() macos=() xcode=no
     look_for_build_tools
     [ "$purpose" != test ] || look_for_test_tools
 }
@@ -93,7 +99,7 @@ if [ ${#names[@]} = 0 ]; then
     echo "setup: everything is there"
     exit
 fi
-(IFS=,; echo "setup: missing: ${names[*]}")
+echo "setup: missing: $(listed)"
 if ! has apt-get; then
     explain
     exit 1
@@ -101,6 +107,6 @@ fi
 install_with_apt
 look
 if [ ${#names[@]} != 0 ]; then
-    (IFS=,; echo "setup: still missing after the installation: ${names[*]}" >&2)
+    echo "setup: still missing after the installation: $(listed)" >&2
     exit 1
 fi
