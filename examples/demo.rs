@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -46,9 +46,9 @@ fn steps() -> Vec<Step> {
         ask("What the session knows by now.", "list-definitions", json!({}), &["[Functions]\n- AVERAGE (NUMBERS)"]),
         evaluate(
             "A mistake.",
-            "(defun report (samples)\n  (mapcar #'average samples))\n(report '((1 2 3) ()))",
+            "(defun averages (samples)\n  (mapcar #'average samples))\n(averages '((1 2 3) ()))",
             true,
-            &["[ERROR] DIVISION-BY-ZERO\n", "[Backtrace]\n0: ", "(AVERAGE NIL)", "(REPORT ((1 2 3) NIL))"],
+            &["[ERROR] DIVISION-BY-ZERO\n", "[Backtrace]\n0: ", "(AVERAGE NIL)", "(AVERAGES ((1 2 3) NIL))"],
         ),
         ask(
             "What happened, and what could have been done.",
@@ -59,12 +59,12 @@ fn steps() -> Vec<Step> {
         ask(
             "Who called whom, with what.",
             "get-backtrace",
-            json!({ "max-frames": 6 }),
-            &["Backtrace for DIVISION-BY-ZERO (6 of ", "(AVERAGE NIL)"],
+            json!({ "max-frames": 4 }),
+            &["Backtrace for DIVISION-BY-ZERO (4 of ", "(AVERAGE NIL)", " more frames; ask for max-frames "],
         ),
         evaluate(
             "A repair, in the same living image.",
-            "(defun average (numbers)\n  (if numbers (/ (reduce #'+ numbers) (length numbers)) 0))\n(report '((1 2 3) ()))",
+            "(defun average (numbers)\n  (if numbers (/ (reduce #'+ numbers) (length numbers)) 0))\n(averages '((1 2 3) ()))",
             false,
             &["=> (2 0)"],
         ),
@@ -115,20 +115,23 @@ impl Client {
     }
 }
 
-fn indented(text: &str, first: &str, rest: &str) -> String {
-    first.to_owned() + &text.replace('\n', &format!("\n{rest}"))
+fn print_after(first: &str, text: &str) {
+    for (index, line) in text.lines().enumerate() {
+        let before = if index == 0 { first } else { "  " };
+        println!("{}", format!("{before}{line}").trim_end());
+    }
 }
 
 fn perform(client: &mut Client, step: &Step) -> Result<()> {
     println!("\n; {}", step.why);
     // Code is more readable as it is than as JSON.
     match step.arguments["code"].as_str() {
-        Some(code) => println!("{}", indented(code, &format!("→ {} ", step.tool), "  ")),
+        Some(code) => print_after(&format!("→ {} ", step.tool), code),
         None => println!("→ {} {}", step.tool, step.arguments),
     }
     let result = client.request("tools/call", json!({ "name": step.tool, "arguments": step.arguments }))?;
     let text = result["content"][0]["text"].as_str().ok_or("an answer without text")?;
-    println!("{}", indented(text, "  ", "  "));
+    print_after("  ", text);
     if result["isError"].as_bool().unwrap_or(false) != step.fails {
         return Err(format!("{}: isError is not {}", step.tool, step.fails).into());
     }
@@ -138,7 +141,17 @@ fn perform(client: &mut Client, step: &Step) -> Result<()> {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match session() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn session() -> Result<()> {
     let binary = std::env::args().nth(1).unwrap_or_else(|| "target/release/sbcl-mcp".to_owned());
     let begin = Instant::now();
     let mut client = Client::start(&binary)?;
