@@ -104,9 +104,13 @@ FRAME."
 
 (defun interrupted-frame (hook)
   "Return the frame that was running when the thread was interrupted and called the function with frame pointer HOOK."
-  (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
-        (and frame (> (frame-address frame) hook) frame))
-      (frame-below hook)))
+  (let ((frame (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
+                     (and frame (> (frame-address frame) hook) frame))
+                   (frame-below hook))))
+    ;; In a foreign call SBCL finds no more of the innermost frame than that there is one.
+    (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *boundary*))
+          do (setf frame (sb-di:frame-down frame)))
+    frame))
 
 (defun saved-frame-pointers (address)
   "Walk the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return how many

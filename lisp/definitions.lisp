@@ -23,8 +23,9 @@
         (eql 3 (mismatch "SB-" (package-name package))))))
 
 (defun function-name-symbol (name)
-  "Return the symbol in NAME, a function name."
-  (if (consp name) (second name) name))
+  "Return the symbol in NAME, a function name; NIL when it is one of SBCL's own making, as of a method's function."
+  (cond ((atom name) name)
+        ((member (first name) '(setf sb-ext:cas)) (second name))))
 
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
@@ -87,7 +88,7 @@ argument list that returns the name.")
 
 (defun observe-definitions ()
   "Learn of definitions from now on."
-  (setf **system-packages** (remove *user-package* (list-all-packages)))
+  (setf **system-packages** (remove **user-package** (list-all-packages)))
   (loop for (function kind name) in *observed*
         do (let ((kind kind) (name name))
              (encapsulate function 'sbcl-host
@@ -102,6 +103,16 @@ argument list that returns the name.")
                               (find 'debug (cdr form)
                                     :key (lambda (quality) (if (consp quality) (car quality) quality))))
                      (setf **debug-declaimed** t))))))
+
+(defun protect-user-package ()
+  "Make deleting COMMON-LISP-USER an error: SBCL itself holds on to it, and would fall back to a deleted package."
+  (encapsulate 'delete-package 'sbcl-host
+               (lambda (delete-package package)
+                 (when (eq (find-package package) **user-package**)
+                   (error 'sb-kernel:simple-package-error
+                          :package package
+                          :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
+                 (funcall delete-package package))))
 
 (defun defined-p (kind name)
   "True when NAME is still defined as KIND."
@@ -175,7 +186,7 @@ argument list that returns the name.")
 
 (defun remove-definitions ()
   "Undo all that the session defined, packages last, and return what could not be undone as a list of names."
-  (setf *package* *user-package*
+  (setf *package* **user-package**
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
     (let ((left '()))
@@ -187,10 +198,10 @@ argument list that returns the name.")
         (remove-kinds '(:class))
         (remove-kinds '(:variable))
         (remove-kinds '(:package)))
-      (do-symbols (symbol *user-package*)
-        (when (and (eq (symbol-package symbol) *user-package*)
+      (do-symbols (symbol **user-package**)
+        (when (and (eq (symbol-package symbol) **user-package**)
                    (boundp symbol)
                    (not (constantp symbol)))
-          (guarded (unintern symbol *user-package*) (failure) (push symbol left))))
+          (guarded (unintern symbol **user-package**) (failure) (push symbol left))))
       (clrhash **definitions**)
       left)))

@@ -203,8 +203,7 @@ defined something, or changed how the next one is read: that is what makes anoth
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
   (declare (type function function))
-  (unless (package-name *package*)
-    (setf *package* *user-package*))
+  (current-package)
   (if (string= name "")
       (funcall function)
       (let ((*package* (with-boundary () (find-user-package name))))
@@ -224,13 +223,20 @@ defined something, or changed how the next one is read: that is what makes anoth
     (values nil nil)))
 
 (defun call-with-recorded-warnings (function)
-  "Call FUNCTION as one compilation unit whose warnings are pushed. It must not be left but by returning, for a unit
-that is left otherwise says so on the standard streams."
+  "Call FUNCTION as one compilation unit whose warnings are pushed. What is still undefined at its end is warned of only
+when FUNCTION returns."
   (declare (type function function))
   (handler-bind ((warning #'record-warning)
-                 (sb-c:compiler-error #'record-compiler-error))
-    (with-compilation-unit (:override t)
-      (funcall function))))
+                 (sb-c:compiler-error #'record-compiler-error)
+                 (sb-kernel:parse-unknown-type
+                   (lambda (condition)
+                     (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
+    ;; WITH-COMPILATION-UNIT, but for its words on the standard streams when it is left by a non-local exit.
+    (let ((sb-c::*undefined-warnings* '())
+          (sb-c::*argument-mismatch-warnings* '())
+          (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))
+      (multiple-value-prog1 (funcall function)
+        (sb-c::summarize-compilation-unit nil)))))
 
 (defun evaluate-and-print (code package)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."

@@ -21,7 +21,7 @@
 
 (defun near-names (name candidates)
   "Return up to five of the strings CANDIDATES that are near to NAME, nearest first."
-  (let* ((limit (if (< (length name) 5) 1 2))
+  (let* ((limit (case (length name) ((0 1 2) 0) ((3 4 5) 1) (t 2)))
          (near (loop for candidate in candidates
                      for distance = (edit-distance name candidate limit)
                      when distance collect (cons distance candidate))))
@@ -36,7 +36,7 @@
 (defmacro with-inspection-syntax (() &body body)
   "Evaluate BODY so that symbols outside CL-USER print with their package."
   `(with-server-syntax (:length 20 :level 4)
-     (let ((*package* *user-package*)
+     (let ((*package* **user-package**)
            (*print-circle* t))
        ,@body)))
 
@@ -123,7 +123,7 @@ without interning it. Return the symbol, whether there is one, the name and the 
          (colon (position #\: text))
          (package (cond ((null colon)
                          (if (string= package-name "")
-                             (if (package-name *package*) *package* *user-package*)
+                             (current-package)
                              (find-user-package package-name)))
                         ((eql colon 0) (find-package "KEYWORD"))
                         (t (find-user-package (string-left-trim "#" (subseq text 0 colon))))))
@@ -185,15 +185,17 @@ without interning it. Return the symbol, whether there is one, the name and the 
                                    (write-string "()" stream)))))))
 
 (defun push-function-roles (symbol)
-  "Push what SYMBOL means as an operator."
+  "Push what SYMBOL means as an operator, and return true when it means something as one."
   (cond ((special-operator-p symbol)
          (push-role symbol "SPECIAL OPERATOR")
-         (push-documentation symbol 'function))
+         (push-documentation symbol 'function)
+         t)
         ((macro-function symbol)
          (push-role symbol "MACRO")
          (push-arglist symbol)
          (push-documentation symbol 'function)
-         (push-source symbol :macro))
+         (push-source symbol :macro)
+         t)
         ((fboundp symbol)
          (let ((generic (typep (fdefinition symbol) 'generic-function)))
            (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION"))
@@ -208,10 +210,11 @@ without interning it. Return the symbol, whether there is one, the name and the 
            (when generic
              (push-text-detail "Methods" (princ-to-string
                                           (length (sb-mop:generic-function-methods (fdefinition symbol))))))
-           (push-source symbol (if generic :generic-function :function))))))
+           (push-source symbol (if generic :generic-function :function))
+           t))))
 
 (defun push-variable-roles (symbol)
-  "Push what SYMBOL means as a variable."
+  "Push what SYMBOL means as a variable, and return true when it means something as one."
   (let ((kind (sb-int:info :variable :kind symbol)))
     (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
       (push-role symbol (case kind
@@ -225,10 +228,11 @@ without interning it. Return the symbol, whether there is one, the name and the 
              (push-detail "Value" (lambda (stream) (push-argument (symbol-value symbol) stream))))
             (t (push-text-detail "Value" "unbound")))
       (push-documentation symbol 'variable)
-      (push-source symbol (if (eq kind :constant) :constant :variable)))))
+      (push-source symbol (if (eq kind :constant) :constant :variable))
+      t)))
 
 (defun push-type-roles (symbol)
-  "Push what SYMBOL means as a type."
+  "Push what SYMBOL means as a type, and return true when it means something as one."
   (let ((class (find-class symbol nil)))
     (cond (class
            (push-role symbol (typecase class
@@ -248,11 +252,13 @@ without interning it. Return the symbol, whether there is one, the name and the 
            (push-source symbol (typecase class
                                  (sb-pcl::condition-class :condition)
                                  (structure-class :structure)
-                                 (t :class))))
+                                 (t :class)))
+           t)
           ((eq :defined (sb-int:info :type :kind symbol))
            (push-role symbol "TYPE")
            (push-documentation symbol 'type)
-           (push-source symbol :type)))))
+           (push-source symbol :type)
+           t))))
 
 (defun push-not-found (name package)
   "Push that PACKAGE has no symbol NAME, with near ones."
@@ -260,7 +266,7 @@ without interning it. Return the symbol, whether there is one, the name and the 
                 (do-symbols (symbol package) (push (symbol-name symbol) names))
                 (near-names name names)))
         (elsewhere (let ((packages '()))
-                     (dolist (other (list-all-packages) (sort packages #'string<))
+                     (dolist (other (remove (find-package "KEYWORD") (list-all-packages)) (sort packages #'string<))
                        (when (eq :external (nth-value 1 (find-symbol name other)))
                          (pushnew (package-name (symbol-package (find-symbol name other))) packages
                                   :test #'string=))))))
@@ -278,8 +284,9 @@ without interning it. Return the symbol, whether there is one, the name and the 
   (with-inspection-syntax ()
     (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
       (cond (found
-             (push-function-roles symbol)
-             (push-variable-roles symbol)
-             (push-type-roles symbol)
-             (event *job-id* (event-code :item) (item-code :detail)))
+             (unless (some #'identity (list (push-function-roles symbol)
+                                            (push-variable-roles symbol)
+                                            (push-type-roles symbol)))
+               (push-role symbol "SYMBOL")
+               (push-text-detail "Note" "it names nothing yet")))
             (t (push-not-found name package))))))

@@ -147,6 +147,7 @@
         *compile-verbose* nil
         *compile-print* nil)
   (observe-definitions)
+  (protect-user-package)
   (adopt-user-threads)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
   (refuse-exit))

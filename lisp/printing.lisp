@@ -4,7 +4,7 @@
 
 (defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
   "Evaluate BODY under known printer and reader variables, whatever the user's are; *PACKAGE* stays."
-  `(let ((*print-array* t) (*print-base* 10) (*print-case* :upcase) (*print-circle* nil) (*print-escape* t)
+  `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase) (*print-circle* nil) (*print-escape* t)
          (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
          (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
          (*print-pretty* nil) (*print-radix* nil) (*print-readably* nil) (*print-right-margin* nil)
@@ -45,13 +45,19 @@ enters the debugger."
   "Return the name of OBJECT's class, or T."
   (or (guarded (class-name (class-of object)) (c) nil) t))
 
-(defvar *user-package* (find-package "COMMON-LISP-USER")
-  "The package from which a reader is taken to read type names.")
+(defglobal **user-package** (find-package "COMMON-LISP-USER")
+  "COMMON-LISP-USER: what *PACKAGE* is at first, and where a reader is taken to read type names.")
+
+(defun current-package ()
+  "Return *PACKAGE*, which becomes COMMON-LISP-USER if the user deleted what it was."
+  (if (package-name *package*)
+      *package*
+      (setf *package* **user-package**)))
 
 (defun type-name-text (name)
   "Return NAME, a type name, as a reader in CL-USER would have to write it."
   (with-server-syntax ()
-    (let ((*package* *user-package*))
+    (let ((*package* **user-package**))
       (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
 
 (defun push-text (kind function)
