@@ -2,14 +2,20 @@
 
 (in-package "SBCL-HOST")
 
-(defglobal **evaluation-thread** nil
-  "The thread of the evaluation lane.")
-(defglobal **inspection-thread** nil
-  "The thread of the inspection lane.")
+(defglobal **lane-threads** (make-array 3 :initial-element nil)
+  "The thread of each lane.")
 
 (defun done (job success)
   "Tell the host that JOB is over."
   (event (job-id job) (event-code :done) (if success 0 1)))
+
+(defun user-threads ()
+  "Return the threads that are neither the server's nor the system's."
+  (remove-if (lambda (thread)
+               (or (find thread **lane-threads** :test #'eq)
+                   (eq thread (sb-thread:main-thread))
+                   (sb-thread::thread-ephemeral-p thread)))
+             (sb-thread:list-all-threads)))
 
 (defun run-reset ()
   "Do a :RESET job."
@@ -57,7 +63,7 @@
   "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
   (let ((target (job-argument job))
         (reason (job-flags job)))
-    (dolist (thread (list **evaluation-thread** **inspection-thread**))
+    (dolist (thread (list (svref **lane-threads** +evaluation-lane+) (svref **lane-threads** +inspection-lane+)))
       (ignore-errors
        (sb-thread:interrupt-thread thread (lambda () (interrupt-evaluation target reason)))))))
 
@@ -84,14 +90,20 @@
                       (setf success (run-job job)))
                  (done job success))))))
 
-(defun start-lane (lane name)
-  "Start the thread NAME for LANE."
-  (let ((thread (sb-thread::start-thread
-                 (sb-thread::%make-thread name nil (sb-thread:make-semaphore))
-                 (lambda () (run-lane lane))
-                 '())))
-    (push thread **host-threads**)
-    thread))
+(defun start-lane (lane)
+  "Start the thread of LANE. If the user's code ends it, another one takes its place."
+  (setf (svref **lane-threads** lane)
+        (sb-thread::start-thread
+         (sb-thread::%make-thread (svref #("evaluation" "inspection" "control") lane)
+                                  nil (sb-thread:make-semaphore))
+         (lambda ()
+           (let ((ended nil))
+             (unwind-protect
+                  (progn (run-lane lane)
+                         (setf ended t))
+               (unless ended
+                 (start-lane lane)))))
+         '())))
 
 (defun start-lanes (&key seed user-init)
   "Start the Lisp threads."
@@ -101,9 +113,7 @@
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
-  (setf **evaluation-thread** (start-lane +evaluation-lane+ "evaluation")
-        **inspection-thread** (start-lane +inspection-lane+ "inspection"))
-  (start-lane +control-lane+ "control"))
+  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+)))
 
 (defun redirect-global-streams ()
   "Send what threads of nobody in particular print to the host, and let nobody read from the terminal."

@@ -2,9 +2,6 @@
 
 (in-package "SBCL-HOST")
 
-(defglobal **host-threads** '()
-  "The threads of the lanes.")
-
 (defun contain-thread (condition hook)
   "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
   (let ((frame (error-frame hook))
@@ -49,14 +46,6 @@
                                   (call-as-thread-of-job job-id function arguments))
                                 arguments))
                      (funcall start thread function arguments)))))
-
-(defun user-threads ()
-  "Return the threads that are neither the server's nor the system's."
-  (remove-if (lambda (thread)
-               (or (member thread **host-threads** :test #'eq)
-                   (eq thread (sb-thread:main-thread))
-                   (sb-thread::thread-ephemeral-p thread)))
-             (sb-thread:list-all-threads)))
 
 (define-condition exit-refused (error)
   ()
