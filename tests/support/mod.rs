@@ -12,7 +12,7 @@ use sbcl::report::{self, DefinitionFilter};
 use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Session};
 
 /// How long anything may take before a test calls it a hang.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 static SESSION: LazyLock<Session> = LazyLock::new(|| {
     Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots once in this process")
