@@ -27,11 +27,19 @@ enum sbcl_job_kind {
   SBCL_JOB_RESET = 2,       /* remove what the session defined */
   SBCL_JOB_DEFINITIONS = 3, /* list what the session defined */
   SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty */
-  SBCL_JOB_INTERRUPT = 5    /* argument: the job to interrupt; flags: an sbcl_interrupt */
+  SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
+  /* For an evaluation that is held where it failed; the evaluation lane pulls nothing else while it holds one. */
+  SBCL_JOB_INVOKE_RESTART = 6,    /* argument: number from 1, or 0; name: name; text: expressions for its arguments */
+  SBCL_JOB_FRAME_LOCALS = 7,      /* argument: frame number */
+  SBCL_JOB_EVAL_IN_FRAME = 8,     /* argument: frame number; text: code */
+  SBCL_JOB_RETURN_FROM_FRAME = 9, /* argument: frame number; text: code */
+  SBCL_JOB_RESTART_FRAME = 10,    /* argument: frame number */
+  SBCL_JOB_RELEASE = 11           /* unwind */
 };
 
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
+#define SBCL_EVALUATE_HOLD 2u /* when it fails, hold it there */
 
 /* Why a job is interrupted. */
 enum sbcl_interrupt {
@@ -57,7 +65,7 @@ enum sbcl_event {
   SBCL_EVENT_DONE = 0,           /* the job is over; number: 0 success, 1 failure */
   SBCL_EVENT_STDOUT = 1,         /* continue */
   SBCL_EVENT_STDERR = 2,         /* continue */
-  SBCL_EVENT_WARNING = 3,        /* begin: condition type */
+  SBCL_EVENT_WARNING = 3,        /* begin: condition type; number: line of the code, 0 if unknown */
   SBCL_EVENT_WARNING_TEXT = 4,   /* continue */
   SBCL_EVENT_VALUE = 5,          /* begin */
   SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
@@ -76,8 +84,17 @@ enum sbcl_event {
   SBCL_EVENT_ITEM = 19,          /* begin: label; number: an sbcl_item */
   SBCL_EVENT_ITEM_TEXT = 20,     /* continue */
   SBCL_EVENT_NOTICE = 21,        /* text: something the Lisp side has to say of itself */
-  SBCL_EVENT_DEFINED = 22        /* a form of the code defined something; number: where it begins, in characters;
+  SBCL_EVENT_DEFINED = 22,       /* a form of the code defined something; number: where it begins, in characters;
                                     text: where it ends, a space, the package it was read in */
+  SBCL_EVENT_FORM = 23,          /* which form failed; number: from 1; text: where it begins, in characters */
+  SBCL_EVENT_SLOT = 24,          /* begin: name of a slot of the condition */
+  SBCL_EVENT_SLOT_TEXT = 25,     /* continue */
+  SBCL_EVENT_LOCAL = 26,         /* begin: name of a variable of the frame begun last; number: 0 has a value,
+                                    1 dead, 2 unavailable */
+  SBCL_EVENT_LOCAL_TEXT = 27,    /* continue */
+  SBCL_EVENT_HELD = 28,          /* when this job is over, the evaluation is held; number: 0 by an error of this job's,
+                                    1 as it was before it */
+  SBCL_EVENT_REFUSED = 29        /* text: why what was asked of a held evaluation cannot be done */
 };
 
 /* What an SBCL_EVENT_ITEM is. */

@@ -166,23 +166,53 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
   name
   arguments
   source
-  (line 0 :type index))
+  (line 0 :type index)
+  ;; What LOCALS returns.
+  (locals '() :type list))
+
+(defconstant +frames-with-locals+ 50
+  "Of how many frames the local variables are kept.")
+
+(defun locals (frame)
+  "Return the local variables of FRAME, a list of lists of symbol, validity (:VALID, :INVALID when it is dead here, or
+:UNKNOWN) and value, in the order of their names."
+  (let ((function (sb-di:frame-debug-fun frame))
+        (location (sb-di:frame-code-location frame))
+        (locals '()))
+    (when (and (not (bogus-frame-p frame))
+               (sb-di:debug-var-info-available function))
+      (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
+        (let ((symbol (sb-di:debug-var-symbol variable))
+              (validity (sb-di:debug-var-validity variable location)))
+          (when (symbol-package symbol)
+            (push (list symbol validity
+                        (when (eq validity :valid)
+                          (let ((value (sb-di:debug-var-value variable frame)))
+                            ;; What is on the stack does not outlive it.
+                            (if (sb-debug::stack-allocated-p value)
+                                (sb-debug::replace-dynamic-extent-object value)
+                                value))))
+                  locals)))))))
 
 (defun undefined-function-frame-p (frame)
   "True when FRAME is the one that SBCL puts in place of a call of an undefined function."
   (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
 
 (defun frame-source (frame)
-  "Return the file and the line of the top-level form that FRAME's function stands in, or NIL."
+  "Return where FRAME's function was defined, or NIL: a file and the line of the top-level form, or `evaluation N' and
+the line of the form in the code that was evaluated."
   (let* ((location (sb-di:frame-code-location frame))
          (source (sb-di:code-location-debug-source location))
-         (file (sb-di:debug-source-namestring source))
-         (starts (sb-di::debug-source-start-positions source)))
-    (when (and file (not (eql 4 (mismatch "SYS:" file))))
-      (values file
-              (or (and starts
-                       (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))
-                  0)))))
+         (file (sb-di:debug-source-namestring source)))
+    (cond ((null file)
+           (let ((plist (sb-c::debug-source-plist source)))
+             (when (getf plist :evaluation)
+               (values (format nil "evaluation ~D" (getf plist :evaluation)) (getf plist :line)))))
+          ((not (eql 4 (mismatch "SYS:" file)))
+           (let ((starts (sb-di::debug-source-start-positions source)))
+             (values file
+                     (and starts
+                          (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))))))))
 
 (defun file-line (file position)
   "Return the number of the line that holds the character at POSITION of FILE, or NIL."
@@ -212,7 +242,9 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                                 (list (first arguments))
                                 arguments)
                  :source source
-                 :line (or line 0)))))
+                 :line (or line 0)
+                 :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
+                           (guarded (locals frame) (failure) '()))))))
 
 (defun print-argument (argument stream)
   "Print ARGUMENT of a call to STREAM."
@@ -251,7 +283,19 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                      (print-argument arguments stream)))
                  (write-char #\) stream))))
   (when (call-source call)
-    (event *job-id* (event-code :frame-source) (call-line call) (call-source call))))
+    (event *job-id* (event-code :frame-source) (call-line call) (call-source call)))
+  (with-server-syntax (:length 20 :level 5)
+    (dolist (local (call-locals call))
+      (destructuring-bind (symbol validity value) local
+        (push-local (event-code :local) (event-code :local-text) symbol validity value)))))
+
+(defun push-local (begin continue symbol validity value)
+  "Push a local variable by events of the kinds BEGIN and CONTINUE."
+  (event *job-id* begin
+         (ecase validity (:valid 0) (:invalid 1) (:unknown 2))
+         (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)))
+  (when (eq validity :valid)
+    (push-text continue (lambda (stream) (print-argument value stream)))))
 
 ;;; Restarts
 
@@ -266,12 +310,18 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
 
 ;;; The whole of it
 
-(defun calls-from (frame condition)
-  "Push how many frames there are from FRAME to the boundary, and return what is to be shown of them."
-  (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
-    (event *job-id* (event-code :frames) total)
-    (loop for (number . frame) in frames
-          collect (frame-call number frame condition))))
+(defun push-slots (condition)
+  "Push the slots of CONDITION, but those that make up its report."
+  (with-server-syntax (:length 20 :level 5)
+    (dolist (slot (sb-mop:class-slots (class-of condition)))
+      (let ((name (sb-mop:slot-definition-name slot)))
+        (when (and (not (member name '(sb-kernel::format-control sb-kernel::format-arguments sb-kernel::references)))
+                   (slot-boundp condition name))
+          (let ((value (slot-value condition name)))
+            ;; A slot of the system's own that holds nothing says nothing.
+            (unless (and (null value) (system-symbol-p name))
+              (event *job-id* (event-code :slot) 0 (symbol-name name))
+              (push-text (event-code :slot-text) (lambda (stream) (print-argument value stream))))))))))
 
 (defmacro with-quiet-debugger (() &body body)
   "Evaluate BODY in the middle of an error as if there were none."
@@ -281,18 +331,30 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
          (*break-on-signals* nil))
      ,@body))
 
+(defvar *form-number* 0
+  "The number, from 1, of the form of the submitted code that is read or evaluated; 0 outside an evaluation.")
+(defvar *form-start* 0
+  "The position in the submitted code where that form begins.")
+
 (defun capture (type report condition find-frame)
   "Push an error of TYPE, a string: what REPORT, a function, pushes of its message, the restarts for CONDITION, and the
-frames from the one that FIND-FRAME returns. Return a function that pushes the frames when these must wait until the
-stack is unwound, else NIL."
+frames from the one that FIND-FRAME returns. Return the frames as USER-FRAMES does; and a function that pushes them when
+that must wait until the stack is unwound, else NIL."
   (declare (type function report find-frame) (dynamic-extent report find-frame))
   (let ((frame (funcall find-frame)))
     (with-quiet-debugger ()
       (event *job-id* (event-code :error) 0 type)
+      (when (plusp *form-number*)
+        (event *job-id* (event-code :form) *form-number* (with-server-syntax () (princ-to-string *form-start*))))
       (funcall report)
       (guarded (push-restarts condition) (failure) nil)
-      (let ((calls (calls-from frame condition)))
-        ;; Printing calls the user's methods, and there may be little stack left for them.
-        (if (typep condition 'storage-condition)
-            (lambda () (mapc #'push-call calls) nil)
-            (progn (mapc #'push-call calls) nil))))))
+      (when condition
+        (guarded (push-slots condition) (failure) nil))
+      (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
+        (event *job-id* (event-code :frames) total)
+        (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+          ;; Printing calls the user's methods, and there may be little stack left for them.
+          (cond ((typep condition 'storage-condition)
+                 (values frames (lambda () (mapc #'push-call calls) nil)))
+                (t (mapc #'push-call calls)
+                   (values frames nil))))))))

@@ -23,31 +23,62 @@
           (setf **evaluation-lexenv** (cons sb-c::*policy* lexenv))
           lexenv))))
 
+;;; Places in the code
+
+(defvar *code* ""
+  "The submitted code.")
+
+(defvar *reading* nil
+  "The stream of the submitted code while a form is read from it.")
+(defvar *spans* nil
+  "The positions in the submitted code where the conses read from it begin, or NIL while they are not recorded.")
+
+(defun line-and-column (text position)
+  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
+  (let* ((end (min position (length text)))
+         (newline (position #\Newline text :end end :from-end t)))
+    (values (1+ (count #\Newline text :end end))
+            (if newline (- end newline) (1+ end)))))
+
 ;;; Warnings
 
 (defun record-warning (condition)
   "Push a warning and muffle it, if that is possible."
   (unless (typep condition 'sb-kernel:redefinition-warning)
-    (push-warning (type-name-text (class-name-of condition)) condition))
+    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line)))
   (let ((restart (find-restart 'muffle-warning condition)))
     (when restart
       (invoke-restart restart))))
 
-(defun push-warning (type condition)
-  "Push CONDITION as a warning of TYPE, a string."
-  (event *job-id* (event-code :warning) 0 type)
+(defun compiled-line ()
+  "Return the line of the submitted code that the compiler is at, or 0 when it is at none."
+  (if (and *spans* (boundp 'sb-c::*compiler-error-context*))
+      (let* ((context (ignore-errors (sb-c::find-error-context nil)))
+             (start (and context
+                         (gethash (sb-c::compiler-error-context-original-form context) *spans*))))
+        (if start
+            (values (line-and-column *code* start))
+            0))
+      0))
+
+(defun push-warning (type condition line)
+  "Push CONDITION as a warning of TYPE, a string, that concerns LINE of the submitted code."
+  (event *job-id* (event-code :warning) line type)
   (with-quiet-debugger ()
     (push-report (event-code :warning-text) condition)))
 
 (defun record-compiler-error (condition)
   "Push what the compiler will turn into a run-time error, and let it do so."
   (when (boundp 'sb-c::*compiler-error-bailout*)
-    (push-warning "COMPILE-TIME-ERROR" (sb-int:encapsulated-condition condition))
+    (push-warning "COMPILE-TIME-ERROR" (sb-int:encapsulated-condition condition) (compiled-line))
     (let ((restart (find-restart 'continue condition)))
       (when restart
         (invoke-restart restart)))))
 
 ;;; The end of an evaluation
+
+(defvar *hold-errors* nil
+  "True when an error of this evaluation is to be held where it happened.")
 
 (defvar *abandon* nil
   "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
@@ -58,14 +89,18 @@ the evaluation. The argument is a function to call there, or NIL.")
   (funcall (the function *abandon*) finish))
 
 (defun fail-with (condition hook)
-  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation."
-  (abandon-evaluation
-   (capture (type-name-text (class-name-of condition))
-            (lambda ()
-              (push-report (event-code :error-text) condition)
-              (push-reader-position condition))
-            condition
-            (lambda () (error-frame hook)))))
+  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation, or
+hold it here."
+  (multiple-value-bind (frames finish)
+      (capture (type-name-text (class-name-of condition))
+               (lambda ()
+                 (push-report (event-code :error-text) condition)
+                 (push-reader-position condition))
+               condition
+               (lambda () (error-frame hook)))
+    (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
+      (hold condition frames))
+    (abandon-evaluation finish)))
 
 (defun enter-debugger (invoke-debugger condition)
   "What INVOKE-DEBUGGER does: the user's *DEBUGGER-HOOK* comes first, as CLHS has it, then what the thread is bound to."
@@ -81,42 +116,38 @@ the evaluation. The argument is a function to call there, or NIL.")
 (defun abort-evaluation ()
   "What the restart ABORT does."
   (let ((hook (frame-pointer-here)))
-    (abandon-evaluation
-     (capture "ABORTED"
-              (lambda ()
-                (event *job-id* (event-code :error-text) 0
-                       "The code invoked the restart ABORT: the rest of it was not evaluated."))
-              nil
-              (lambda () (error-frame hook))))))
+    (capture "ABORTED"
+             (lambda ()
+               (event *job-id* (event-code :error-text) 0
+                      "The code invoked the restart ABORT: the rest of it was not evaluated."))
+             nil
+             (lambda () (error-frame hook)))
+    (abandon-evaluation nil)))
 
 (defun interrupt-evaluation (job-id reason)
   "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
 an interrupt. Unwinds without a condition, which the user's handlers would swallow."
   (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
-      (abandon-evaluation
-       (let ((*on-debugger* nil))
-         (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
-                  (lambda ())
-                  nil
-                  (lambda () (interrupted-frame hook))))))))
+      (let ((*on-debugger* nil))
+        (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
+                 (lambda ())
+                 nil
+                 (lambda () (interrupted-frame hook))))
+      (abandon-evaluation nil))))
 
 ;;; Reading
 
-(defvar *reading* nil
-  "The stream of the submitted code while a form is read from it.")
-(defvar *form-start* 0
-  "The position in the code where the form being read begins.")
+(defun read-and-record (readtable stream character)
+  "What a readtable's reader function does, recording where each cons begins."
+  (if (eq stream *reading*)
+      (let ((start (1- (file-position stream))))
+        (multiple-value-bind (kind object) (sb-impl::read-object? readtable stream character)
+          (when (consp object)
+            (setf (gethash object *spans*) start))
+          (values kind object)))
+      (sb-impl::read-object? readtable stream character)))
 
-(defun line-and-column (text position)
-  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
-  (let* ((end (min position (length text)))
-         (newline (position #\Newline text :end end :from-end t)))
-    (values (1+ (count #\Newline text :end end))
-            (if newline (- end newline) (1+ end)))))
-
-(defvar *code* ""
-  "The submitted code.")
 
 (defun push-reader-position (condition)
   "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
@@ -137,17 +168,30 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
 (defun read-form (stream end start)
   "Read the form from STREAM that begins at START, or return END."
   (let ((*reading* stream)
-        (*form-start* start))
+        (readtable *readtable*))
+    (setf *form-start* start)
     (with-boundary ()
-      (read stream nil end))))
+      (if *spans*
+          (unwind-protect
+               (progn
+                 (setf (sb-impl::%readtable-read readtable) #'read-and-record)
+                 (read stream nil end))
+            (setf (sb-impl::%readtable-read readtable) #'sb-impl::read-object?))
+          (read stream nil end)))))
 
 ;;; Evaluating
 
+(declaim (type (unsigned-byte 62) **evaluation-count**))
+(defglobal **evaluation-count** 0
+  "How many evaluations there have been.")
+
 (defun evaluate-form (form)
-  "Return a list of the values of FORM."
-  (multiple-value-list
-   (with-boundary ()
-     (sb-impl::eval-tlf form 0 (evaluation-lexenv)))))
+  "Return a list of the values of FORM. The functions it defines remember this evaluation."
+  (let ((sb-c::*source-plist* (list :evaluation **evaluation-count**
+                                    :line (if *spans* (values (line-and-column *code* *form-start*)) 1))))
+    (multiple-value-list
+     (with-boundary ()
+       (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
 
 (defun evaluate-form-with-restarts (form)
   "Return a list of the values of FORM, which may be evaluated again, or aborted, from within."
@@ -174,11 +218,15 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   "Read and evaluate the forms in CODE one by one and return a list of the last one's values. Push which of them
 defined something, or changed how the next one is read: that is what makes another image like this one."
   (let ((stream (make-string-input-stream code))
-        (values '()))
+        (values '())
+        (*form-number* 0)
+        (*form-start* 0)
+        (*spans* (when (find #\Newline code) (make-hash-table :test 'eq))))
     (loop
       (let* ((start (whitespace-end stream))
              (count **definition-count**))
         (with-reader-settings (package readtable base float-format)
+          (incf *form-number*)
           (let ((form (read-form stream stream start)))
             (when (eq form stream)
               (return values))
@@ -271,8 +319,9 @@ when FUNCTION returns."
 
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
+  (incf **evaluation-count**)
   (call-with-job-streams
-   (lambda ()
+   (lambda (&aux (*hold-errors* (logtest +evaluate-hold+ (job-flags job))))
      (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
        (if (logtest +evaluate-timing+ (job-flags job))
            (run-timed #'run)

@@ -19,17 +19,21 @@
                 (define-compiler-macro ,(intern (format nil "~A-CODE" type)) (&whole form name)
                   (if (keywordp name) (getf ',codes name) form)))))
   (define-codes job "Return the number of an sbcl_job_kind."
-    :evaluate 1 :reset 2 :definitions 3 :describe 4 :interrupt 5)
+    :evaluate 1 :reset 2 :definitions 3 :describe 4 :interrupt 5 :invoke-restart 6 :frame-locals 7
+    :eval-in-frame 8 :return-from-frame 9 :restart-frame 10 :release 11)
   (define-codes event "Return the number of an sbcl_event."
     :done 0 :stdout 1 :stderr 2 :warning 3 :warning-text 4 :value 5 :value-text 6
     :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
     :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
-    :item 19 :item-text 20 :notice 21 :defined 22)
+    :item 19 :item-text 20 :notice 21 :defined 22 :form 23
+    :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9))
 
 (defconstant +evaluate-timing+ 1
   "Flag of :EVALUATE: measure it.")
+(defconstant +evaluate-hold+ 2
+  "Flag of :EVALUATE: hold it where it fails.")
 (defconstant +interrupt-timeout+ 1
   "Flag of :INTERRUPT: the time limit has passed.")
 

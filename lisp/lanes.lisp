@@ -5,9 +5,9 @@
 (defglobal **lane-threads** (make-array 3 :initial-element nil)
   "The thread of each lane.")
 
-(defun done (job success)
-  "Tell the host that JOB is over."
-  (event (job-id job) (event-code :done) (if success 0 1)))
+(defun done (success)
+  "Tell the host that this thread's job is over."
+  (event *job-id* (event-code :done) (if success 0 1)))
 
 (defun user-threads ()
   "Return the threads that are neither the server's nor the system's."
@@ -76,7 +76,8 @@
            (run-guarded-inspection #'push-definitions))
           ((eql kind (job-code :describe))
            (run-guarded-inspection (lambda () (push-description (job-text job) (job-name job)))))
-          ((eql kind (job-code :interrupt)) (run-interrupt job) t))))
+          ((eql kind (job-code :interrupt)) (run-interrupt job) t)
+          (t (refuse "No evaluation is held.")))))
 
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it."
@@ -84,11 +85,11 @@
         (*spare-buffer* nil))
     (loop for job = (next-job lane)
           while job
-          do (let ((success nil))
-               (unwind-protect
-                    (let ((*job-id* (job-id job)))
-                      (setf success (run-job job)))
-                 (done job success))))))
+          do (let ((success nil)
+                   (*job-id* (job-id job)))
+               ;; A job that was held ends as another one.
+               (unwind-protect (setf success (run-job job))
+                 (done success))))))
 
 (defun start-lane (lane)
   "Start the thread of LANE. If the user's code ends it, another one takes its place."

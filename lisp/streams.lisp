@@ -129,6 +129,16 @@
     (#.+line-length+ 80)
     (#.+close+ t)))
 
+(defvar *job-streams* '()
+  "The streams that CALL-WITH-JOB-STREAMS made for this thread.")
+
+(defun change-job (job-id)
+  "Have this thread work for JOB-ID from now on."
+  (setf *job-id* job-id)
+  (dolist (stream *job-streams*)
+    (flush-host-stream stream)
+    (setf (host-stream-job-id stream) job-id)))
+
 (defun call-with-job-streams (function)
   "Call FUNCTION with the standard streams bound to fresh ones of this thread's job, and flush them afterwards."
   (declare (type function function) (dynamic-extent function))
@@ -136,6 +146,7 @@
          (err (make-host-stream (event-code :stderr)))
          (in (make-concatenated-stream))
          (io (make-two-way-stream in out))
+         (*job-streams* (list out err))
          (*standard-output* out)
          (*error-output* err)
          (*trace-output* err)

@@ -57,6 +57,8 @@ pub struct Limits {
     pub max_frame: u64,
     /// Warnings recorded. Default 200.
     pub max_warnings: u64,
+    /// How long a failed evaluation is held for debugging before it is released. Default ten minutes.
+    pub hold: Duration,
 }
 
 impl Default for Limits {
@@ -68,6 +70,7 @@ impl Default for Limits {
             max_message: 10_000,
             max_frame: 300,
             max_warnings: 200,
+            hold: Duration::from_secs(600),
         }
     }
 }

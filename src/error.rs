@@ -18,12 +18,7 @@ pub struct LimitError {
 }
 
 impl LimitError {
-    pub(crate) fn check(
-        setting: &'static str,
-        unit: &str,
-        value: u64,
-        range: RangeInclusive<u64>,
-    ) -> Result<(), Self> {
+    pub(crate) fn check(setting: &'static str, unit: &str, value: u64, range: RangeInclusive<u64>) -> Result<(), Self> {
         if range.contains(&value) {
             Ok(())
         } else {
@@ -104,4 +99,18 @@ pub enum InspectError {
     /// It took too long: printing something of the session's does not end.
     #[error("the inspection did not finish within {0} seconds: a print method of the session's may not end")]
     Timeout(u64),
+}
+
+/// Why what was asked of a held evaluation could not be done.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum HoldError {
+    /// No evaluation is held.
+    #[error(
+        "no evaluation is held: only one that was evaluated with on-error \"debug\" and failed is, until it goes on"
+    )]
+    NothingHeld,
+    /// There is no such restart or frame, or SBCL cannot do it there.
+    #[error("{0}")]
+    Refused(String),
 }

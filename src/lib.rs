@@ -38,11 +38,11 @@ pub mod cli;
 pub mod mcp;
 
 pub use config::{ImageConfig, Limits};
-pub use error::{BootError, InspectError, LimitError};
+pub use error::{BootError, HoldError, InspectError, LimitError};
 #[doc(hidden)]
 pub use image::signals::exit_now;
 pub use outcome::{ErrorRecord, Outcome};
-pub use session::{Evaluation, JobId, Session};
+pub use session::{Evaluation, JobId, RestartDesignator, Session};
 
 /// This crate's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -43,6 +43,8 @@ pub struct Warning {
     pub kind: String,
     /// Its report.
     pub message: Clipped,
+    /// The line, from 1, of the submitted code that the compiler was at.
+    pub line: Option<u64>,
 }
 
 /// A restart that was available where an error happened.
@@ -61,13 +63,58 @@ pub struct Frame {
     pub number: u64,
     /// The call, printed on one line: `(FOO 1 "x")`.
     pub call: String,
-    /// Where the function was defined, if that is known: `path:line`.
+    /// Where the function was defined, if that is known: `path:line`, or `evaluation 12, line 3`.
     pub source: Option<String>,
+    /// The local variables that SBCL knows of. Kept for the innermost frames only.
+    pub locals: Vec<Local>,
+}
+
+/// A local variable of a frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Local {
+    /// Its name.
+    pub name: String,
+    /// Its value, if it can be read at this point.
+    pub value: LocalValue,
+}
+
+/// The value of a local variable, as far as SBCL knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LocalValue {
+    /// It has this value.
+    Value(String),
+    /// It is no longer, or not yet, in use at this point.
+    Dead,
+    /// SBCL cannot tell.
+    Unavailable,
+}
+
+/// A slot of a condition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Its name, without package.
+    pub name: String,
+    /// Its value as printed.
+    pub value: String,
+}
+
+/// Which top-level form of the submitted code failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormPosition {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The line, from 1, that it begins on.
+    pub line: u64,
+    /// Its first line of text.
+    pub text: String,
 }
 
 /// An error and everything known about it, taken where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorRecord {
+    /// Its number in this session's history, from 1: `E1`. 0 before it has got one.
+    pub id: u64,
     /// The condition's class name, with its package where a reader in CL-USER needs one; or one of the server's own:
     /// `TIMEOUT`, `CANCELLED`, `IMAGE-LOST`.
     pub kind: String,
@@ -75,6 +122,10 @@ pub struct ErrorRecord {
     pub message: Clipped,
     /// When it happened.
     pub time: jiff::Timestamp,
+    /// The form of the submitted code that failed.
+    pub form: Option<FormPosition>,
+    /// The condition's slots.
+    pub slots: Vec<Slot>,
     /// The restarts, in `compute-restarts`' order.
     pub restarts: Vec<Restart>,
     /// The frames that were kept, innermost first. Of a very deep stack the middle is missing: the numbers tell.
@@ -125,6 +176,8 @@ pub struct Outcome {
     pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
     /// Present when it was asked for.
     pub timing: Option<Timing>,
+    /// The evaluation is held where it failed: its restarts can be invoked and its frames looked at.
+    pub held: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
 }

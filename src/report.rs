@@ -6,13 +6,15 @@ use std::fmt::Write as _;
 
 use crate::config::Limits;
 use crate::outcome::{
-    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Outcome, Role, SymbolDescription,
+    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Local, LocalValue, Outcome, Role, SymbolDescription,
 };
 
 /// Frames in the report of a failed evaluation.
 const REPORT_FRAMES: usize = 20;
 /// Frames in [`last_error`].
 const PREVIEW_FRAMES: usize = 5;
+/// Characters of a message in [`error_history`].
+const HISTORY_MESSAGE: usize = 70;
 /// What stands for the value when there is none.
 const NO_VALUES: &str = "; No values";
 /// What stands for the frames when there are none.
@@ -21,12 +23,10 @@ const NO_FRAMES: &str = "0: (no frames available)";
 /// The answer of reset-session.
 pub const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
-const NO_ERROR: &str =
-    "No error information available.\n(No error has occurred since the last successful evaluation)";
+const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 
 /// The names in the report's markers, brackets left out.
-const MARKERS: [&str; 8] =
-    ["stdout", "stderr", "warnings", "background", "notice", "ERROR", "Backtrace", "Debugger"];
+const MARKERS: [&str; 8] = ["stdout", "stderr", "warnings", "background", "notice", "ERROR", "Backtrace", "Debugger"];
 
 /// How the report says that text was cut.
 #[must_use]
@@ -95,7 +95,8 @@ pub fn escape_output(text: &str) -> String {
 }
 
 fn push_clipped(target: &mut String, clipped: &Clipped, escape: impl Fn(&str) -> String) {
-    let text = if clipped.omitted == 0 { clipped.text.strip_suffix('\n').unwrap_or(&clipped.text) } else { &clipped.text };
+    let text =
+        if clipped.omitted == 0 { clipped.text.strip_suffix('\n').unwrap_or(&clipped.text) } else { &clipped.text };
     target.push_str(&escape(text));
     if clipped.omitted > 0 {
         target.push_str(&omission(clipped.omitted));
@@ -154,6 +155,9 @@ pub fn evaluation(outcome: &Outcome) -> String {
         target.push_str("[warnings]");
         for warning in &outcome.warnings {
             _ = write!(target, "\n{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
+            if let Some(line) = warning.line {
+                _ = write!(target, " (line {line})");
+            }
         }
         if outcome.warnings_omitted > 0 {
             _ = write!(target, "\n[... {} warnings omitted]", outcome.warnings_omitted);
@@ -172,7 +176,12 @@ pub fn evaluation(outcome: &Outcome) -> String {
             }
         }
         Err(error) => {
-            _ = write!(sections.begin(), "[ERROR] {}\n{}", escape_markers(&error.kind), clipped_message(&error.message));
+            _ = write!(
+                sections.begin(),
+                "[ERROR] {}\n{}",
+                escape_markers(&error.kind),
+                clipped_message(&error.message)
+            );
             let target = sections.begin();
             target.push_str("[Backtrace]");
             for frame in error.frames.iter().take(REPORT_FRAMES) {
@@ -186,9 +195,31 @@ pub fn evaluation(outcome: &Outcome) -> String {
             if more > 0 {
                 _ = write!(target, "\n... {more} more frames (get-backtrace shows them)");
             }
+            if outcome.held {
+                push_debugger(sections.begin(), error);
+            }
         }
     }
     sections.0
+}
+
+/// What can be done with a held evaluation.
+fn push_debugger(target: &mut String, error: &ErrorRecord) {
+    target.push_str("[Debugger]\nHeld. Restarts:");
+    push_restarts(target, error);
+    target.push_str(
+        "\nTools: invoke-restart, frame-locals, eval-in-frame, return-from-frame, restart-frame, abort-evaluation.",
+    );
+}
+
+fn push_restarts(target: &mut String, error: &ErrorRecord) {
+    if error.restarts.is_empty() {
+        target.push_str("\n  (none)");
+    }
+    for (index, restart) in error.restarts.iter().enumerate() {
+        let description = escape_markers(&restart.description).replace('\n', "\n     ");
+        _ = write!(target, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
+    }
 }
 
 fn push_values(target: &mut String, values: &[Clipped]) {
@@ -216,15 +247,22 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str(if line.is_empty() { "\n" } else { "\n  " });
         text.push_str(line);
     }
-    _ = write!(text, "\n\nTime: {}", error.time.strftime("%Y-%m-%dT%H:%M:%SZ"));
+    _ = write!(text, "\n\nTime: {}", time(error));
+    if error.id > 0 {
+        _ = write!(text, "\nId: E{}", error.id);
+    }
+    if let Some(form) = &error.form {
+        _ = write!(text, "\nForm: {} (line {}): {}", form.number, form.line, escape_markers(&form.text));
+    }
+    let mut untold = error.slots.iter().filter(|slot| !error.message.text.contains(&slot.value)).peekable();
+    if untold.peek().is_some() {
+        text.push_str("\n\nSlots:");
+        for slot in untold {
+            _ = write!(text, "\n  {}: {}", escape_markers(&slot.name), escape_markers(&slot.value));
+        }
+    }
     text.push_str("\n\nAvailable Restarts:");
-    if error.restarts.is_empty() {
-        text.push_str("\n  (none)");
-    }
-    for (index, restart) in error.restarts.iter().enumerate() {
-        let description = escape_markers(&restart.description).replace('\n', "\n     ");
-        _ = write!(text, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
-    }
+    push_restarts(&mut text, error);
     let shown = error.frames.len().min(PREVIEW_FRAMES);
     _ = write!(text, "\n\nBacktrace (top {shown} frames):");
     for frame in error.frames.iter().take(PREVIEW_FRAMES) {
@@ -241,10 +279,63 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
 /// The answer of get-backtrace.
 #[must_use]
 pub fn backtrace(error: Option<&ErrorRecord>, max_frames: u64) -> String {
+    frames(error, max_frames, false)
+}
+
+/// The answer of get-backtrace with local variables.
+#[must_use]
+pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> String {
+    frames(error, max_frames, true)
+}
+
+/// Local variables, a line each.
+#[must_use]
+pub fn locals(locals: &[Local]) -> String {
+    if locals.is_empty() {
+        return "No local variables that SBCL knows of.".to_owned();
+    }
+    locals.iter().map(local).collect::<Vec<_>>().join("\n")
+}
+
+fn local(local: &Local) -> String {
+    let value = match &local.value {
+        LocalValue::Value(value) => escape_markers(value),
+        LocalValue::Dead => "<dead here>".to_owned(),
+        LocalValue::Unavailable => "<unavailable>".to_owned(),
+    };
+    format!("{} = {value}", escape_markers(&local.name))
+}
+
+/// The answer of error-history. `errors` come newest first.
+#[must_use]
+pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>]) -> String {
+    if errors.is_empty() {
+        return "No errors in this session.".to_owned();
+    }
+    let lines = errors.iter().map(|error| {
+        let message = clipped_message(&error.message);
+        let mut summary: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
+        if let Some((end, _)) = summary.char_indices().nth(HISTORY_MESSAGE) {
+            summary.truncate(end);
+            summary.push('…');
+        }
+        let mut line = format!("E{}  {}  {}  {summary}", error.id, time(error), escape_markers(&error.kind));
+        if let Some(form) = &error.form {
+            _ = write!(line, "  form {} (line {})", form.number, form.line);
+        }
+        line
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn time(error: &ErrorRecord) -> impl std::fmt::Display {
+    error.time.strftime("%Y-%m-%dT%H:%M:%SZ")
+}
+
+fn frames(error: Option<&ErrorRecord>, max_frames: u64, with_locals: bool) -> String {
     let Some(error) = error else { return NO_ERROR.to_owned() };
     let shown = error.frames.len().min(usize::try_from(max_frames).unwrap_or(usize::MAX));
-    let mut text =
-        format!("Backtrace for {} ({shown} of {} frames):", escape_markers(&error.kind), error.total_frames);
+    let mut text = format!("Backtrace for {} ({shown} of {} frames):", escape_markers(&error.kind), error.total_frames);
     let mut next = 0;
     for frame in &error.frames[..shown] {
         if frame.number > next {
@@ -254,6 +345,11 @@ pub fn backtrace(error: Option<&ErrorRecord>, max_frames: u64) -> String {
         _ = write!(text, "\n  {}: {}", frame.number, call(frame));
         if let Some(source) = &frame.source {
             _ = write!(text, "\n     at {}", escape_markers(source));
+        }
+        if with_locals {
+            for variable in &frame.locals {
+                _ = write!(text, "\n     {}", local(variable));
+            }
         }
     }
     if error.frames.is_empty() {

@@ -2,6 +2,7 @@
 
 pub const SBCL_HOST_CONTRACT: u32 = 1;
 pub const SBCL_EVALUATE_TIMING: u32 = 1;
+pub const SBCL_EVALUATE_HOLD: u32 = 2;
 pub mod sbcl_lane {
     pub type Type = ::core::ffi::c_uint;
     pub const SBCL_LANE_EVALUATION: Type = 0;
@@ -15,6 +16,12 @@ pub mod sbcl_job_kind {
     pub const SBCL_JOB_DEFINITIONS: Type = 3;
     pub const SBCL_JOB_DESCRIBE: Type = 4;
     pub const SBCL_JOB_INTERRUPT: Type = 5;
+    pub const SBCL_JOB_INVOKE_RESTART: Type = 6;
+    pub const SBCL_JOB_FRAME_LOCALS: Type = 7;
+    pub const SBCL_JOB_EVAL_IN_FRAME: Type = 8;
+    pub const SBCL_JOB_RETURN_FROM_FRAME: Type = 9;
+    pub const SBCL_JOB_RESTART_FRAME: Type = 10;
+    pub const SBCL_JOB_RELEASE: Type = 11;
 }
 pub mod sbcl_interrupt {
     pub type Type = ::core::ffi::c_uint;
@@ -80,6 +87,13 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_ITEM_TEXT: Type = 20;
     pub const SBCL_EVENT_NOTICE: Type = 21;
     pub const SBCL_EVENT_DEFINED: Type = 22;
+    pub const SBCL_EVENT_FORM: Type = 23;
+    pub const SBCL_EVENT_SLOT: Type = 24;
+    pub const SBCL_EVENT_SLOT_TEXT: Type = 25;
+    pub const SBCL_EVENT_LOCAL: Type = 26;
+    pub const SBCL_EVENT_LOCAL_TEXT: Type = 27;
+    pub const SBCL_EVENT_HELD: Type = 28;
+    pub const SBCL_EVENT_REFUSED: Type = 29;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

@@ -32,11 +32,11 @@ enum State {
 /// See [`BootError`]. After one that comes from SBCL itself no further boot is possible in this process.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
     config.check()?;
-    STATE
-        .compare_exchange(State::Fresh as u8, State::Booting as u8, Ordering::AcqRel, Ordering::Acquire)
-        .map_err(|state| {
+    STATE.compare_exchange(State::Fresh as u8, State::Booting as u8, Ordering::AcqRel, Ordering::Acquire).map_err(
+        |state| {
             if state == State::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
-        })?;
+        },
+    )?;
     // What fails before SBCL is touched may be tried again.
     let runtime = Runtime::load(config).inspect_err(|_| STATE.store(State::Fresh as u8, Ordering::Release))?;
     let config = config.clone();

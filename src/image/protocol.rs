@@ -43,6 +43,8 @@ pub(crate) enum JobKind {
     Evaluate {
         /// Measure it.
         timing: bool,
+        /// When it fails, hold it there.
+        hold: bool,
     },
     /// Remove what the session defined.
     Reset,
@@ -50,6 +52,18 @@ pub(crate) enum JobKind {
     Definitions,
     /// Say what the symbol in the text means.
     Describe,
+    /// Invoke a restart of the held evaluation: this number (from 1), or 0 for the name; the text has its arguments.
+    InvokeRestart(u64),
+    /// Show the local variables of this frame of the held evaluation.
+    FrameLocals(u64),
+    /// Evaluate the text in this frame of the held evaluation.
+    EvalInFrame(u64),
+    /// Return the values of the text from this frame of the held evaluation.
+    ReturnFromFrame(u64),
+    /// Call the function of this frame of the held evaluation again.
+    RestartFrame(u64),
+    /// Unwind the held evaluation.
+    Release,
     /// Interrupt another job.
     Interrupt {
         /// The other job.
@@ -57,6 +71,21 @@ pub(crate) enum JobKind {
         /// Why.
         reason: Interrupt,
     },
+}
+
+impl JobKind {
+    /// True for what is asked of a held evaluation.
+    pub(crate) fn concerns_held(self) -> bool {
+        matches!(
+            self,
+            Self::InvokeRestart(_)
+                | Self::FrameLocals(_)
+                | Self::EvalInFrame(_)
+                | Self::ReturnFromFrame(_)
+                | Self::RestartFrame(_)
+                | Self::Release
+        )
+    }
 }
 
 /// One job, its texts in UTF-32 as Lisp takes them.
@@ -72,9 +101,18 @@ impl Job {
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing } => {
-                (sbcl_job_kind::SBCL_JOB_EVALUATE, if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }, 0)
-            }
+            JobKind::Evaluate { timing, hold } => (
+                sbcl_job_kind::SBCL_JOB_EVALUATE,
+                if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
+                    | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 },
+                0,
+            ),
+            JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
+            JobKind::FrameLocals(frame) => (sbcl_job_kind::SBCL_JOB_FRAME_LOCALS, 0, frame),
+            JobKind::EvalInFrame(frame) => (sbcl_job_kind::SBCL_JOB_EVAL_IN_FRAME, 0, frame),
+            JobKind::ReturnFromFrame(frame) => (sbcl_job_kind::SBCL_JOB_RETURN_FROM_FRAME, 0, frame),
+            JobKind::RestartFrame(frame) => (sbcl_job_kind::SBCL_JOB_RESTART_FRAME, 0, frame),
+            JobKind::Release => (sbcl_job_kind::SBCL_JOB_RELEASE, 0, 0),
             JobKind::Reset => (sbcl_job_kind::SBCL_JOB_RESET, 0, 0),
             JobKind::Definitions => (sbcl_job_kind::SBCL_JOB_DEFINITIONS, 0, 0),
             JobKind::Describe => (sbcl_job_kind::SBCL_JOB_DESCRIBE, 0, 0),
@@ -142,10 +180,13 @@ pub(crate) enum Item {
 /// What a job reports. The names follow `enum sbcl_event`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event<'a> {
-    Done { success: bool },
+    Done {
+        success: bool,
+    },
     Stdout(Text<'a>),
     Stderr(Text<'a>),
-    Warning(Text<'a>),
+    /// Its type, and the line of the code that it concerns, 0 if unknown.
+    Warning(Text<'a>, u64),
     WarningText(Text<'a>),
     /// `again`: in place of the one begun last.
     Value {
@@ -169,6 +210,18 @@ pub(crate) enum Event<'a> {
     Notice(Text<'a>),
     /// Where the form begins; where it ends and its package.
     Defined(u64, Text<'a>),
+    /// The form's number, and where it begins.
+    Form(u64, Text<'a>),
+    Slot(Text<'a>),
+    SlotText(Text<'a>),
+    /// The variable's name, and its `Validity`'s code.
+    Local(Text<'a>, u64),
+    LocalText(Text<'a>),
+    /// `unchanged`: as it was before this job.
+    Held {
+        unchanged: bool,
+    },
+    Refused(Text<'a>),
 }
 
 impl<'a> Event<'a> {
@@ -179,7 +232,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_DONE => Self::Done { success: number == 0 },
             sbcl_event::SBCL_EVENT_STDOUT => Self::Stdout(text),
             sbcl_event::SBCL_EVENT_STDERR => Self::Stderr(text),
-            sbcl_event::SBCL_EVENT_WARNING => Self::Warning(text),
+            sbcl_event::SBCL_EVENT_WARNING => Self::Warning(text, count),
             sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText(text),
             sbcl_event::SBCL_EVENT_VALUE => Self::Value { again: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
@@ -199,6 +252,13 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_ITEM_TEXT => Self::ItemText(text),
             sbcl_event::SBCL_EVENT_NOTICE => Self::Notice(text),
             sbcl_event::SBCL_EVENT_DEFINED => Self::Defined(count, text),
+            sbcl_event::SBCL_EVENT_FORM => Self::Form(count, text),
+            sbcl_event::SBCL_EVENT_SLOT => Self::Slot(text),
+            sbcl_event::SBCL_EVENT_SLOT_TEXT => Self::SlotText(text),
+            sbcl_event::SBCL_EVENT_LOCAL => Self::Local(text, count),
+            sbcl_event::SBCL_EVENT_LOCAL_TEXT => Self::LocalText(text),
+            sbcl_event::SBCL_EVENT_HELD => Self::Held { unchanged: number != 0 },
+            sbcl_event::SBCL_EVENT_REFUSED => Self::Refused(text),
             _ => return None,
         })
     }

@@ -13,15 +13,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{c_void, siginfo_t};
 
 /// Faults: SBCL's in Lisp, the host's elsewhere.
-const FAULTS: [c_int; 6] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
+const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
 
 /// Sent by SBCL to its own threads only.
 const STOP_FOR_GC: c_int = libc::SIGUSR2;
 
 /// Given back to the host.
-const HOSTS: [c_int; 6] =
-    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
+const HOSTS: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
 
 const LAST_SIGNAL: usize = 64;
 

@@ -7,8 +7,8 @@ use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
 use crate::outcome::{
-    Clipped, DefiningForm, Definition, DefinitionKind, ErrorRecord, Frame, Outcome, Restart, Role, SymbolDescription, Timing,
-    Warning,
+    Clipped, DefiningForm, Definition, DefinitionKind, ErrorRecord, FormPosition, Frame, Local, LocalValue, Outcome,
+    Restart, Role, Slot, SymbolDescription, Timing, Warning,
 };
 
 /// Characters over its limit that a text may be printed for the sake of saying how many there are; then printing it
@@ -63,9 +63,21 @@ struct ErrorBuilder {
     kind: String,
     message: ClippedBuffer,
     time: jiff::Timestamp,
+    /// Number of the form that failed, and where it begins.
+    form: Option<(u64, usize)>,
+    slots: Vec<(String, ClippedBuffer)>,
     restarts: Vec<Restart>,
-    frames: Vec<(u64, ClippedBuffer, Option<String>)>,
+    frames: Vec<FrameBuilder>,
     total_frames: u64,
+}
+
+/// A frame as it comes in.
+#[derive(Debug)]
+struct FrameBuilder {
+    number: u64,
+    call: ClippedBuffer,
+    source: Option<String>,
+    locals: Vec<(String, u64, ClippedBuffer)>,
 }
 
 impl ErrorBuilder {
@@ -74,14 +86,19 @@ impl ErrorBuilder {
             kind,
             message: ClippedBuffer::new(limits.max_message),
             time: jiff::Timestamp::now(),
+            form: None,
+            slots: Vec::new(),
             restarts: Vec::new(),
             frames: Vec::new(),
             total_frames: 0,
         }
     }
 
-    fn finish(self) -> ErrorRecord {
+    fn finish(self, code: &str) -> ErrorRecord {
         ErrorRecord {
+            id: 0,
+            form: self.form.map(|(number, start)| form_position(code, number, start)),
+            slots: self.slots.into_iter().map(|(name, value)| Slot { name, value: one_line(value) }).collect(),
             kind: self.kind,
             message: self.message.into(),
             time: self.time,
@@ -89,11 +106,37 @@ impl ErrorBuilder {
             frames: self
                 .frames
                 .into_iter()
-                .map(|(number, call, source)| Frame { number, call: one_line(call), source })
+                .map(|frame| Frame {
+                    number: frame.number,
+                    call: one_line(frame.call),
+                    source: frame.source,
+                    locals: frame.locals.into_iter().map(local).collect(),
+                })
                 .collect(),
             total_frames: self.total_frames,
         }
     }
+}
+
+/// Where the form is that begins at character `start` of `code`.
+fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
+    let offset = code.char_indices().nth(start).map_or(code.len(), |(offset, _)| offset);
+    let (before, form) = code.split_at(offset);
+    FormPosition {
+        number,
+        line: 1 + before.matches('\n').count() as u64,
+        text: form.lines().next().unwrap_or_default().trim_end().to_owned(),
+    }
+}
+
+/// A local variable from its parts; the code is the contract's.
+fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
+    let value = match validity {
+        0 => LocalValue::Value(one_line(value)),
+        1 => LocalValue::Dead,
+        _ => LocalValue::Unavailable,
+    };
+    Local { name, value }
 }
 
 /// A frame's text on one line.
@@ -118,7 +161,7 @@ pub(super) struct OutcomeBuilder {
     stdout: Clipped,
     stderr: Clipped,
     output_left: u64,
-    warnings: Vec<(String, ClippedBuffer)>,
+    warnings: Vec<(String, u64, ClippedBuffer)>,
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
@@ -160,9 +203,9 @@ impl OutcomeBuilder {
             Event::Stderr(text) => {
                 push_within(&mut self.output_left, &mut self.stderr.text, &mut self.stderr.omitted, text);
             }
-            Event::Warning(kind) => {
+            Event::Warning(kind, line) => {
                 if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
-                    self.warnings.push((kind.to_owned(), ClippedBuffer::new(self.limits.max_message)));
+                    self.warnings.push((kind.to_owned(), line, ClippedBuffer::new(self.limits.max_message)));
                 } else {
                     self.warnings_omitted += 1;
                 }
@@ -171,7 +214,7 @@ impl OutcomeBuilder {
                 if self.warnings_omitted > 0 {
                     return true;
                 }
-                if let Some((_, message)) = self.warnings.last_mut() {
+                if let Some((.., message)) = self.warnings.last_mut() {
                     message.push(text);
                 }
             }
@@ -225,7 +268,7 @@ impl OutcomeBuilder {
                     _ => "(no message)".to_owned(),
                 };
             }
-            Err(Arc::new(error.finish()))
+            Err(Arc::new(error.finish(&self.code)))
         };
         Outcome {
             notices: Vec::new(),
@@ -235,11 +278,16 @@ impl OutcomeBuilder {
             warnings: self
                 .warnings
                 .into_iter()
-                .map(|(kind, message)| Warning { kind, message: message.into() })
+                .map(|(kind, line, message)| Warning {
+                    kind,
+                    message: message.into(),
+                    line: (line > 0).then_some(line),
+                })
                 .collect(),
             warnings_omitted: self.warnings_omitted,
             result,
             timing: self.timing,
+            held: false,
             defined: self.defined,
         }
     }
@@ -278,17 +326,47 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             }
         }
         Event::Frames(total) => error.total_frames = total,
-        Event::Frame(number) => error.frames.push((number, ClippedBuffer::new(limits.max_frame), None)),
-        Event::FrameText(text) => {
-            if let Some((_, call, _)) = error.frames.last_mut() {
-                call.push(text);
-                return call.enough();
+        Event::Form(number, start) => {
+            error.form = start.to_owned().parse().ok().map(|start| (number, start));
+        }
+        Event::Slot(name) => error.slots.push((name.to_owned(), ClippedBuffer::new(limits.max_frame))),
+        Event::SlotText(text) => {
+            if let Some((_, value)) = error.slots.last_mut() {
+                value.push(text);
+                return value.enough();
             }
         }
-        Event::FrameSource(path, line) => {
-            if let Some((_, _, source)) = error.frames.last_mut() {
-                let path = path.to_owned();
-                *source = Some(if line == 0 { path } else { format!("{path}:{line}") });
+        Event::Frame(number) => error.frames.push(FrameBuilder {
+            number,
+            call: ClippedBuffer::new(limits.max_frame),
+            source: None,
+            locals: Vec::new(),
+        }),
+        Event::FrameText(text) => {
+            if let Some(frame) = error.frames.last_mut() {
+                frame.call.push(text);
+                return frame.call.enough();
+            }
+        }
+        Event::FrameSource(place, line) => {
+            if let Some(frame) = error.frames.last_mut() {
+                let place = place.to_owned();
+                frame.source = Some(match line {
+                    0 => place,
+                    _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),
+                    _ => format!("{place}:{line}"),
+                });
+            }
+        }
+        Event::Local(name, validity) => {
+            if let Some(frame) = error.frames.last_mut() {
+                frame.locals.push((name.to_owned(), validity, ClippedBuffer::new(limits.max_frame)));
+            }
+        }
+        Event::LocalText(text) => {
+            if let Some((.., value)) = error.frames.last_mut().and_then(|frame| frame.locals.last_mut()) {
+                value.push(text);
+                return value.enough();
             }
         }
         _ => {}
@@ -300,6 +378,7 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
 #[derive(Debug, Default)]
 pub(super) struct InspectionBuilder {
     items: Vec<(Item, String, ClippedBuffer)>,
+    locals: Vec<(String, u64, ClippedBuffer)>,
     error: Option<(String, String)>,
 }
 
@@ -315,6 +394,15 @@ impl InspectionBuilder {
                 if let Some((_, _, item)) = self.items.last_mut() {
                     item.push(text);
                     return item.enough();
+                }
+            }
+            Event::Local(name, validity) => {
+                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+            }
+            Event::LocalText(text) => {
+                if let Some((.., value)) = self.locals.last_mut() {
+                    value.push(text);
+                    return value.enough();
                 }
             }
             Event::Error(kind) => self.error = Some((kind.to_owned(), String::new())),
@@ -396,6 +484,11 @@ impl InspectionBuilder {
             }
         }
         Ok(SymbolDescription::Found(roles))
+    }
+
+    /// The answer of frame-locals.
+    pub(super) fn locals(self) -> Vec<Local> {
+        self.locals.into_iter().map(local).collect()
     }
 
     /// The answer of reset-session.

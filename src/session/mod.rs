@@ -4,21 +4,23 @@ mod builder;
 mod clock;
 mod queue;
 mod running;
+mod state;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::config::{ImageConfig, Limits};
-use crate::error::{BootError, InspectError};
+use crate::error::{BootError, HoldError, InspectError};
 use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
-use crate::outcome::{Clipped, Definition, ErrorRecord, Outcome, SymbolDescription};
+use crate::outcome::{Clipped, Definition, ErrorRecord, Local, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use queue::Queue;
 use running::{Build, Running};
+use state::State;
 
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,12 +44,14 @@ pub struct Evaluation {
     pub timeout: Option<Option<Duration>>,
     /// Measure time and allocation.
     pub capture_time: bool,
+    /// When it fails, hold it where it failed, so that its restarts can be invoked and its frames looked at.
+    pub hold: bool,
 }
 
 impl Evaluation {
     /// Evaluates `code` in the session's package under its limits.
     pub fn new(code: impl Into<String>) -> Self {
-        Self { code: code.into(), package: None, timeout: None, capture_time: false }
+        Self { code: code.into(), package: None, timeout: None, capture_time: false, hold: false }
     }
 }
 
@@ -76,17 +80,29 @@ struct Inner {
     running: [Mutex<Option<Running>>; 2],
     limits: Mutex<Limits>,
     state: Mutex<State>,
+    /// Set while an evaluation is held and nothing is being done with it.
+    held: Mutex<Option<Held>>,
     clock: Clock,
     next_id: AtomicU64,
 }
 
-/// What outlives an evaluation.
-#[derive(Default)]
-struct State {
-    last_error: Option<Arc<ErrorRecord>>,
-    /// Output of threads that outlived their evaluation, until the next answer.
-    background: Option<ClippedBuffer>,
-    notices: Vec<String>,
+/// How an evaluation is held.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// When it is released at last.
+    until: Instant,
+}
+
+/// How long releasing a held evaluation may take before its cleanup forms are abandoned.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Which restart to invoke.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RestartDesignator {
+    /// By its number, from 1, in the report.
+    Number(u64),
+    /// By its name, without package.
+    Name(String),
 }
 
 impl Session {
@@ -100,6 +116,7 @@ impl Session {
             running: Default::default(),
             limits: Mutex::new(limits),
             state: Mutex::default(),
+            held: Mutex::default(),
             clock: Clock::default(),
             next_id: AtomicU64::new(1),
         });
@@ -128,11 +145,11 @@ impl Session {
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = evaluation.timeout.unwrap_or(limits.timeout);
-        let Evaluation { code, package, capture_time, .. } = evaluation;
+        let Evaluation { code, package, capture_time, hold, .. } = evaluation;
         let text = utf32(&code);
         self.0.enqueue(
             Lane::Evaluation,
-            JobKind::Evaluate { timing: capture_time },
+            JobKind::Evaluate { timing: capture_time, hold },
             text,
             package.as_deref().map(utf32).unwrap_or_default(),
             timeout,
@@ -157,14 +174,97 @@ impl Session {
         self.0.state.lock().last_error.clone()
     }
 
+    /// An error by its number; `None` when the history does not have it.
+    #[must_use]
+    pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
+        self.0.state.lock().error(id)
+    }
+
+    /// The last errors, newest first.
+    #[must_use]
+    pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
+        self.0.state.lock().history()
+    }
+
+    /// True while a failed evaluation is held.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.held.lock().is_some()
+    }
+
+    /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
+    /// empty. `reply` gets what the evaluation comes to; it runs as in [`submit`](Self::submit), like those below.
+    pub fn invoke_restart(
+        &self,
+        restart: &RestartDesignator,
+        values: &str,
+        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+    ) -> JobId {
+        let (number, name) = match restart {
+            RestartDesignator::Number(number) => (*number, ""),
+            RestartDesignator::Name(name) => (0, name.as_str()),
+        };
+        self.ask_held(JobKind::InvokeRestart(number), values, name, |builder| Build::Resumed(builder, Box::new(reply)))
+    }
+
+    /// Shows the local variables of a frame of the held evaluation.
+    pub fn frame_locals(
+        &self,
+        frame: u64,
+        reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
+    ) -> JobId {
+        self.ask_held(JobKind::FrameLocals(frame), "", "", |_| {
+            Build::Locals(InspectionBuilder::default(), Box::new(reply))
+        })
+    }
+
+    /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
+    /// as it is.
+    pub fn eval_in_frame(
+        &self,
+        frame: u64,
+        code: &str,
+        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+    ) -> JobId {
+        self.ask_held(JobKind::EvalInFrame(frame), code, "", |builder| Build::Inside(builder, Box::new(reply)))
+    }
+
+    /// Returns the values of `code` from a frame of the held evaluation, which goes on.
+    pub fn return_from_frame(
+        &self,
+        frame: u64,
+        code: &str,
+        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+    ) -> JobId {
+        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, Box::new(reply)))
+    }
+
+    /// Calls the function of a frame of the held evaluation again, with the same arguments.
+    pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
+        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, Box::new(reply)))
+    }
+
+    /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
+    pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
+        self.ask_held(JobKind::Release, "", "", |_| Build::Release(Box::new(reply)))
+    }
+
+    fn ask_held(
+        &self,
+        kind: JobKind,
+        text: &str,
+        name: &str,
+        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
+    ) -> JobId {
+        let limits = *self.0.limits.lock();
+        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
+        let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
+        self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
+    }
+
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
     pub fn definitions(&self, reply: impl FnOnce(Result<Vec<Definition>, InspectError>) + Send + 'static) {
-        self.inspect(
-            JobKind::Definitions,
-            "",
-            "",
-            Build::Definitions(InspectionBuilder::default(), Box::new(reply)),
-        );
+        self.inspect(JobKind::Definitions, "", "", Build::Definitions(InspectionBuilder::default(), Box::new(reply)));
     }
 
     /// Says what a symbol means. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
@@ -257,11 +357,18 @@ impl Inner {
         } else {
             return;
         }
-        self.enqueue(Lane::Control, JobKind::Interrupt { target, reason }, Vec::new(), Vec::new(), None, Build::Nothing);
+        self.enqueue(
+            Lane::Control,
+            JobKind::Interrupt { target, reason },
+            Vec::new(),
+            Vec::new(),
+            None,
+            Build::Nothing,
+        );
     }
 
     /// Interrupts what has run too long by now. When to look again.
-    fn interrupt_overdue(&self, now: std::time::Instant) -> Option<std::time::Instant> {
+    fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
         let mut next = None;
         for lane in [Lane::Evaluation, Lane::Inspection] {
             let mut overdue = None;
@@ -286,36 +393,136 @@ impl Inner {
     fn finish(&self, running: Running, end: Result<Interrupt, bool>) {
         let interrupted = end.ok().or(running.interrupted);
         let success = end == Err(true);
+        if running.holds {
+            *self.held.lock() = Some(Held { until: Instant::now() + self.limits.lock().hold });
+        }
+        let refused = running.refused.map(|reason| Err(HoldError::Refused(reason)));
         match running.build {
             Build::Nothing => {}
             Build::Outcome(builder, reply) => {
-                let mut outcome = builder.finish(success, interrupted);
-                {
-                    let mut state = self.state.lock();
-                    state.last_error = outcome.result.as_ref().err().cloned();
-                    outcome.background = state.background.take().map(Clipped::from).unwrap_or_default();
-                    outcome.notices = std::mem::take(&mut state.notices);
-                }
-                reply(outcome);
+                reply(self.evaluated(*builder, success, interrupted, running.holds));
             }
+            Build::Resumed(builder, reply) => reply(refused.unwrap_or_else(|| {
+                Ok(if running.unchanged {
+                    // The restart's arguments or the code to return failed.
+                    self.evaluated_inside(*builder, success, interrupted)
+                } else {
+                    self.evaluated(*builder, success, interrupted, running.holds)
+                })
+            })),
+            Build::Inside(builder, reply) => {
+                reply(refused.unwrap_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted))));
+            }
+            Build::Locals(builder, reply) => {
+                reply(running_refusal(refused).map_or_else(|| Ok(builder.locals()), Err));
+            }
+            Build::Release(reply) => reply(running_refusal(refused).map_or(Ok(()), Err)),
             Build::Definitions(builder, reply) => reply(builder.definitions(success, interrupted)),
             Build::Symbol(builder, reply) => reply(builder.symbol(success, interrupted)),
             Build::Reset(builder, reply) => {
                 if success {
-                    *self.state.lock() = State::default();
+                    self.state.lock().reset();
                 }
                 reply(builder.reset(success, interrupted));
             }
         }
     }
+
+    /// The outcome of an evaluation, which sets the error state.
+    fn evaluated(&self, builder: OutcomeBuilder, success: bool, interrupted: Option<Interrupt>, held: bool) -> Outcome {
+        let mut outcome = builder.finish(success, interrupted);
+        outcome.held = held;
+        let mut state = self.state.lock();
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        state.last_error = outcome.result.as_ref().err().cloned();
+        tell(&mut state, &mut outcome);
+        outcome
+    }
+
+    /// The outcome of an evaluation inside a held one, which leaves the error state alone.
+    fn evaluated_inside(&self, builder: OutcomeBuilder, success: bool, interrupted: Option<Interrupt>) -> Outcome {
+        let mut outcome = builder.finish(success, interrupted);
+        let mut state = self.state.lock();
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        tell(&mut state, &mut outcome);
+        outcome
+    }
+
+    /// The next job of the evaluation lane. While an evaluation is held, that is one that concerns it, or its release.
+    fn next_evaluation(&self) -> Request {
+        let queue = &self.lanes[Lane::Evaluation as usize];
+        loop {
+            let held = *self.held.lock();
+            let Some(Held { until }) = held else {
+                let request = queue.pop(AWAKE);
+                if !request.job.kind.concerns_held() {
+                    return request;
+                }
+                refuse(request);
+                continue;
+            };
+            match queue.pop_until(until) {
+                Some(request) if request.job.kind.concerns_held() => {
+                    *self.held.lock() = None;
+                    return request;
+                }
+                Some(request) => {
+                    queue.push_front(request);
+                    return self.release("The evaluation that was held for debugging has been released.");
+                }
+                None => {
+                    return self
+                        .release("The evaluation that was held for debugging has been released: its time was up.");
+                }
+            }
+        }
+    }
+
+    /// A job that releases the held evaluation; the next answer says why.
+    fn release(&self, notice: &str) -> Request {
+        *self.held.lock() = None;
+        self.state.lock().notices.push(notice.to_owned());
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        Request {
+            job: Job { id, kind: JobKind::Release, text: Vec::new(), name: Vec::new() },
+            timeout: Some(RELEASE_TIMEOUT),
+            build: Build::Nothing,
+        }
+    }
+}
+
+fn running_refusal(refused: Option<Result<Outcome, HoldError>>) -> Option<HoldError> {
+    refused.and_then(Result::err)
+}
+
+/// Answers what concerns a held evaluation when there is none.
+fn refuse(request: Request) {
+    match request.build {
+        Build::Resumed(_, reply) | Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
+        Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
+        Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
+        _ => {}
+    }
+}
+
+/// Adds what waited for the next answer.
+fn tell(state: &mut State, outcome: &mut Outcome) {
+    outcome.background = state.background.take().map(Clipped::from).unwrap_or_default();
+    outcome.notices = std::mem::take(&mut state.notices);
 }
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
-        let awake = if lane == Lane::Evaluation { AWAKE } else { Duration::ZERO };
-        let mut request = self.lanes[lane as usize].pop(awake);
+        let mut request = match lane {
+            Lane::Evaluation => self.next_evaluation(),
+            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
+        };
         if lane != Lane::Control {
-            let deadline = request.timeout.map(|timeout| std::time::Instant::now() + timeout);
+            let deadline = request.timeout.map(|timeout| Instant::now() + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
             *self.running[lane as usize].lock() = Some(Running::new(request, deadline));
@@ -341,7 +548,19 @@ impl Host for Inner {
                     }
                     return false;
                 }
-                return running.build.event(event);
+                match event {
+                    Event::Held { unchanged } => {
+                        running.holds = true;
+                        running.unchanged = unchanged;
+                    }
+                    Event::Refused(reason) => running.refused = Some(reason.to_owned()),
+                    Event::Notice(text) => {
+                        drop(slot);
+                        self.state.lock().notices.push(text.to_owned());
+                    }
+                    event => return running.build.event(event),
+                }
+                return false;
             }
         }
         self.background(event);

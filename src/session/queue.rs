@@ -50,6 +50,25 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Waits for the first and takes it; `None` when nothing has come by `deadline`.
+    pub(super) fn pop_until(&self, deadline: Instant) -> Option<T> {
+        let mut items = self.items.lock();
+        loop {
+            if let Some(item) = items.pop_front() {
+                return Some(item);
+            }
+            if self.pushed.wait_until(&mut items, deadline).timed_out() {
+                return items.pop_front();
+            }
+        }
+    }
+
+    /// Puts back what was popped.
+    pub(super) fn push_front(&self, item: T) {
+        self.items.lock().push_front(item);
+        self.pushed.notify_one();
+    }
+
     /// Takes out the first that `matches`.
     pub(super) fn remove(&self, matches: impl FnMut(&T) -> bool) -> Option<T> {
         let mut items = self.items.lock();

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::builder::{InspectionBuilder, OutcomeBuilder};
 use super::{Reply, Request};
-use crate::error::InspectError;
+use crate::error::{HoldError, InspectError};
 use crate::image::{Event, Interrupt, Job, JobKind};
-use crate::outcome::{Definition, Outcome, SymbolDescription};
+use crate::outcome::{Definition, Local, Outcome, SymbolDescription};
 
 /// What events build up to, and who gets it.
 pub(super) enum Build {
@@ -14,6 +14,14 @@ pub(super) enum Build {
     Nothing,
     /// An evaluation.
     Outcome(Box<OutcomeBuilder>, Reply<Outcome>),
+    /// A held evaluation that goes on.
+    Resumed(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
+    /// An evaluation inside a held one.
+    Inside(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
+    /// frame-locals.
+    Locals(InspectionBuilder, Reply<Result<Vec<Local>, HoldError>>),
+    /// abort-evaluation.
+    Release(Reply<Result<(), HoldError>>),
     /// list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Vec<Definition>, InspectError>>),
     /// describe-symbol.
@@ -26,11 +34,13 @@ impl Build {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::Release(_) => false,
             Self::Outcome(builder, _) => builder.event(event),
-            Self::Definitions(builder, _) | Self::Symbol(builder, _) | Self::Reset(builder, _) => {
-                builder.event(event)
-            }
+            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.event(event),
+            Self::Definitions(builder, _)
+            | Self::Symbol(builder, _)
+            | Self::Locals(builder, _)
+            | Self::Reset(builder, _) => builder.event(event),
         }
     }
 }
@@ -43,11 +53,25 @@ pub(super) struct Running {
     pub(super) deadline: Option<Instant>,
     /// Why it was first interrupted.
     pub(super) interrupted: Option<Interrupt>,
+    /// When it is over, an evaluation is held.
+    pub(super) holds: bool,
+    /// It is held as it was before this job.
+    pub(super) unchanged: bool,
+    /// Why what was asked cannot be done.
+    pub(super) refused: Option<String>,
 }
 
 impl Running {
     pub(super) fn new(request: Request, deadline: Option<Instant>) -> Self {
-        Self { id: request.job.id, build: request.build, deadline, interrupted: None }
+        Self {
+            id: request.job.id,
+            build: request.build,
+            deadline,
+            interrupted: None,
+            holds: false,
+            unchanged: false,
+            refused: None,
+        }
     }
 }
 

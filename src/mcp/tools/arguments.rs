@@ -86,6 +86,11 @@ impl Arguments {
         whole.filter(|number| from.contains(number)).map(Some).ok_or_else(|| self.wrong(name, allowed, &value))
     }
 
+    /// Whatever it is.
+    pub(super) fn any(&mut self, name: &str) -> Option<Value> {
+        self.take(name)
+    }
+
     /// One of some words; the first one when it is not there.
     pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<T, Fault> {
         let Some(value) = self.take(name) else {

@@ -1,26 +1,29 @@
-//! describe-last-error and get-backtrace: the error state, which answers while an evaluation runs.
+//! describe-last-error, get-backtrace and error-history: the error state, which answers while an evaluation runs.
+
+use std::sync::Arc;
 
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
-use super::{Answer, Arguments, Reply, define, inspection};
-use crate::{Session, report};
+use super::{Answer, Arguments, Fault, Reply, define, inspection};
+use crate::{ErrorRecord, Session, report};
 
 pub(super) const DESCRIBE_NAME: &str = "describe-last-error";
 pub(super) const BACKTRACE_NAME: &str = "get-backtrace";
+pub(super) const HISTORY_NAME: &str = "error-history";
 
 /// Frames shown unless asked otherwise.
 const DEFAULT_FRAMES: u64 = 20;
 
-pub(super) fn tools() -> [Tool; 2] {
+pub(super) fn tools() -> [Tool; 3] {
     [
         define(
             DESCRIBE_NAME,
             "Describe last error",
             "Explain the error that the last failed evaluation ended with: condition type, message, time, the \
              restarts that were available, and the top 5 frames. Use it after an [ERROR], before guessing. It stays \
-             the same until an evaluation succeeds, which clears it.",
-            json!({}),
+             the same until an evaluation succeeds, which clears it; error-history has older ones.",
+            json!({"error-id": error_id()}),
             &[],
             inspection(),
         ),
@@ -36,20 +39,64 @@ pub(super) fn tools() -> [Tool; 2] {
                     "default": DEFAULT_FRAMES,
                     "description": "How many frames to show, from the point of the error outwards.",
                 },
+                "locals": {
+                    "type": "boolean",
+                    "default": false,
+                    "description": "Show the local variables under each frame.",
+                },
+                "error-id": error_id(),
             }),
+            &[],
+            inspection(),
+        ),
+        define(
+            HISTORY_NAME,
+            "Error history",
+            "List the last 20 errors of this session, newest first, with the identifiers that describe-last-error and \
+             get-backtrace take. A success clears the last error, not the history.",
+            json!({}),
             &[],
             inspection(),
         ),
     ]
 }
 
+fn error_id() -> serde_json::Value {
+    json!({
+        "type": "string",
+        "description": "Which error, as error-history names them: `E17`. Default: the last one.",
+    })
+}
+
+/// The error that the argument error-id names, or the last one.
+fn error(session: &Session, arguments: &mut Arguments) -> Result<Option<Arc<ErrorRecord>>, Fault> {
+    let Some(id) = arguments.optional_text("error-id")? else { return Ok(session.last_error()) };
+    let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
+    session.error(number).map(Some).ok_or_else(|| {
+        let known: Vec<_> = session.error_history().iter().map(|error| format!("E{}", error.id)).collect();
+        Fault::Value(if known.is_empty() {
+            format!("There is no error {id:?}: no errors in this session.")
+        } else {
+            format!("There is no error {id:?}. The history has: {}.", known.join(", "))
+        })
+    })
+}
+
 pub(super) fn describe(session: &Session, arguments: JsonObject) -> Answer {
-    Arguments::new(DESCRIBE_NAME, &[], 0, arguments)?;
-    Ok(Reply::new(report::last_error(session.last_error().as_deref())))
+    let mut arguments = Arguments::new(DESCRIBE_NAME, &["error-id"], 0, arguments)?;
+    Ok(Reply::new(report::last_error(error(session, &mut arguments)?.as_deref())))
 }
 
 pub(super) fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
-    let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames"], 0, arguments)?;
+    let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames", "locals", "error-id"], 0, arguments)?;
     let frames = arguments.whole("max-frames", 1.., "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
-    Ok(Reply::new(report::backtrace(session.last_error().as_deref(), frames)))
+    let locals = arguments.flag("locals")?;
+    let error = error(session, &mut arguments)?;
+    let show = if locals { report::backtrace_with_locals } else { report::backtrace };
+    Ok(Reply::new(show(error.as_deref(), frames)))
+}
+
+pub(super) fn history(session: &Session, arguments: JsonObject) -> Answer {
+    Arguments::new(HISTORY_NAME, &[], 0, arguments)?;
+    Ok(Reply::new(report::error_history(&session.error_history())))
 }

@@ -47,6 +47,12 @@ pub(super) fn tool() -> Tool {
                 "default": false,
                 "description": "Add a line with real, run and GC time and the bytes allocated.",
             },
+            "on-error": {
+                "type": "string",
+                "enum": ["abort", "debug"],
+                "default": "abort",
+                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools.",
+            },
         }),
         &["code"],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
@@ -59,11 +65,13 @@ pub(super) async fn call(
     arguments: JsonObject,
     context: &RequestContext<RoleServer>,
 ) -> Answer {
-    let mut arguments = Arguments::new(NAME, &["code", "package", "timeout", "capture-time"], 1, arguments)?;
+    let mut arguments =
+        Arguments::new(NAME, &["code", "package", "timeout", "capture-time", "on-error"], 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
+    evaluation.hold = arguments.choice("on-error", &[("abort", false), ("debug", true)])?;
 
     // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
     let counted = Counted::new(unanswered);

@@ -1,6 +1,7 @@
 //! The tools: one small file a family, each with its definitions and its calls.
 
 mod arguments;
+mod debugger;
 mod definitions;
 mod errors;
 mod evaluate;
@@ -67,6 +68,7 @@ type Answer = Result<Reply, Fault>;
 pub(super) fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate::tool()];
     tools.extend(errors::tools());
+    tools.extend(debugger::tools());
     tools.extend([definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
     tools
 }
@@ -83,6 +85,13 @@ pub(super) async fn call(
         evaluate::NAME => evaluate::call(session, &desk.unanswered, arguments, context).await,
         errors::DESCRIBE_NAME => errors::describe(session, arguments),
         errors::BACKTRACE_NAME => errors::backtrace(session, arguments),
+        errors::HISTORY_NAME => errors::history(session, arguments),
+        debugger::RESTART
+        | debugger::LOCALS
+        | debugger::EVAL
+        | debugger::RETURN
+        | debugger::AGAIN
+        | debugger::ABORT => debugger::call(session, name, arguments, context).await,
         definitions::NAME => definitions::call(session, arguments, context).await,
         symbol::NAME => symbol::call(session, arguments, context).await,
         reset::NAME => reset::call(session, arguments, context).await,

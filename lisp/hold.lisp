@@ -1,0 +1,202 @@
+;;;; A failed evaluation held where it failed: looking at its frames, changing things, and going on.
+
+(in-package "SBCL-HOST")
+
+(defvar *held-condition* nil
+  "The condition of the evaluation that is held.")
+(defvar *held-frames* '()
+  "Its frames, as USER-FRAMES returns them.")
+
+(defun refuse (control &rest arguments)
+  "Push why what was asked cannot be done, a format CONTROL with ARGUMENTS, and return NIL."
+  (event *job-id* (event-code :refused) 0
+         (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
+  nil)
+
+(defmacro with-hold (() &body body)
+  "Evaluate BODY so that nothing of the held evaluation's can end the hold: neither its handlers, nor its timers, whose
+conditions are continued."
+  `(let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+         (*debugger-hook* nil)
+         (sb-debug:*stack-top-hint* nil)
+         (sb-kernel::*current-error-depth* 0)
+         (*break-on-signals* nil)
+         (sb-impl::*deadline* nil)
+         (*on-debugger* (lambda (condition)
+                          (let ((restart (find-restart 'continue condition)))
+                            (if restart
+                                (invoke-restart restart)
+                                (throw 'next-command nil))))))
+     (with-interrupts ,@body)))
+
+(defun hold (condition frames)
+  "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
+release it."
+  (event *job-id* (event-code :held))
+  (mapc #'flush-host-stream *job-streams*)
+  (done nil)
+  (let ((*held-condition* condition)
+        (*held-frames* frames))
+    (loop
+      (let ((job (catch 'next-command
+                   (with-hold () (or (next-job +evaluation-lane+) :end)))))
+        (when job
+          (unless (eq job :end)
+            (change-job (job-id job)))
+          (when (or (eq job :end) (eql (job-kind job) (job-code :release)))
+            (setf *hold-errors* nil)
+            (return))
+          (multiple-value-bind (success resume)
+              (catch 'next-command
+                (with-hold () (held-command job)))
+            ;; What makes the evaluation go on does so under its own handlers again.
+            (when resume
+              (funcall (the function resume)))
+            (event *job-id* (event-code :held) 1)
+            (done success)))))))
+
+(defun held-command (job)
+  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on."
+  (let ((kind (job-kind job)))
+    (cond ((eql kind (job-code :invoke-restart)) (restart-command job))
+          ((eql kind (job-code :frame-locals)) (locals-command job))
+          ((eql kind (job-code :eval-in-frame)) (eval-command job))
+          ((eql kind (job-code :return-from-frame)) (return-command job))
+          ((eql kind (job-code :restart-frame)) (restart-frame-command job))
+          (t (refuse "This cannot be asked of a held evaluation.")))))
+
+;;; Restarts
+
+(defun held-restarts ()
+  "Return the restarts of the held condition, as PUSH-RESTARTS numbers them from 1."
+  (remove-if (lambda (restart) (member restart *outer-restarts* :test #'eq))
+             (compute-restarts *held-condition*)))
+
+(defun find-held-restart (number name)
+  "Return the restart NUMBER, or when that is 0 the first one called NAME; or refuse."
+  (let ((restarts (held-restarts)))
+    (or (if (plusp number)
+            (nth (1- number) restarts)
+            (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
+        (refuse "There is no restart ~A. There are: ~{~A~^, ~}."
+                (if (plusp number) number name)
+                (loop for restart in restarts
+                      for index from 1
+                      collect (format nil "~D ~A" index (restart-name restart)))))))
+
+(defun evaluate-arguments (text frame)
+  "Return a list of the values of the expressions in TEXT, evaluated in FRAME, or globally when that is NIL. The second
+value is true unless one failed, which has been pushed as an error."
+  (call-until-abandoned
+   (lambda ()
+     (let ((*hold-errors* nil)
+           (*code* text)
+           (*form-number* 0)
+           (stream (make-string-input-stream text)))
+       (loop for form = (read-form stream stream (whitespace-end stream))
+             until (eq form stream)
+             collect (with-boundary ()
+                       (if frame
+                           (sb-di:eval-in-frame frame form)
+                           (eval form))))))))
+
+(defun restart-command (job)
+  "Invoke a restart."
+  (let ((restart (find-held-restart (job-argument job) (job-name job))))
+    (when restart
+      (multiple-value-bind (arguments success) (evaluate-arguments (job-text job) nil)
+        (values success
+                (when success
+                  (lambda () (apply #'invoke-restart restart arguments))))))))
+
+;;; Frames
+
+(defun find-held-frame (number)
+  "Return the frame NUMBER of the held evaluation, or refuse."
+  (or (cdr (assoc number *held-frames*))
+      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D, as get-backtrace shows them."
+              number (or (car (car (last *held-frames*))) 0))))
+
+(defun locals-command (job)
+  "Push the local variables of a frame."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when frame
+      (with-inspection-syntax ()
+        (let ((*package* (current-package)))
+          (loop for (symbol validity value) in (guarded (locals frame) (failure) '())
+                do (push-local (event-code :local) (event-code :local-text) symbol validity value))))
+      t)))
+
+(defun frame-has-variables-p (frame)
+  "True when code can be evaluated with FRAME's variables visible."
+  (and (not (bogus-frame-p frame))
+       (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)))
+
+(defun evaluate-in-frame (text frame)
+  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Return a list of the last
+one's values, and true unless it failed."
+  (unless (frame-has-variables-p frame)
+    (event *job-id* (event-code :notice) 0
+           "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+  (call-with-recorded-warnings
+   (lambda ()
+     (call-until-abandoned
+      (lambda ()
+        (let ((*hold-errors* nil)
+              (*code* text)
+              (*form-number* 0)
+              (stream (make-string-input-stream text))
+              (values '()))
+          (loop
+            (let ((form (read-form stream stream (whitespace-end stream))))
+              (when (eq form stream)
+                (return values))
+              (incf *form-number*)
+              (setf values
+                    (multiple-value-list
+                     (with-boundary ()
+                       (if (frame-has-variables-p frame)
+                           (sb-di:eval-in-frame frame form)
+                           (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))))))))))
+
+(defun eval-command (job)
+  "Evaluate code in a frame and push its values."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when frame
+      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+        (and success
+             (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
+
+(defun unwindable-p (frame number)
+  "True when the evaluation can go on from FRAME; else refuse."
+  (or (and (not (bogus-frame-p frame))
+           (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
+      (refuse "SBCL cannot unwind to frame ~D: it was compiled without what that needs." number)))
+
+(defun return-command (job)
+  "Return values from a frame."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when (and frame (unwindable-p frame (job-argument job)))
+      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+        (values success
+                (when success
+                  (lambda ()
+                    (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values))))))))))
+
+(defun restart-frame-command (job)
+  "Call a frame's function again with the same arguments."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when (and frame (unwindable-p frame (job-argument job)))
+      (multiple-value-bind (name arguments) (sb-debug::frame-call frame)
+        (cond ((not (and (sb-int:legal-fun-name-p name) (fboundp name)))
+               (refuse "Frame ~D is of ~S, which has no global name to call again." (job-argument job) name))
+              ((or (not (listp arguments)) (some #'sb-debug::unprintable-object-p arguments))
+               (refuse "SBCL no longer has all the arguments of frame ~D." (job-argument job)))
+              (t
+               (let ((function (fdefinition name)))
+                 (values t
+                         (lambda ()
+                           (sb-debug:unwind-to-frame-and-call frame
+                                                              (lambda ()
+                                                                (declare (optimize (debug 0)))
+                                                                (apply function arguments))))))))))))

@@ -1,0 +1,171 @@
+//! The tools for an evaluation that is held where it failed.
+
+use rmcp::RoleServer;
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::wait::wait;
+use super::{Answer, Arguments, Fault, Reply, define, inspection};
+
+use crate::{HoldError, JobId, Outcome, RestartDesignator, Session, report};
+
+pub(super) const RESTART: &str = "invoke-restart";
+pub(super) const LOCALS: &str = "frame-locals";
+pub(super) const EVAL: &str = "eval-in-frame";
+pub(super) const RETURN: &str = "return-from-frame";
+pub(super) const AGAIN: &str = "restart-frame";
+pub(super) const ABORT: &str = "abort-evaluation";
+
+pub(super) fn tools() -> [Tool; 6] {
+    let acts = || ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true);
+    let frame = || {
+        json!({
+            "type": "integer",
+            "minimum": 0,
+            "description": "The frame's number, as in get-backtrace.",
+        })
+    };
+    let code = || json!({"type": "string", "description": "Lisp code; the frame's local variables are visible."});
+    [
+        define(
+            RESTART,
+            "Invoke restart",
+            "Make the evaluation that is held (on-error \"debug\") go on by one of its restarts, and answer what it \
+             then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
+             eval-in-frame, then CONTINUE or RETRY.",
+            json!({
+                "restart": {
+                    "type": ["integer", "string"],
+                    "description": "Its number in the report, or its name.",
+                },
+                "values": {
+                    "type": "string",
+                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
+                },
+            }),
+            &["restart"],
+            acts(),
+        ),
+        define(
+            LOCALS,
+            "Frame locals",
+            "Show the local variables of a frame of the evaluation that is held.",
+            json!({"frame": frame()}),
+            &["frame"],
+            inspection(),
+        ),
+        define(
+            EVAL,
+            "Evaluate in frame",
+            "Evaluate code inside a frame of the evaluation that is held, with its local variables visible: look at \
+             them, change them, or define what was missing. An error in it does not lose the held evaluation.",
+            json!({"frame": frame(), "code": code()}),
+            &["frame", "code"],
+            acts(),
+        ),
+        define(
+            RETURN,
+            "Return from frame",
+            "Make the evaluation that is held go on as if a frame had returned the values of this code.",
+            json!({"frame": frame(), "code": code()}),
+            &["frame", "code"],
+            acts(),
+        ),
+        define(
+            AGAIN,
+            "Restart frame",
+            "Make the evaluation that is held go on by calling a frame's function again with the same arguments, for \
+             instance after redefining it.",
+            json!({"frame": frame()}),
+            &["frame"],
+            acts(),
+        ),
+        define(
+            ABORT,
+            "Abort evaluation",
+            "Give up the evaluation that is held: it is unwound, its cleanup forms run.",
+            json!({}),
+            &[],
+            acts(),
+        ),
+    ]
+}
+
+pub(super) async fn call(
+    session: &Session,
+    name: &str,
+    arguments: JsonObject,
+    context: &RequestContext<RoleServer>,
+) -> Answer {
+    match name {
+        RESTART => {
+            let mut arguments = Arguments::new(RESTART, &["restart", "values"], 1, arguments)?;
+            let restart = designator(arguments.any("restart"))?;
+            let values = arguments.optional_text("values")?.unwrap_or_default();
+            resume(session, context, |reply| session.invoke_restart(&restart, &values, reply)).await
+        }
+        LOCALS => {
+            let mut arguments = Arguments::new(LOCALS, &["frame"], 1, arguments)?;
+            let frame = frame(&mut arguments)?;
+            let (answer, reply) = oneshot::channel();
+            let job = session.frame_locals(frame, move |locals| drop(answer.send(locals)));
+            let locals = wait(context, reply, || session.cancel(job)).await??;
+            Ok(Reply::new(report::locals(&locals)))
+        }
+        EVAL => {
+            let mut arguments = Arguments::new(EVAL, &["frame", "code"], 2, arguments)?;
+            let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
+            resume(session, context, |reply| session.eval_in_frame(frame, &code, reply)).await
+        }
+        RETURN => {
+            let mut arguments = Arguments::new(RETURN, &["frame", "code"], 2, arguments)?;
+            let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
+            resume(session, context, |reply| session.return_from_frame(frame, &code, reply)).await
+        }
+        AGAIN => {
+            let mut arguments = Arguments::new(AGAIN, &["frame"], 1, arguments)?;
+            let frame = frame(&mut arguments)?;
+            resume(session, context, |reply| session.restart_frame(frame, reply)).await
+        }
+        _ => {
+            Arguments::new(ABORT, &[], 0, arguments)?;
+            let (answer, reply) = oneshot::channel();
+            let job = session.abort_held(move |result| drop(answer.send(result)));
+            wait(context, reply, || session.cancel(job)).await??;
+            Ok(Reply::new("Evaluation aborted.".to_owned()))
+        }
+    }
+}
+
+type OutcomeReply = Box<dyn FnOnce(Result<Outcome, HoldError>) + Send>;
+
+/// Submits what evaluates, and reports its outcome.
+async fn resume(
+    session: &Session,
+    context: &RequestContext<RoleServer>,
+    submit: impl FnOnce(OutcomeReply) -> JobId,
+) -> Answer {
+    let (answer, reply) = oneshot::channel();
+    let job = submit(Box::new(move |outcome| drop(answer.send(outcome))));
+    let outcome = wait(context, reply, || session.cancel(job)).await??;
+    Ok(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() })
+}
+
+fn frame(arguments: &mut Arguments) -> Result<u64, Fault> {
+    Ok(arguments.whole("frame", 0.., "a frame's number, from 0")?.unwrap_or_default())
+}
+
+fn designator(value: Option<Value>) -> Result<RestartDesignator, Fault> {
+    match value {
+        Some(Value::String(name)) => Ok(name.parse().map_or(RestartDesignator::Name(name), RestartDesignator::Number)),
+        Some(Value::Number(number)) if number.as_u64().is_some_and(|number| number > 0) => {
+            Ok(RestartDesignator::Number(number.as_u64().unwrap_or_default()))
+        }
+        other => Err(Fault::Value(format!(
+            "{RESTART}: restart must be a number from 1, or a name, not {}.",
+            other.unwrap_or_default()
+        ))),
+    }
+}
