@@ -154,6 +154,7 @@ fn shown(error: &ErrorRecord) -> String {
 fn each_way_to_call_is_shown() {
     let lisp = fresh();
     for link in LINKS {
+        lisp.reset();
         let (code, expected) = chain("single-", &[link, link]);
         let error = lisp.error(&code);
         assert_eq!(difference(&error, "single-", &expected), None, "{link:?}\n{code}\n{}", shown(&error));
@@ -166,6 +167,7 @@ fn each_way_to_call_after_each_other_is_shown() {
     let lisp = fresh();
     for first in LINKS {
         for second in LINKS {
+            lisp.reset();
             let (code, expected) = chain("pair-", &[first, second]);
             let error = lisp.error(&code);
             assert_eq!(difference(&error, "pair-", &expected), None, "{first:?} {second:?}\n{code}\n{}", shown(&error));
@@ -179,6 +181,7 @@ fn random_chains_are_shown() {
     let config = Config { cases: 60, max_shrink_iters: 200, failure_persistence: None, ..Config::default() };
     let links = prop::collection::vec(prop::sample::select(LINKS.to_vec()), 1..25);
     let result = TestRunner::new(config).run(&links, |links| {
+        lisp.reset();
         let (code, expected) = chain("random-", &links);
         let outcome = lisp.eval(&code);
         let error = outcome.result.expect_err("the chain ends in an error");

@@ -796,10 +796,10 @@ fn reads_from_standard_input_meet_the_end_of_file() {
 fn capture_time_adds_a_last_line() {
     let lisp = fresh();
     let outcome =
-        lisp.run(Evaluation { capture_time: true, ..Evaluation::new("(make-list 1000) (sleep 0.02) :slept") });
+        lisp.run(Evaluation { capture_time: true, ..Evaluation::new("(make-array 1000000) (sleep 0.02) :slept") });
     let timing = outcome.timing.expect("timing was asked for");
     assert!(timing.real_ms >= 20, "{timing:?}");
-    assert!(timing.bytes_consed >= 16_000, "{timing:?}");
+    assert!(timing.bytes_consed >= 8_000_000, "{timing:?}");
     let text = report::evaluation(&outcome);
     let expected = format!(
         "=> :SLEPT\n; Timing: {}ms real, {}ms run, {}ms GC, {} bytes consed",
@@ -923,7 +923,8 @@ fn invoking_abort_ends_the_evaluation_and_not_the_process() {
 #[test]
 fn the_restarts_of_the_form_can_be_had_as_values() {
     let lisp = fresh();
-    assert_eq!(lisp.value("(mapcar #'restart-name (compute-restarts))"), "(RETRY ABORT)");
+    let names = "(loop for restart in (compute-restarts) repeat 2 collect (symbol-name (restart-name restart)))";
+    assert_eq!(lisp.value(names), "(\"RETRY\" \"ABORT\")");
     let shown = lisp.value("(compute-restarts)");
     assert!(shown.matches("#<RESTART").count() >= 2, "{shown}");
     assert_eq!(lisp.value("(+ 1 2)"), "3");
@@ -933,7 +934,7 @@ fn the_restarts_of_the_form_can_be_had_as_values() {
 fn invoking_retry_evaluates_the_form_again() {
     let lisp = fresh();
     lisp.values("(defvar *tries* 0)");
-    assert_eq!(lisp.value("(if (< (incf *tries*) 3) (invoke-restart 'retry) (list :tries *tries*))"), "(:TRIES 3)");
+    assert_eq!(lisp.value("(if (< (incf *tries*) 3) (invoke-restart (find \"RETRY\" (compute-restarts) :key #'restart-name :test #'string=)) (list :tries *tries*))"), "(:TRIES 3)");
 }
 
 #[test]
