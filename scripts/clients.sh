@@ -10,15 +10,16 @@ export PYTHONDONTWRITEBYTECODE=1
 tests=$PWD/tests/clients
 
 # environment NAME REQUIREMENTS: a virtual environment with exactly these packages; prints where.
+# Chained with &&, since `set -e` does not reach into $(...).
 environment() {
     local directory=$target/clients/$1 requirements=$2
     # The interpreter is asked too: a moved or half-made environment has none that works.
     if ! cmp -s "$requirements" "$directory/installed.txt" || ! "$directory/bin/python" -c '' 2>/dev/null; then
         echo "clients: installing $1" >&2
-        rm -rf "$directory"
-        python3 -m venv "$directory" >&2
-        "$directory/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements" >&2
-        cp "$requirements" "$directory/installed.txt"
+        rm -rf "$directory" &&
+            python3 -m venv "$directory" >&2 &&
+            "$directory/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements" >&2 &&
+            cp "$requirements" "$directory/installed.txt" || return 1
     fi
     echo "$directory"
 }
@@ -39,7 +40,9 @@ node_serves() {
 
 typescript_clients() {
     if ! node_serves; then
-        PATH=$(environment node "$tests/typescript/node.txt")/bin:$PATH
+        local node
+        node=$(environment node "$tests/typescript/node.txt")
+        PATH=$node/bin:$PATH
     fi
     local modules=$tests/typescript/node_modules lock=$tests/typescript/package-lock.json
     if ! cmp -s "$lock" "$modules/.installed.json"; then
