@@ -140,8 +140,7 @@ fn difference(error: &ErrorRecord, prefix: &str, expected: &[String]) -> Option<
     }
     let upper = prefix.to_uppercase();
     let own = |name: &str| name.starts_with(&upper);
-    let counted =
-        error.frames.iter().filter(|frame| frame.call.strip_prefix('(').is_some_and(|call| own(call))).count();
+    let counted = error.frames.iter().filter(|frame| frame.call.strip_prefix('(').is_some_and(&own)).count();
     let called = expected.iter().filter(|name| own(name)).count();
     (counted != called).then(|| format!("{counted} frames of the chain's functions, {called} were called"))
 }
