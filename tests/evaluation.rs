@@ -779,7 +779,8 @@ fn every_start_has_its_own_random_state() {
             .args(["--exact", "a_random_number", "--nocapture"])
             .output()
             .expect("the test's own program runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // The image takes the standard output for itself: what is printed after its start is on the standard error.
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         let number =
             text.lines().find_map(|line| line.split_once("random: ")).map(|(_, number)| number.trim().to_owned());
         number.unwrap_or_else(|| panic!("no number in {text}"))
@@ -1666,7 +1667,12 @@ fn edge_multiple_sequential_errors() {
 #[test]
 fn edge_errors_with_empty_messages_use_default_text() {
     let lisp = fresh();
-    for code in ["(error \"\")", "(define-condition quiet (error) () (:report \"\")) (error 'quiet)"] {
+    for code in [
+        "(error \"\")",
+        "(error \"~%\")",
+        "(error \"  \")",
+        "(define-condition quiet (error) () (:report \"\")) (error 'quiet)",
+    ] {
         let outcome = lisp.eval(code);
         let parsed = check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
         assert_eq!(parsed.message, "(no message)", "{code}");
