@@ -43,10 +43,7 @@ fn recipe() -> Recipe {
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let fallback_cache = PathBuf::from(variable("OUT_DIR")).join("sbcl-core");
     Recipe {
-        target: Platform {
-            arch: variable("CARGO_CFG_TARGET_ARCH"),
-            os: variable("CARGO_CFG_TARGET_OS"),
-        },
+        target: Platform { arch: variable("CARGO_CFG_TARGET_ARCH"), os: variable("CARGO_CFG_TARGET_OS") },
         settings: Settings::from_environment(&fallback_cache),
         progress: Progress::terminal(),
         ..Recipe::in_checkout(&root)

@@ -33,12 +33,7 @@ pub(crate) const NAME: &str = "sbcl.core";
 const KEPT: usize = 5;
 
 /// Finds the core in the cache or saves it.
-pub(crate) fn build(
-    cache: &Cache,
-    sbcl: &Sbcl,
-    lisp: &Path,
-    progress: &Progress,
-) -> Result<PathBuf, Error> {
+pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<PathBuf, Error> {
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
@@ -46,10 +41,7 @@ pub(crate) fn build(
         .files(lisp, &inputs(lisp)?)?
         .finish();
     let directory = cache.stage("core", &key, progress, |work| {
-        progress.say(format_args!(
-            "saving the core; log: {}",
-            work.log.path().display()
-        ));
+        progress.say(format_args!("saving the core; log: {}", work.log.path().display()));
         make(sbcl, lisp, work)
     })?;
     cache.prune("core", KEPT);
@@ -59,10 +51,7 @@ pub(crate) fn build(
 /// The files of the Lisp side.
 pub(crate) fn inputs(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
-    Ok(names
-        .into_iter()
-        .filter(|name| files::has_extension(name, &["lisp", "asd"]))
-        .collect())
+    Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd"])).collect())
 }
 
 fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {
@@ -75,16 +64,8 @@ fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {
     let mut command = process::bare(&sbcl.program().to_string_lossy());
     command.arg("--core").arg(sbcl.core());
     command.args(["--noinform", "--dynamic-space-size", HEAP_MEGABYTES]);
-    command.args([
-        "--no-sysinit",
-        "--no-userinit",
-        "--non-interactive",
-        "--disable-debugger",
-        "--load",
-    ]);
-    command
-        .arg(lisp.join(BUILD_FILE))
-        .current_dir(&work.scratch);
+    command.args(["--no-sysinit", "--no-userinit", "--non-interactive", "--disable-debugger", "--load"]);
+    command.arg(lisp.join(BUILD_FILE)).current_dir(&work.scratch);
     // The builder's home would bring the builder's own Lisp configuration into the core.
     command.env("HOME", &home).env("SBCL_HOME", sbcl.home());
     command.env(OUTPUT, &output).env(FASLS, &fasls);
@@ -93,10 +74,6 @@ fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {
         Ok(())
     } else {
         let (step, log) = (step.to_owned(), work.log.path().to_owned());
-        Err(Error::NotMade {
-            step,
-            file: output,
-            log,
-        })
+        Err(Error::NotMade { step, file: output, log })
     }
 }

@@ -65,9 +65,7 @@ pub enum Error {
     },
 
     /// The C compiler is there and does not work.
-    #[error(
-        "the C compiler `{compiler}` cannot build a program that includes <stdio.h>:\n{output}\n{help}"
-    )]
+    #[error("the C compiler `{compiler}` cannot build a program that includes <stdio.h>:\n{output}\n{help}")]
     BrokenCompiler {
         /// The compiler's command.
         compiler: String,
@@ -149,10 +147,6 @@ pub(crate) trait IoContext<T> {
 
 impl<T> IoContext<T> for std::io::Result<T> {
     fn doing(self, action: &'static str, path: &Path) -> Result<T, Error> {
-        self.map_err(|source| Error::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        })
+        self.map_err(|source| Error::Io { action, path: path.to_owned(), source })
     }
 }

@@ -6,10 +6,7 @@ use crate::error::{Error, IoContext};
 
 /// The files under a directory, as sorted names relative to it. `wanted` sees each name, a directory's too, and
 /// prunes what it refuses. Symbolic links are followed, those that lead nowhere are left out.
-pub(crate) fn list(
-    directory: &Path,
-    wanted: impl Fn(&Path) -> bool,
-) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn list(directory: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, Error> {
     let mut names = Vec::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(folder) = pending.pop() {
@@ -60,8 +57,7 @@ pub(crate) fn is_program(name: &str) -> bool {
 #[cfg(unix)]
 fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::metadata(path)
-        .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    std::fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(not(unix))]

@@ -73,10 +73,7 @@ pub(crate) fn file_sha256(path: &Path) -> Result<String, Error> {
 
 /// One digest for all files under a directory, names and contents.
 pub(crate) fn directory_digest(directory: &Path, names: &[PathBuf]) -> Result<String, Error> {
-    Ok(KeyBuilder::new("directory")
-        .files(directory, names)?
-        .finish()
-        .to_string())
+    Ok(KeyBuilder::new("directory").files(directory, names)?.finish().to_string())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -102,10 +99,7 @@ mod tests {
         let path = directory.join("a");
         let key = |name: &str| {
             let names = [PathBuf::from(name)];
-            KeyBuilder::new("s")
-                .files(&directory, &names)
-                .unwrap()
-                .finish()
+            KeyBuilder::new("s").files(&directory, &names).unwrap().finish()
         };
         std::fs::write(&path, "one").unwrap();
         std::fs::write(directory.join("b"), "one").unwrap();
@@ -120,9 +114,6 @@ mod tests {
         let directory = Scratch::new("sha");
         let path = directory.join("abc");
         std::fs::write(&path, "abc").unwrap();
-        assert_eq!(
-            file_sha256(&path).unwrap(),
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
+        assert_eq!(file_sha256(&path).unwrap(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 }

@@ -56,44 +56,26 @@ pub(crate) fn build(
 /// The headers that the shim can include.
 pub(crate) fn headers(include: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(include, |_| true)?;
-    Ok(names
-        .into_iter()
-        .filter(|name| files::has_extension(name, &["h"]))
-        .collect())
+    Ok(names.into_iter().filter(|name| files::has_extension(name, &["h"])).collect())
 }
 
-fn make(
-    sbcl: &Sbcl,
-    shim: Shim<'_>,
-    toolchain: &Toolchain,
-    platform: &Platform,
-    work: &Work<'_>,
-) -> Result<(), Error> {
+fn make(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, platform: &Platform, work: &Work<'_>) -> Result<(), Error> {
     let runtime = sbcl.runtime();
     let flags = Flags::read(&runtime.join("sbcl.mk"))?;
     let object = work.scratch.join("shim.o");
     // As SBCL's own makefile compiles a file of its shared library, so that the shim sees the same structures.
     let mut compile = toolchain.compile();
-    compile
-        .args(["-fPIC", "-c", "-I"])
-        .arg(&runtime)
-        .arg("-I")
-        .arg(shim.include);
+    compile.args(["-fPIC", "-c", "-I"]).arg(&runtime).arg("-I").arg(shim.include);
     compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
     compile.arg(shim.source).arg("-o").arg(&object);
-    work.log
-        .run("compiling the shim", &mut compile, work.progress)?;
+    work.log.run("compiling the shim", &mut compile, work.progress)?;
 
     let name = platform.library_name();
     let debug = work.result.join("debug");
     std::fs::create_dir(&debug).doing("making", &debug)?;
     let library = debug.join(name);
     let mut link = toolchain.compile();
-    link.arg("-shared")
-        .arg("-o")
-        .arg(&library)
-        .args(sbcl.objects()?)
-        .arg(&object);
+    link.arg("-shared").arg("-o").arg(&library).args(sbcl.objects()?).arg(&object);
     if !platform.is_macos() {
         // The shim says where SBCL looks for an embedded core.
         link.arg("-Wl,--wrap=os_get_runtime_executable_path");
@@ -103,11 +85,7 @@ fn make(
 
     // On macOS a full strip would take the exported names too.
     let mut strip = process::bare("strip");
-    strip.arg(if platform.is_macos() {
-        "-x"
-    } else {
-        "--strip-unneeded"
-    });
+    strip.arg(if platform.is_macos() { "-x" } else { "--strip-unneeded" });
     strip.arg("-o").arg(work.result.join(name)).arg(&library);
     work.log.run("stripping libsbcl", &mut strip, work.progress)
 }
@@ -123,19 +101,11 @@ impl Flags {
 
     fn parse(text: &str) -> Self {
         let lines = text.lines().filter_map(|line| line.split_once('='));
-        Self(
-            lines
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-        )
+        Self(lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
     fn words(&self, name: &str) -> impl Iterator<Item = &str> {
-        self.0
-            .get(name)
-            .map(String::as_str)
-            .unwrap_or_default()
-            .split_whitespace()
+        self.0.get(name).map(String::as_str).unwrap_or_default().split_whitespace()
     }
 }
 
@@ -146,10 +116,7 @@ mod tests {
     #[test]
     fn flags_are_those_that_sbcl_was_built_with() {
         let flags = Flags::parse("CC=cc\nCFLAGS=-g -DX=1  -O3\nLIBS=-ldl -lm\n");
-        assert_eq!(
-            flags.words("CFLAGS").collect::<Vec<_>>(),
-            ["-g", "-DX=1", "-O3"]
-        );
+        assert_eq!(flags.words("CFLAGS").collect::<Vec<_>>(), ["-g", "-DX=1", "-O3"]);
         assert_eq!(flags.words("LIBS").collect::<Vec<_>>(), ["-ldl", "-lm"]);
         assert_eq!(flags.words("ABSENT").count(), 0);
     }

@@ -21,7 +21,6 @@ fn main() -> ExitCode {
 /// The checkout that this crate is a directory of: cargo says where when it runs this program.
 fn checkout() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
-    let manifest =
-        manifest.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let manifest = manifest.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map(Path::to_owned).unwrap_or(manifest)
 }

@@ -10,10 +10,7 @@ pub const GIT_TAG: &str = "sbcl-2.6.4";
 pub const GIT_COMMIT: &str = "1a0e4afd51c0d6e5c608ddae7fd154e2b5045619";
 
 /// Upstream's git repository, then its mirror.
-pub const GIT_REMOTES: [&str; 2] = [
-    "git://git.code.sf.net/p/sbcl/sbcl",
-    "https://github.com/sbcl/sbcl",
-];
+pub const GIT_REMOTES: [&str; 2] = ["git://git.code.sf.net/p/sbcl/sbcl", "https://github.com/sbcl/sbcl"];
 
 /// The same source as an archive of Debian's.
 pub const ARCHIVE: &str = "sbcl_2.6.4.orig.tar.xz";

@@ -15,10 +15,7 @@ impl Platform {
     /// The machine that this code runs on.
     #[must_use]
     pub fn host() -> Self {
-        Self {
-            arch: std::env::consts::ARCH.to_owned(),
-            os: std::env::consts::OS.to_owned(),
-        }
+        Self { arch: std::env::consts::ARCH.to_owned(), os: std::env::consts::OS.to_owned() }
     }
 
     /// Whether this is the machine that this code runs on. SBCL is only built for that one.
@@ -35,11 +32,7 @@ impl Platform {
     /// What the shared library is called here.
     #[must_use]
     pub fn library_name(&self) -> &'static str {
-        if self.is_macos() {
-            "libsbcl.dylib"
-        } else {
-            "libsbcl.so"
-        }
+        if self.is_macos() { "libsbcl.dylib" } else { "libsbcl.so" }
     }
 }
 

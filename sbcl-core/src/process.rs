@@ -18,17 +18,8 @@ const LINES_SHOWN: usize = 120;
 const SIGN_OF_LIFE: Duration = Duration::from_secs(20);
 
 /// What is left of the environment for a step. Everything else could change a result without changing its key.
-const KEPT_VARIABLES: [&str; 9] = [
-    "PATH",
-    "HOME",
-    "USER",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "LIBRARY_PATH",
-    "CPATH",
-    "SDKROOT",
-    "DEVELOPER_DIR",
-];
+const KEPT_VARIABLES: [&str; 9] =
+    ["PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "SDKROOT", "DEVELOPER_DIR"];
 
 /// A command with a bare environment and nothing to read.
 pub(crate) fn bare(program: &str) -> Command {
@@ -63,12 +54,7 @@ impl Log {
 
     /// Runs a command to its end, everything it prints into the log. Lines that start with `//`, as SBCL's build
     /// marks its phases, are shown as progress. A failure carries the last lines.
-    pub(crate) fn run(
-        &self,
-        step: &str,
-        command: &mut Command,
-        progress: &Progress,
-    ) -> Result<(), Error> {
+    pub(crate) fn run(&self, step: &str, command: &mut Command, progress: &Progress) -> Result<(), Error> {
         let path = self.path();
         let failed = |status: String, output: String| Error::Step {
             step: step.to_owned(),
@@ -89,10 +75,7 @@ impl Log {
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-                if sender
-                    .send(String::from_utf8_lossy(&line).into_owned())
-                    .is_err()
-                {
+                if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                     break;
                 }
             }
@@ -118,11 +101,7 @@ impl Log {
             }
         }
         let status = child.wait().doing("waiting for a program of", path)?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(failed(status.to_string(), Vec::from(last).join("\n")))
-        }
+        if status.success() { Ok(()) } else { Err(failed(status.to_string(), Vec::from(last).join("\n"))) }
     }
 }
 
@@ -130,11 +109,7 @@ impl Log {
 pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
     let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let errors = writer.try_clone().map_err(|error| error.to_string())?;
-    let spawned = command
-        .stdin(Stdio::null())
-        .stdout(writer)
-        .stderr(errors)
-        .spawn();
+    let spawned = command.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn();
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = spawned.map_err(|error| error.to_string())?;
     let (sender, text) = mpsc::channel();
@@ -157,9 +132,7 @@ pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<St
         }
     };
     // A helper that outlives the command may hold the pipe open: what it prints is not waited for.
-    let text = text
-        .recv_timeout(Duration::from_secs(1))
-        .unwrap_or_default();
+    let text = text.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     if status.success() {
         Ok(text)
     } else if text.is_empty() {
@@ -184,20 +157,12 @@ mod tests {
     fn a_failure_carries_both_streams_and_the_log() {
         let directory = Scratch::new("log");
         let log = Log::create(directory.join("log")).unwrap();
-        let result = log.run(
-            "a step",
-            &mut shell("echo out; echo err >&2; exit 3"),
-            &Progress::silent(),
-        );
+        let result = log.run("a step", &mut shell("echo out; echo err >&2; exit 3"), &Progress::silent());
         let message = result.unwrap_err().to_string();
         for part in ["a step", "out\nerr", "3", &log.path().display().to_string()] {
             assert!(message.contains(part), "{part:?} is not in {message:?}");
         }
-        assert!(
-            std::fs::read_to_string(log.path())
-                .unwrap()
-                .ends_with("out\nerr\n")
-        );
+        assert!(std::fs::read_to_string(log.path()).unwrap().ends_with("out\nerr\n"));
     }
 
     #[test]
@@ -219,10 +184,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_an_error() {
-        let outcome = output_within(
-            Duration::from_secs(1),
-            &mut bare("no-such-program-anywhere"),
-        );
+        let outcome = output_within(Duration::from_secs(1), &mut bare("no-such-program-anywhere"));
         assert!(outcome.unwrap_err().contains("No such file"));
     }
 }

@@ -15,29 +15,20 @@ impl Progress {
     /// On standard error, for a program run by a person or a Makefile.
     #[must_use]
     pub fn stderr() -> Self {
-        Self {
-            terminal: None,
-            stderr: true,
-        }
+        Self { terminal: None, stderr: true }
     }
 
     /// On the terminal, if there is one, for a build script: cargo hides its standard error, and shows it (so it is
     /// written too) when the script fails.
     #[must_use]
     pub fn terminal() -> Self {
-        Self {
-            terminal: File::options().write(true).open("/dev/tty").ok(),
-            stderr: true,
-        }
+        Self { terminal: File::options().write(true).open("/dev/tty").ok(), stderr: true }
     }
 
     /// Nowhere.
     #[must_use]
     pub fn silent() -> Self {
-        Self {
-            terminal: None,
-            stderr: false,
-        }
+        Self { terminal: None, stderr: false }
     }
 
     /// Shows one line.

@@ -63,33 +63,14 @@ impl Recipe {
             return self.prebuilt(directory);
         }
         if !self.target.is_host() {
-            return Err(Error::CrossBuild {
-                target: self.target.to_string(),
-                host: Platform::host().to_string(),
-            });
+            return Err(Error::CrossBuild { target: self.target.to_string(), host: Platform::host().to_string() });
         }
         let cache = Cache::new(self.settings.cache.clone());
         let toolchain = Toolchain::choose(&self.settings)?;
-        let sbcl = sbcl::build(
-            &cache,
-            &self.settings,
-            &toolchain,
-            &self.target,
-            &self.progress,
-        )?;
-        let shim = Shim {
-            source: &self.shim,
-            include: &self.include_dir,
-        };
+        let sbcl = sbcl::build(&cache, &self.settings, &toolchain, &self.target, &self.progress)?;
+        let shim = Shim { source: &self.shim, include: &self.include_dir };
         Ok(Built {
-            library: library::build(
-                &cache,
-                &sbcl,
-                shim,
-                &toolchain,
-                &self.target,
-                &self.progress,
-            )?,
+            library: library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?,
             core: core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?,
         })
     }
@@ -97,34 +78,20 @@ impl Recipe {
     /// The files and directories whose change makes another build necessary.
     #[must_use]
     pub fn inputs(&self) -> Vec<PathBuf> {
-        let mut inputs = vec![
-            self.lisp_dir.clone(),
-            self.shim.clone(),
-            self.include_dir.clone(),
-        ];
+        let mut inputs = vec![self.lisp_dir.clone(), self.shim.clone(), self.include_dir.clone()];
         inputs.extend(self.settings.source.clone());
         inputs
     }
 
     fn prebuilt(&self, directory: &Path) -> Result<Built, Error> {
-        let built = Built {
-            library: directory.join(self.target.library_name()),
-            core: directory.join(core::NAME),
-        };
+        let built = Built { library: directory.join(self.target.library_name()), core: directory.join(core::NAME) };
         let problem = if !directory.is_absolute() {
             "that is not an absolute path".to_owned()
-        } else if let Some(missing) = [&built.library, &built.core]
-            .into_iter()
-            .find(|file| !file.is_file())
-        {
+        } else if let Some(missing) = [&built.library, &built.core].into_iter().find(|file| !file.is_file()) {
             format!("{} is not there", missing.display())
         } else {
             return Ok(built);
         };
-        Err(Error::Prebuilt {
-            directory: directory.to_owned(),
-            problem,
-            library: self.target.library_name(),
-        })
+        Err(Error::Prebuilt { directory: directory.to_owned(), problem, library: self.target.library_name() })
     }
 }

@@ -19,8 +19,7 @@ const REVISION: &str = "1";
 const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
 /// The contribs that the core does not need.
-const CONTRIBS_LEFT_OUT: &str =
-    "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
+const CONTRIBS_LEFT_OUT: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
 /// How many versions of this stage are kept.
 const KEPT: usize = 3;
@@ -57,9 +56,7 @@ impl Sbcl {
     /// The position-independent objects that make up the shared library.
     pub(crate) fn objects(&self) -> Result<Vec<PathBuf>, Error> {
         let names = files::list(&self.directory, |_| true)?;
-        let objects = names
-            .into_iter()
-            .filter(|name| files::has_extension(name, &["o"]));
+        let objects = names.into_iter().filter(|name| files::has_extension(name, &["o"]));
         Ok(objects.map(|name| self.directory.join(name)).collect())
     }
 }
@@ -97,35 +94,19 @@ pub(crate) fn build(
     Ok(Sbcl { directory, key })
 }
 
-fn make(
-    source: &source::Source,
-    key: &Key,
-    toolchain: &Toolchain,
-    work: &Work<'_>,
-) -> Result<(), Error> {
+fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, work: &Work<'_>) -> Result<(), Error> {
     let tree = work.scratch.join("tree");
     std::fs::create_dir(&tree).doing("making", &tree)?;
     source::unpack(source, &tree, work)?;
     let step = format!("building SBCL {}", pin::VERSION);
     let mut build = script(&tree, "make.sh", key, toolchain);
-    build
-        .args(OPTIONS)
-        .arg(format!("--xc-host={}", toolchain.bootstrap));
+    build.args(OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
     work.log.run(&step, &mut build, work.progress)?;
     // Its objects are wanted, not the library: that is linked again with the shim.
     let step = "building libsbcl";
-    work.log.run(
-        step,
-        &mut script(&tree, "make-shared-library.sh", key, toolchain),
-        work.progress,
-    )?;
+    work.log.run(step, &mut script(&tree, "make-shared-library.sh", key, toolchain), work.progress)?;
     files::copy(&tree, &work.result, &files::list(&tree, is_needed)?)?;
-    for name in [
-        "src/runtime/sbcl",
-        "src/runtime/sbcl.mk",
-        "src/runtime/runtime.pic.o",
-        "output/sbcl.core",
-    ] {
+    for name in ["src/runtime/sbcl", "src/runtime/sbcl.mk", "src/runtime/runtime.pic.o", "output/sbcl.core"] {
         let file = work.result.join(name);
         if !file.is_file() {
             let (step, log) = (step.to_owned(), work.log.path().to_owned());
@@ -149,11 +130,7 @@ fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> std::pro
 /// Whether a file of the built tree is kept, or a directory looked into. The tree's shape is kept too: the headers
 /// include one another by relative paths, and SBCL finds its contribs from its home.
 fn is_needed(name: &Path) -> bool {
-    const FILES: [&str; 3] = [
-        "src/runtime/sbcl",
-        "src/runtime/sbcl.mk",
-        "output/sbcl.core",
-    ];
+    const FILES: [&str; 3] = ["src/runtime/sbcl", "src/runtime/sbcl.mk", "output/sbcl.core"];
     const DIRECTORIES: [&str; 9] = [
         "src",
         "src/runtime",
@@ -181,19 +158,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_the_tree() {
-        for name in [
-            "src/runtime/thread.h",
-            "src/runtime/thread.pic.o",
-            "obj/sbcl-home/contrib/asdf.fasl",
-        ] {
+        for name in ["src/runtime/thread.h", "src/runtime/thread.pic.o", "obj/sbcl-home/contrib/asdf.fasl"] {
             assert!(is_needed(Path::new(name)), "{name}");
         }
-        for name in [
-            "src/runtime/thread.c",
-            "src/runtime/thread.o",
-            "src/code/list.lisp",
-            "output/cold-sbcl.core",
-        ] {
+        for name in ["src/runtime/thread.c", "src/runtime/thread.o", "src/code/list.lisp", "output/cold-sbcl.core"] {
             assert!(!is_needed(Path::new(name)), "{name}");
         }
     }

@@ -14,14 +14,7 @@ pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 pub const COMPILER: &str = "CC";
 
 /// Every variable that can change what a build does or where it looks.
-pub const VARIABLES: [&str; 6] = [
-    PREBUILT,
-    SOURCE,
-    BOOTSTRAP,
-    COMPILER,
-    "XDG_CACHE_HOME",
-    "HOME",
-];
+pub const VARIABLES: [&str; 6] = [PREBUILT, SOURCE, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
 
 /// A build's settings, read once.
 #[derive(Debug, Clone)]
@@ -53,15 +46,13 @@ impl Settings {
         let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
         // The XDG specification has relative values ignored.
         let absolute = |name: &str| path(name).filter(|path| path.is_absolute());
-        let cache_home =
-            absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+        let cache_home = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
         Self {
             prebuilt: path(PREBUILT),
             source: path(SOURCE),
             bootstrap: text(BOOTSTRAP).unwrap_or_else(|| "sbcl".to_owned()),
             compiler: text(COMPILER),
-            cache: cache_home
-                .map_or_else(|| fallback_cache.to_owned(), |home| home.join("sbcl-mcp")),
+            cache: cache_home.map_or_else(|| fallback_cache.to_owned(), |home| home.join("sbcl-mcp")),
             jobs: text("NUM_JOBS")
                 .and_then(|jobs| jobs.parse().ok())
                 .or_else(|| std::thread::available_parallelism().ok())
@@ -88,10 +79,7 @@ mod tests {
     fn the_cache_follows_xdg_then_home_then_the_build_directory() {
         let home = ("HOME", "/home/me");
         let of_home = Path::new("/home/me/.cache/sbcl-mcp");
-        assert_eq!(
-            settings(&[("XDG_CACHE_HOME", "/c"), home]).cache,
-            Path::new("/c/sbcl-mcp")
-        );
+        assert_eq!(settings(&[("XDG_CACHE_HOME", "/c"), home]).cache, Path::new("/c/sbcl-mcp"));
         assert_eq!(settings(&[home]).cache, of_home);
         assert_eq!(settings(&[("XDG_CACHE_HOME", ""), home]).cache, of_home);
         assert_eq!(settings(&[]).cache, Path::new("/out"));
@@ -105,12 +93,7 @@ mod tests {
 
     #[test]
     fn an_empty_variable_counts_as_unset() {
-        let settings = settings(&[
-            (PREBUILT, ""),
-            (SOURCE, ""),
-            (BOOTSTRAP, ""),
-            (COMPILER, ""),
-        ]);
+        let settings = settings(&[(PREBUILT, ""), (SOURCE, ""), (BOOTSTRAP, ""), (COMPILER, "")]);
         assert_eq!(settings.prebuilt, None);
         assert_eq!(settings.source, None);
         assert_eq!(settings.bootstrap, "sbcl");

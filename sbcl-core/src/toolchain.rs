@@ -63,15 +63,9 @@ impl Toolchain {
     /// Everything that tells compilers apart: the command, what it says of itself and the machine it compiles for.
     pub(crate) fn identity(&self) -> Result<String, Error> {
         let ask = |option: &str| {
-            process::output_within(ANSWER, self.compile().arg(option))
-                .map_err(|output| self.broken(output))
+            process::output_within(ANSWER, self.compile().arg(option)).map_err(|output| self.broken(output))
         };
-        Ok(format!(
-            "{:?} {} {}",
-            self.compiler,
-            ask("--version")?,
-            ask("-dumpmachine")?
-        ))
+        Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
 
     /// Makes sure that all a build needs is there, and that the compiler works. `scratch` is for what it writes.
@@ -99,9 +93,7 @@ impl Toolchain {
         std::fs::write(&source, program).doing("writing", &source)?;
         let mut command = self.compile();
         command.arg(&source).arg("-o").arg(scratch.join("probe"));
-        process::output_within(ANSWER, &mut command)
-            .map(|_| ())
-            .map_err(|output| self.broken(output))
+        process::output_within(ANSWER, &mut command).map(|_| ()).map_err(|output| self.broken(output))
     }
 
     fn broken(&self, output: String) -> Error {
@@ -120,18 +112,10 @@ impl Toolchain {
     fn tools(&self) -> Vec<Tool> {
         let lisp = self.bootstrap.split_whitespace().next().unwrap_or_default();
         vec![
-            tool(
-                "sbcl (or another Common Lisp that can bootstrap it)",
-                &[lisp],
-                ["sbcl"; 4],
-            ),
+            tool("sbcl (or another Common Lisp that can bootstrap it)", &[lisp], ["sbcl"; 4]),
             self.compiler_tool(),
             tool("make", &["make", "gmake"], ["make", "make", "make", XCODE]),
-            tool(
-                "strip",
-                &["strip"],
-                ["binutils", "binutils", "binutils", XCODE],
-            ),
+            tool("strip", &["strip"], ["binutils", "binutils", "binutils", XCODE]),
             tool("tar", &["tar"], ["tar", "tar", "tar", ""]),
             tool("xz", &["xz"], ["xz-utils", "xz", "xz", "xz"]),
         ]
@@ -139,19 +123,12 @@ impl Toolchain {
 }
 
 fn tool(name: &'static str, commands: &[&str], packages: [&'static str; 4]) -> Tool {
-    Tool {
-        name,
-        commands: commands.iter().map(|&command| command.to_owned()).collect(),
-        packages,
-    }
+    Tool { name, commands: commands.iter().map(|&command| command.to_owned()).collect(), packages }
 }
 
 /// SBCL's own command line is completed so that it reads no init file and never waits for a person.
 fn bootstrap_command(command: &str) -> String {
-    let program = Path::new(command)
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy();
+    let program = Path::new(command).file_name().unwrap_or_default().to_string_lossy();
     if program.starts_with("sbcl") && !command.contains(char::is_whitespace) {
         format!("{command} --no-sysinit --no-userinit --disable-debugger")
     } else {
@@ -197,18 +174,12 @@ mod tests {
     use crate::scratch::Scratch;
 
     fn toolchain() -> Toolchain {
-        Toolchain {
-            compiler: vec!["cc".to_owned()],
-            bootstrap: "sbcl".to_owned(),
-            jobs: 1,
-        }
+        Toolchain { compiler: vec!["cc".to_owned()], bootstrap: "sbcl".to_owned(), jobs: 1 }
     }
 
     #[test]
     fn everything_missing_is_named_with_the_commands_that_install_it() {
-        let message = check(&toolchain().tools(), |_| false)
-            .unwrap_err()
-            .to_string();
+        let message = check(&toolchain().tools(), |_| false).unwrap_err().to_string();
         for part in [
             "sbcl (or another",
             "a C compiler",
@@ -225,13 +196,8 @@ mod tests {
 
     #[test]
     fn only_what_is_missing_is_named() {
-        let message = check(&toolchain().tools(), |name| name != "sbcl")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("Debian, Ubuntu: apt-get install sbcl\n"),
-            "{message}"
-        );
+        let message = check(&toolchain().tools(), |name| name != "sbcl").unwrap_err().to_string();
+        assert!(message.contains("Debian, Ubuntu: apt-get install sbcl\n"), "{message}");
         assert!(!message.contains("gcc"), "{message}");
         assert!(check(&toolchain().tools(), |name| name != "gmake").is_ok());
     }
@@ -248,28 +214,18 @@ mod tests {
     #[test]
     fn a_missing_bootstrap_lisp_is_reported_before_anything_starts() {
         let scratch = Scratch::new("toolchain");
-        let toolchain = Toolchain {
-            bootstrap: "no-such-lisp -x".to_owned(),
-            ..toolchain()
-        };
+        let toolchain = Toolchain { bootstrap: "no-such-lisp -x".to_owned(), ..toolchain() };
         let error = toolchain.check(&scratch).unwrap_err();
         assert!(matches!(error, Error::MissingTools { .. }), "{error}");
-        assert!(
-            error.to_string().contains("apt-get install sbcl"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("apt-get install sbcl"), "{error}");
         assert_eq!(scratch.read_dir().unwrap().count(), 0);
     }
 
     #[test]
     fn a_compiler_that_cannot_compile_is_reported_with_what_it_said() {
         let scratch = Scratch::new("compiler");
-        let toolchain = Toolchain {
-            compiler: ["sh", "-c", "echo no headers; exit 1"]
-                .map(str::to_owned)
-                .to_vec(),
-            ..toolchain()
-        };
+        let toolchain =
+            Toolchain { compiler: ["sh", "-c", "echo no headers; exit 1"].map(str::to_owned).to_vec(), ..toolchain() };
         let message = toolchain.try_compiler(&scratch).unwrap_err().to_string();
         assert!(message.contains("no headers"), "{message}");
         assert!(message.contains("apt-get install"), "{message}");
@@ -277,10 +233,7 @@ mod tests {
 
     #[test]
     fn only_sbcls_own_command_line_is_completed() {
-        assert_eq!(
-            bootstrap_command("/x/sbcl"),
-            "/x/sbcl --no-sysinit --no-userinit --disable-debugger"
-        );
+        assert_eq!(bootstrap_command("/x/sbcl"), "/x/sbcl --no-sysinit --no-userinit --disable-debugger");
         assert_eq!(bootstrap_command("sbcl --core c"), "sbcl --core c");
         assert_eq!(bootstrap_command("ccl"), "ccl");
     }

@@ -36,8 +36,7 @@ struct World {
 
 impl World {
     fn new(name: &str) -> Self {
-        let root =
-            std::env::temp_dir().join(format!("sbcl-core-recipe-{name}-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("sbcl-core-recipe-{name}-{}", std::process::id()));
         let world = Self { root };
         world.write("home/.keep", "");
         world.write("checkout/sbcl-core/.keep", "");
@@ -80,19 +79,13 @@ impl World {
 
     /// How often SBCL itself was built.
     fn builds(&self) -> usize {
-        std::fs::read_to_string(self.path("home/builds"))
-            .unwrap_or_default()
-            .lines()
-            .count()
+        std::fs::read_to_string(self.path("home/builds")).unwrap_or_default().lines().count()
     }
 
     fn wait_for_builds(&self, count: usize) {
         let started = Instant::now();
         while self.builds() < count {
-            assert!(
-                started.elapsed() < Duration::from_secs(60),
-                "no build has started"
-            );
+            assert!(started.elapsed() < Duration::from_secs(60), "no build has started");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -107,11 +100,7 @@ impl Drop for World {
 
 /// The library and the core that a run printed.
 fn results(output: &Output) -> (PathBuf, PathBuf) {
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     let path = |label: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(label));
@@ -137,12 +126,7 @@ fn concurrent_builds_build_sbcl_once() {
     assert!(library.starts_with(world.path("home/.cache/sbcl-mcp")));
     let library = std::fs::read(library).unwrap();
     for symbol in ["runtime_part", "shim_part"] {
-        assert!(
-            library
-                .windows(symbol.len())
-                .any(|bytes| bytes == symbol.as_bytes()),
-            "{symbol}"
-        );
+        assert!(library.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes()), "{symbol}");
     }
     assert_eq!(std::fs::read_to_string(core).unwrap(), "(one)");
 }
@@ -189,11 +173,7 @@ fn a_lisp_side_that_fails_shows_its_output_and_the_log() {
     assert!(message.contains("saving the core failed"), "{message}");
     assert!(message.contains("end of file on"), "{message}");
     let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
-    assert!(
-        std::fs::read_to_string(log)
-            .unwrap()
-            .contains("end of file on")
-    );
+    assert!(std::fs::read_to_string(log).unwrap().contains("end of file on"));
     // Corrected, it goes on from what was finished before.
     world.write("checkout/lisp/build.lisp", "(balanced)");
     results(&world.command().output().unwrap());
@@ -214,28 +194,17 @@ fn a_source_of_another_version_is_refused() {
 fn without_a_home_the_cache_is_in_the_checkout() {
     let world = World::new("homeless");
     // The pretended build counts under HOME; here it has to do without.
-    world.write(
-        "source/make.sh",
-        &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""),
-    );
+    world.write("source/make.sh", &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""));
     let output = world.command().env_remove("HOME").output().unwrap();
     let (library, _) = results(&output);
-    assert!(
-        library.starts_with(world.path("checkout/target")),
-        "{}",
-        library.display()
-    );
+    assert!(library.starts_with(world.path("checkout/target")), "{}", library.display());
 }
 
 fn recipe(world: &World) -> Recipe {
     let root = world.path("checkout");
     let mut settings = Settings::from_environment(&root);
     settings.prebuilt = None;
-    Recipe {
-        settings,
-        progress: Progress::silent(),
-        ..Recipe::in_checkout(&root)
-    }
+    Recipe { settings, progress: Progress::silent(), ..Recipe::in_checkout(&root) }
 }
 
 #[test]
@@ -250,10 +219,7 @@ fn ready_files_are_used_only_if_both_are_there() {
     let message = build(&ready).unwrap_err().to_string();
     assert!(message.contains("SBCL_MCP_PREBUILT"), "{message}");
     let library = ready.join(Platform::host().library_name());
-    assert!(
-        message.contains(&format!("{} is not there", library.display())),
-        "{message}"
-    );
+    assert!(message.contains(&format!("{} is not there", library.display())), "{message}");
 
     std::fs::create_dir(&ready).unwrap();
     std::fs::write(&library, "").unwrap();

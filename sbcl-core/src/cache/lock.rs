@@ -12,10 +12,7 @@ pub(crate) fn take(path: &Path, progress: &Progress) -> Result<File, Error> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            progress.say(format_args!(
-                "waiting for another build, which holds {}",
-                path.display()
-            ));
+            progress.say(format_args!("waiting for another build, which holds {}", path.display()));
             file.lock().doing("waiting for the lock", path)?;
         }
         Err(TryLockError::Error(error)) => return Err(error).doing("taking the lock", path),

@@ -100,9 +100,7 @@ impl Cache {
         }
         self.clear_leftovers(name);
         // Programs of a build that was killed may still run in its directory, so this one is not called the same.
-        let temporary = self
-            .folder("tmp")?
-            .join(format!("{name}.{}", std::process::id()));
+        let temporary = self.folder("tmp")?.join(format!("{name}.{}", std::process::id()));
         remove(&temporary)?;
         let work = Work {
             result: temporary.join("result"),
@@ -134,9 +132,7 @@ impl Cache {
     /// Removes a stage in such a way that no half of it is ever seen under its name.
     fn discard(&self, entry: &Path) -> Result<(), Error> {
         let name = entry.file_name().unwrap_or_default().to_string_lossy();
-        let aside = self
-            .folder("tmp")?
-            .join(format!("{name}.discarded-{}", std::process::id()));
+        let aside = self.folder("tmp")?.join(format!("{name}.discarded-{}", std::process::id()));
         std::fs::rename(entry, &aside).doing("removing", entry)?;
         remove(&aside)
     }
@@ -150,9 +146,7 @@ impl Cache {
 
 fn remove(directory: &Path) -> Result<(), Error> {
     match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).doing("removing", directory)
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).doing("removing", directory),
         _ => Ok(()),
     }
 }

@@ -33,20 +33,12 @@ fn concurrent_builds_do_the_work_once() {
     let cache = cache(&directory);
     let made = AtomicU32::new(0);
     let entries = std::thread::scope(|scope| {
-        let builds: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| build(&cache, &key("a"), &made)))
-            .collect();
-        builds
-            .into_iter()
-            .map(|build| build.join().unwrap())
-            .collect::<Vec<_>>()
+        let builds: Vec<_> = (0..8).map(|_| scope.spawn(|| build(&cache, &key("a"), &made))).collect();
+        builds.into_iter().map(|build| build.join().unwrap()).collect::<Vec<_>>()
     });
     assert_eq!(made.load(Ordering::SeqCst), 1);
     for entry in entries {
-        assert_eq!(
-            std::fs::read_to_string(entry.join("file")).unwrap(),
-            "whole"
-        );
+        assert_eq!(std::fs::read_to_string(entry.join("file")).unwrap(), "whole");
     }
     assert_eq!(cache.root.join("tmp").read_dir().unwrap().count(), 0);
 }
@@ -85,10 +77,7 @@ fn half_done_stages_are_made_again() {
         spoil(&entry);
         let again = build(&cache, &key("a"), &made);
         assert_eq!(again, entry);
-        assert_eq!(
-            std::fs::read_to_string(entry.join("file")).unwrap(),
-            "whole"
-        );
+        assert_eq!(std::fs::read_to_string(entry.join("file")).unwrap(), "whole");
         assert_eq!(made.load(Ordering::SeqCst) as usize, 2 * (number + 1));
     }
 }
@@ -113,23 +102,14 @@ fn a_failed_build_publishes_nothing_and_can_be_tried_again() {
     let fail = |work: &Work<'_>| {
         std::fs::write(work.result.join("file"), "half").unwrap();
         let mut command = crate::process::bare("sh");
-        work.log.run(
-            "failing",
-            command.args(["-c", "echo why; false"]),
-            work.progress,
-        )
+        work.log.run("failing", command.args(["-c", "echo why; false"]), work.progress)
     };
-    let error = cache
-        .stage("fake", &key("a"), &Progress::silent(), fail)
-        .unwrap_err();
+    let error = cache.stage("fake", &key("a"), &Progress::silent(), fail).unwrap_err();
     let Error::Step { log, output, .. } = error else {
         panic!("not the step's error: {error}");
     };
     assert_eq!(output, "why");
-    assert!(
-        std::fs::read_to_string(log).unwrap().contains("why"),
-        "the log stays"
-    );
+    assert!(std::fs::read_to_string(log).unwrap().contains("why"), "the log stays");
     let made = AtomicU32::new(0);
     build(&cache, &key("a"), &made);
     assert_eq!(made.load(Ordering::SeqCst), 1);
@@ -140,10 +120,7 @@ fn pruning_keeps_what_was_used_last() {
     let directory = Scratch::new("prune");
     let cache = cache(&directory);
     let made = AtomicU32::new(0);
-    let entries: Vec<_> = ["a", "b", "c", "d"]
-        .iter()
-        .map(|text| build(&cache, &key(text), &made))
-        .collect();
+    let entries: Vec<_> = ["a", "b", "c", "d"].iter().map(|text| build(&cache, &key(text), &made)).collect();
     std::thread::sleep(Duration::from_millis(20));
     build(&cache, &key("a"), &made);
     cache.prune("fake", 2);

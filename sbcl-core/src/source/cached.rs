@@ -14,9 +14,7 @@ pub(super) struct Cached {
 impl Cached {
     /// Looks in this folder.
     pub(super) fn new(sources: &Path) -> Self {
-        Self {
-            sources: sources.to_owned(),
-        }
+        Self { sources: sources.to_owned() }
     }
 }
 

@@ -25,17 +25,13 @@ pub(super) struct Debian {
 impl Debian {
     /// Downloads into this folder.
     pub(super) fn new(sources: &Path) -> Self {
-        Self {
-            sources: sources.to_owned(),
-        }
+        Self { sources: sources.to_owned() }
     }
 
     fn fetch(&self, mirror: &str, progress: &Progress) -> Result<PathBuf, String> {
         let address = address(mirror);
         progress.say(format_args!("fetching {address}"));
-        let partial = self
-            .sources
-            .join(format!("{}.part-{}", pin::ARCHIVE, std::process::id()));
+        let partial = self.sources.join(format!("{}.part-{}", pin::ARCHIVE, std::process::id()));
         let accepted = download(&address, &partial).and_then(|()| accept(&partial, &self.sources));
         let _ = std::fs::remove_file(&partial);
         accepted.map_err(|reason| format!("{address}: {reason}"))
@@ -88,12 +84,7 @@ fn bases(listed: &str) -> Vec<String> {
 }
 
 fn address(mirror: &str) -> String {
-    format!(
-        "{}/{}/{}",
-        mirror.trim_end_matches('/'),
-        pin::ARCHIVE_POOL,
-        pin::ARCHIVE
-    )
+    format!("{}/{}/{}", mirror.trim_end_matches('/'), pin::ARCHIVE_POOL, pin::ARCHIVE)
 }
 
 fn download(address: &str, target: &Path) -> Result<(), String> {
@@ -103,25 +94,12 @@ fn download(address: &str, target: &Path) -> Result<(), String> {
         command
     } else if files::is_program("curl") {
         let mut command = Command::new("curl");
-        command.args([
-            "--fail",
-            "--silent",
-            "--show-error",
-            "--location",
-            "--connect-timeout",
-            "10",
-            "--output",
-        ]);
+        command.args(["--fail", "--silent", "--show-error", "--location", "--connect-timeout", "10", "--output"]);
         command.arg(target).arg(address);
         command
     } else if files::is_program("wget") {
         let mut command = Command::new("wget");
-        command.args([
-            "--no-verbose",
-            "--connect-timeout=10",
-            "--tries=2",
-            "--output-document",
-        ]);
+        command.args(["--no-verbose", "--connect-timeout=10", "--tries=2", "--output-document"]);
         command.arg(target).arg(address);
         command
     } else {
@@ -145,12 +123,8 @@ mod tests {
 
     #[test]
     fn mirrors_are_those_of_the_network_each_once() {
-        let listed =
-            "http://a.example/debian/\ncdrom:[x]/\nhttp://a.example/debian/\nhttps://b.example/d\n";
-        assert_eq!(
-            bases(listed),
-            ["http://a.example/debian/", "https://b.example/d"]
-        );
+        let listed = "http://a.example/debian/\ncdrom:[x]/\nhttp://a.example/debian/\nhttps://b.example/d\n";
+        assert_eq!(bases(listed), ["http://a.example/debian/", "https://b.example/d"]);
     }
 
     #[test]

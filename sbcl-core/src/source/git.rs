@@ -44,16 +44,9 @@ pub(super) fn repository(sources: &Path) -> PathBuf {
 pub(super) fn check(repository: &Path, commit: &str) -> Result<(), String> {
     let found = local(repository, &["rev-parse", "--verify", &tag_commit()])?;
     if found != commit {
-        return Err(format!(
-            "tag {} is commit {found}, not {commit}",
-            pin::GIT_TAG
-        ));
+        return Err(format!("tag {} is commit {found}, not {commit}", pin::GIT_TAG));
     }
-    local(
-        repository,
-        &["fsck", "--full", "--no-dangling", "--no-progress"],
-    )
-    .map(|_| ())
+    local(repository, &["fsck", "--full", "--no-dangling", "--no-progress"]).map(|_| ())
 }
 
 /// Writes the commit's files into a tar archive.
@@ -75,24 +68,14 @@ fn git() -> Command {
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);
     }
-    command
-        .env("GIT_TERMINAL_PROMPT", "0")
-        .env("LC_ALL", "C.UTF-8");
+    command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C.UTF-8");
     // A connection that has stopped moving is given up.
-    command.args([
-        "-c",
-        "http.lowSpeedLimit=1000",
-        "-c",
-        "http.lowSpeedTime=20",
-    ]);
+    command.args(["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]);
     command
 }
 
 fn local(repository: &Path, arguments: &[&str]) -> Result<String, String> {
-    process::output_within(
-        LOCAL,
-        git().arg("--git-dir").arg(repository).args(arguments),
-    )
+    process::output_within(LOCAL, git().arg("--git-dir").arg(repository).args(arguments))
 }
 
 impl Git {
@@ -107,19 +90,12 @@ impl Git {
 
     fn fetch(&self, remote: &str, progress: &Progress) -> Result<PathBuf, String> {
         let (tag, peeled) = (tag_ref(), format!("{}^{{}}", tag_ref()));
-        let listed =
-            process::output_within(ANSWER, git().args(["ls-remote", remote, &tag, &peeled]))?;
+        let listed = process::output_within(ANSWER, git().args(["ls-remote", remote, &tag, &peeled]))?;
         if !listed.lines().any(|line| line.starts_with(&self.commit)) {
-            return Err(format!(
-                "its tag {} is not commit {}: {listed:?}",
-                pin::GIT_TAG,
-                self.commit
-            ));
+            return Err(format!("its tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
         }
         progress.say(format_args!("fetching {} from {remote}", pin::GIT_TAG));
-        let temporary = self
-            .sources
-            .join(format!("fetching-{}.git", std::process::id()));
+        let temporary = self.sources.join(format!("fetching-{}.git", std::process::id()));
         let fetched = self.fetch_into(&temporary, remote, &tag);
         let published = fetched.and_then(|()| {
             let target = repository(&self.sources);
@@ -133,22 +109,11 @@ impl Git {
     }
 
     fn fetch_into(&self, directory: &Path, remote: &str, tag: &str) -> Result<(), String> {
-        process::output_within(
-            LOCAL,
-            git().args(["init", "--quiet", "--bare"]).arg(directory),
-        )?;
+        process::output_within(LOCAL, git().args(["init", "--quiet", "--bare"]).arg(directory))?;
         let refspec = format!("{tag}:{tag}");
         let mut fetch = git();
         fetch.arg("--git-dir").arg(directory);
-        fetch.args([
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--depth",
-            "1",
-            remote,
-            &refspec,
-        ]);
+        fetch.args(["fetch", "--quiet", "--no-tags", "--depth", "1", remote, &refspec]);
         process::output_within(TRANSFER, &mut fetch)?;
         check(directory, &self.commit)
     }
@@ -184,11 +149,7 @@ mod tests {
         let run = |arguments: &[&str]| {
             let identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
             let mut command = git();
-            command
-                .arg("-C")
-                .arg(directory)
-                .args(identity)
-                .args(arguments);
+            command.arg("-C").arg(directory).args(identity).args(arguments);
             process::output_within(LOCAL, &mut command).unwrap()
         };
         run(&["init", "--quiet"]);
@@ -200,11 +161,7 @@ mod tests {
     }
 
     fn look(commit: &str, remotes: Vec<String>, sources: &Path) -> Outcome {
-        let way = Git {
-            sources: sources.to_owned(),
-            remotes,
-            commit: commit.to_owned(),
-        };
+        let way = Git { sources: sources.to_owned(), remotes, commit: commit.to_owned() };
         way.look(&Progress::silent())
     }
 
@@ -212,15 +169,9 @@ mod tests {
     fn the_pinned_commit_is_fetched_from_the_first_remote_that_has_it() {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
-        let remotes = vec![
-            "file:///no/such/repository".to_owned(),
-            format!("file://{}", origin.display()),
-        ];
+        let remotes = vec!["file:///no/such/repository".to_owned(), format!("file://{}", origin.display())];
         let found = look(&commit, remotes, &sources);
-        assert_eq!(
-            found,
-            Outcome::Found(Source::Repository(repository(&sources)))
-        );
+        assert_eq!(found, Outcome::Found(Source::Repository(repository(&sources))));
         let archive = sources.join("source.tar");
         export(&repository(&sources), &commit, &archive).unwrap();
         let tar = std::fs::read(&archive).unwrap();
@@ -231,11 +182,7 @@ mod tests {
     fn another_commit_under_the_tag_is_not_used() {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
-        let outcome = look(
-            pin::GIT_COMMIT,
-            vec![format!("file://{}", origin.display())],
-            &sources,
-        );
+        let outcome = look(pin::GIT_COMMIT, vec![format!("file://{}", origin.display())], &sources);
         match outcome {
             Outcome::Missing(reason) => assert!(reason.contains(&commit), "{reason}"),
             other => panic!("used: {other:?}"),

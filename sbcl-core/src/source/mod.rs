@@ -31,9 +31,7 @@ pub(crate) enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Archive(path) | Self::Repository(path) | Self::Directory(path) => {
-                path.display().fmt(formatter)
-            }
+            Self::Archive(path) | Self::Repository(path) | Self::Directory(path) => path.display().fmt(formatter),
         }
     }
 }
@@ -58,11 +56,7 @@ trait Way {
 }
 
 /// Finds the source by the first way that leads to it.
-pub(crate) fn find(
-    settings: &Settings,
-    cache: &Cache,
-    progress: &Progress,
-) -> Result<Source, Error> {
+pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> Result<Source, Error> {
     first(&ways(settings, &cache.sources()?), progress)
 }
 
@@ -94,15 +88,9 @@ fn first(ways: &[Box<dyn Way>], progress: &Progress) -> Result<Source, Error> {
             Outcome::Found(source) => {
                 return Ok(source);
             }
-            Outcome::Missing(outcome) => tried.push(Attempt {
-                way: way.name(),
-                outcome,
-            }),
+            Outcome::Missing(outcome) => tried.push(Attempt { way: way.name(), outcome }),
             Outcome::Refused(reason) => {
-                return Err(Error::SourceRefused {
-                    way: way.name(),
-                    reason,
-                });
+                return Err(Error::SourceRefused { way: way.name(), reason });
             }
         }
     }

@@ -80,19 +80,12 @@ mod tests {
         let directory = Scratch::new("named");
         assert!(reason(look(&directory)).contains("make.sh"));
         std::fs::write(directory.join("make.sh"), "").unwrap();
-        std::fs::write(
-            directory.join("NEWS"),
-            "changes in sbcl-2.6.3 relative to sbcl-2.6.2:\n",
-        )
-        .unwrap();
+        std::fs::write(directory.join("NEWS"), "changes in sbcl-2.6.3 relative to sbcl-2.6.2:\n").unwrap();
         assert!(reason(look(&directory)).contains("2.6.3"));
         // The file that the build itself reads has the last word.
         let version = format!(";;; \"1.0\"\n\"{}\"\n", pin::VERSION);
         std::fs::write(directory.join("version.lisp-expr"), version).unwrap();
-        assert_eq!(
-            look(&directory),
-            Outcome::Found(Source::Directory(directory.to_path_buf()))
-        );
+        assert_eq!(look(&directory), Outcome::Found(Source::Directory(directory.to_path_buf())));
     }
 
     #[test]

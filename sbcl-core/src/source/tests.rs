@@ -34,11 +34,7 @@ fn try_ways(outcomes: &[Try]) -> (Result<Source, Error>, u32) {
         .iter()
         .map(|&(name, outcome)| {
             let looked = Rc::clone(&looked);
-            Box::new(Fake {
-                name,
-                outcome,
-                looked,
-            }) as Box<dyn Way>
+            Box::new(Fake { name, outcome, looked }) as Box<dyn Way>
         })
         .collect();
     (first(&ways, &Progress::silent()), looked.get())
@@ -55,16 +51,8 @@ fn found() -> Outcome {
 #[test]
 fn the_ways_are_tried_in_order() {
     let settings = Settings::from_environment(Path::new("/nowhere"));
-    let names: Vec<_> = ways(&settings, Path::new("/nowhere"))
-        .iter()
-        .map(|way| way.name())
-        .collect();
-    let expected = [
-        "SBCL_MCP_SOURCE",
-        "the cache",
-        "upstream's git repository",
-        "Debian's pool",
-    ];
+    let names: Vec<_> = ways(&settings, Path::new("/nowhere")).iter().map(|way| way.name()).collect();
+    let expected = ["SBCL_MCP_SOURCE", "the cache", "upstream's git repository", "Debian's pool"];
     assert_eq!(names.len(), expected.len());
     for (name, expected) in names.iter().zip(expected) {
         assert!(name.starts_with(expected), "{name} is not {expected}");
@@ -93,13 +81,7 @@ fn the_last_error_names_every_way_and_what_helps() {
     let (source, looked) = try_ways(&[("one", missing), ("two", missing)]);
     assert_eq!(looked, 2);
     let message = source.unwrap_err().to_string();
-    for part in [
-        "one: not there",
-        "two: not there",
-        "SBCL_MCP_SOURCE",
-        pin::ARCHIVE,
-        pin::GIT_TAG,
-    ] {
+    for part in ["one: not there", "two: not there", "SBCL_MCP_SOURCE", pin::ARCHIVE, pin::GIT_TAG] {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }
 }
@@ -112,15 +94,8 @@ fn a_named_directory_has_an_identity_of_its_own() {
     settings.source = None;
     assert_eq!(identity(&settings).unwrap(), "pinned");
     settings.source = Some(directory.to_path_buf());
-    assert!(matches!(
-        identity(&settings),
-        Err(Error::SourceRefused { .. })
-    ));
-    std::fs::write(
-        directory.join("version.lisp-expr"),
-        format!("\"{}\"", pin::VERSION),
-    )
-    .unwrap();
+    assert!(matches!(identity(&settings), Err(Error::SourceRefused { .. })));
+    std::fs::write(directory.join("version.lisp-expr"), format!("\"{}\"", pin::VERSION)).unwrap();
     std::fs::write(directory.join("make.sh"), "one").unwrap();
     let one = identity(&settings).unwrap();
     std::fs::write(directory.join("make.sh"), "two").unwrap();

@@ -13,12 +13,8 @@ pub(crate) fn unpack(source: &Source, tree: &Path, work: &Work<'_>) -> Result<()
         Source::Archive(archive) => untar(archive, tree, work)?,
         Source::Repository(repository) => {
             let archive = work.scratch.join("source.tar");
-            git::export(repository, pin::GIT_COMMIT, &archive).map_err(|reason| {
-                Error::SourceRefused {
-                    way: repository.display().to_string(),
-                    reason,
-                }
-            })?;
+            git::export(repository, pin::GIT_COMMIT, &archive)
+                .map_err(|reason| Error::SourceRefused { way: repository.display().to_string(), reason })?;
             untar(&archive, tree, work)?;
         }
         Source::Directory(directory) => files::copy(directory, tree, &directory_files(directory)?)?,
@@ -30,11 +26,7 @@ pub(crate) fn unpack(source: &Source, tree: &Path, work: &Work<'_>) -> Result<()
 
 /// The files of a source directory, without what a build or git left there.
 pub(super) fn directory_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
-    files::list(directory, |name| {
-        ![".git", "obj", "output"]
-            .iter()
-            .any(|skipped| name == Path::new(skipped))
-    })
+    files::list(directory, |name| ![".git", "obj", "output"].iter().any(|skipped| name == Path::new(skipped)))
 }
 
 fn untar(archive: &Path, tree: &Path, work: &Work<'_>) -> Result<(), Error> {
@@ -44,6 +36,5 @@ fn untar(archive: &Path, tree: &Path, work: &Work<'_>) -> Result<(), Error> {
     if files::has_extension(archive, &["xz"]) {
         tar.arg("--strip-components=1");
     }
-    work.log
-        .run("unpacking SBCL's source", &mut tar, work.progress)
+    work.log.run("unpacking SBCL's source", &mut tar, work.progress)
 }

@@ -10,29 +10,19 @@ pub(super) fn archive(path: &Path) -> Result<(), String> {
     if found == pin::ARCHIVE_SHA256 {
         Ok(())
     } else {
-        Err(format!(
-            "the SHA-256 of {} is {found}, not {}",
-            path.display(),
-            pin::ARCHIVE_SHA256
-        ))
+        Err(format!("the SHA-256 of {} is {found}, not {}", path.display(), pin::ARCHIVE_SHA256))
     }
 }
 
 /// Whether a directory is SBCL's source of the pinned version; if not, why.
 pub(super) fn directory(path: &Path) -> Result<(), String> {
     if !path.join("make.sh").is_file() {
-        return Err(format!(
-            "{} has no make.sh: not SBCL's source",
-            path.display()
-        ));
+        return Err(format!("{} has no make.sh: not SBCL's source", path.display()));
     }
     match version(path) {
         Some(version) if version == pin::VERSION => Ok(()),
         Some(version) => Err(format!("{} is SBCL {version}", path.display())),
-        None => Err(format!(
-            "neither version.lisp-expr nor NEWS in {} says which version it is",
-            path.display()
-        )),
+        None => Err(format!("neither version.lisp-expr nor NEWS in {} says which version it is", path.display())),
     }
 }
 
@@ -45,9 +35,7 @@ fn version(path: &Path) -> Option<String> {
     });
     stated.or_else(|| {
         let news = read("NEWS")?;
-        let newest = news
-            .lines()
-            .find_map(|line| line.strip_prefix("changes in sbcl-"))?;
+        let newest = news.lines().find_map(|line| line.strip_prefix("changes in sbcl-"))?;
         newest.split_whitespace().next().map(str::to_owned)
     })
 }
