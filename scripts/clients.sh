@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The end-to-end tests with the official SDKs: scripts/clients.sh [python|typescript]...
+# The end-to-end tests with the official SDKs: scripts/clients.sh python-1|python-2|typescript
 # All that they need is installed under the target directory, pinned, and again only when the pins change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,13 +24,13 @@ environment() {
     echo "$directory"
 }
 
-python_clients() {
-    local line directory
-    for line in 1 2; do
-        directory=$(environment "python-$line" "$tests/python/requirements-$line.txt")
-        echo "clients: Python SDK $("$directory/bin/python" -c 'from importlib.metadata import version; print(version("mcp"))')"
-        (cd "$tests/python" && "$directory/bin/python" -m pytest -q --color=no)
-    done
+# python_client LINE
+python_client() {
+    local directory
+    directory=$(environment "python-$1" "$tests/python/requirements-$1.txt")
+    echo "clients: Python SDK $("$directory/bin/python" -c 'from importlib.metadata import version; print(version("mcp"))')"
+    cd "$tests/python"
+    "$directory/bin/python" -m pytest -q --color=no
 }
 
 # Distributions' Node.js is often too old for the SDK's 2.x line.
@@ -38,7 +38,7 @@ node_serves() {
     command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 20)' 2>/dev/null
 }
 
-typescript_clients() {
+typescript_client() {
     if ! node_serves; then
         local node
         node=$(environment node "$tests/typescript/node.txt")
@@ -51,10 +51,16 @@ typescript_clients() {
         cp "$lock" "$modules/.installed.json"
     fi
     echo "clients: TypeScript SDKs, Node.js $(node --version)"
-    (cd "$tests/typescript" && npm --silent test)
+    cd "$tests/typescript"
+    npm --silent test
 }
 
-[ $# != 0 ] || set -- python typescript
-for client in "$@"; do
-    "${client}_clients"
-done
+case ${1:-} in
+    python-1) python_client 1 ;;
+    python-2) python_client 2 ;;
+    typescript) typescript_client ;;
+    *)
+        echo "usage: scripts/clients.sh python-1|python-2|typescript" >&2
+        exit 2
+        ;;
+esac

@@ -30,7 +30,8 @@ count() {
 }
 
 suite "Rust" cargo test --release --workspace --no-fail-fast
-suite "Python SDKs" scripts/clients.sh python
+suite "Python SDK 1.x" scripts/clients.sh python-1
+suite "Python SDK 2.x" scripts/clients.sh python-2
 suite "TypeScript SDKs" scripts/clients.sh typescript
 
 for name in ${failed[@]+"${failed[@]}"}; do
