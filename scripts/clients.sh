@@ -35,7 +35,7 @@ python_client() {
 
 # Distributions' Node.js is often too old for the SDK's 2.x line.
 node_serves() {
-    command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 20)' 2>/dev/null
+    command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)' 2>/dev/null
 }
 
 typescript_client() {
