@@ -1,24 +1,26 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::builder::styling::Styles;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::mcp;
+use crate::handover::board::Board;
 use crate::mcp::stdio::Stdio;
 use crate::{BootError, Evaluation, ImageConfig, Limits, Session, report};
+use crate::{mcp, supervisor};
 
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
 #[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(flatten)]
-    options: Options,
+    serve: Serve,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -26,7 +28,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a session to an MCP client on stdin and stdout (what happens without a command).
-    Serve(Options),
+    Serve(Serve),
     /// Evaluate code, print the report and exit with status 1 if it failed.
     Eval {
         #[command(flatten)]
@@ -35,6 +37,37 @@ enum Command {
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
+    /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
+    #[command(hide = true)]
+    Worker {
+        #[command(flatten)]
+        serve: Serve,
+        /// The number of the open file of what is shared with the supervisor.
+        #[arg(long)]
+        board: i32,
+    },
+}
+
+/// How to serve.
+#[derive(Debug, Args)]
+struct Serve {
+    #[command(flatten)]
+    options: Options,
+    /// What comes back when the Lisp process dies and is replaced.
+    #[arg(long, value_enum, default_value_t = Restore::Definitions)]
+    restore: Restore,
+    /// Run Lisp in this very process, which then dies when Lisp does.
+    #[arg(long)]
+    no_supervisor: bool,
+}
+
+/// What comes back after a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Restore {
+    /// The forms that defined something are evaluated again.
+    Definitions,
+    /// Nothing.
+    None,
 }
 
 /// Sizes, limits and logging.
@@ -87,8 +120,10 @@ pub fn main() -> ! {
     // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
     let cli = Cli::parse();
     let status = match Stdio::take() {
-        Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.options)) {
-            Command::Serve(options) => serve(options, stdio),
+        Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
+            Command::Serve(serve) if serve.no_supervisor => serve_alone(serve.options, stdio),
+            Command::Serve(serve) => supervise(serve, stdio),
+            Command::Worker { serve, board } => work(serve.options, stdio, board),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
@@ -97,15 +132,60 @@ pub fn main() -> ! {
     crate::exit_now(status)
 }
 
-fn serve(options: Options, stdio: Stdio) -> i32 {
-    if stdio.input.is_terminal() {
-        say(include_str!("cli/terminal.txt").trim_end());
-    }
+/// The whole server: a worker in a process of its own, and this one in front of it.
+fn supervise(serve: Serve, stdio: Stdio) -> i32 {
+    greet(&stdio);
+    start_logging(serve.options.log);
+    let arguments = worker_arguments(std::env::args_os().skip(1));
+    let Stdio { input, output } = stdio;
+    supervisor::serve(input, output, arguments, serve.restore == Restore::Definitions)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+}
+
+/// The arguments of a worker, from those of the server.
+fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut given = given.peekable();
+    given.next_if(|first| first == "serve");
+    std::iter::once("worker".into()).chain(given).collect()
+}
+
+/// A worker, on its supervisor's pipes.
+fn work(options: Options, stdio: Stdio, board: i32) -> i32 {
+    // It must not outlive the supervisor, whatever becomes of that.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
+    let board = match Board::take(board) {
+        Ok(board) => board,
+        Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
+    };
     let session = match options.session() {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
-            let _ = mcp::refuse(stdio, &reason);
+            let status = complain(&reason);
+            let _ = mcp::refuse(stdio, &reason, true);
+            return status;
+        }
+    };
+    start_logging(options.log);
+    mcp::serve_supervised(stdio, session, board)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+}
+
+fn greet(stdio: &Stdio) {
+    if stdio.input.is_terminal() {
+        say(include_str!("cli/terminal.txt").trim_end());
+    }
+}
+
+/// Lisp in this very process.
+fn serve_alone(options: Options, stdio: Stdio) -> i32 {
+    greet(&stdio);
+    let session = match options.session() {
+        Ok(session) => session,
+        Err(error) => {
+            let reason = format!("sbcl-mcp cannot start: {error}");
+            let _ = mcp::refuse(stdio, &reason, false);
             return complain(&reason);
         }
     };
@@ -189,7 +269,7 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
-        let options = Cli::parse_from(["sbcl-mcp"]).options;
+        let options = Cli::parse_from(["sbcl-mcp"]).serve.options;
         let image = ImageConfig::default();
         assert_eq!((options.heap, options.control_stack), (image.heap, image.control_stack));
         let limits = Limits::default();

@@ -25,6 +25,10 @@
 
 mod config;
 mod error;
+#[cfg(feature = "mcp")]
+mod handover;
+#[cfg(feature = "mcp")]
+mod id_scanner;
 mod image;
 pub mod outcome;
 pub mod report;
@@ -36,6 +40,8 @@ pub mod cli;
 #[cfg(feature = "mcp")]
 #[doc(hidden)]
 pub mod mcp;
+#[cfg(feature = "mcp")]
+mod supervisor;
 
 pub use config::{ImageConfig, Limits};
 pub use error::{BootError, HoldError, InspectError, LimitError};

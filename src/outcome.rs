@@ -149,7 +149,7 @@ pub struct Timing {
 
 /// A form that defined something: evaluated again in its package, in order with the others, it makes another image
 /// like this one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DefiningForm {
     /// The form's text.
     pub code: String,

@@ -38,6 +38,7 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), Boot
         },
     )?;
     // What fails before SBCL is touched may be tried again.
+    super::process::watch_forks();
     let runtime = Runtime::load(config).inspect_err(|_| STATE.store(State::Fresh as u8, Ordering::Release))?;
     let config = config.clone();
     // A thread of its own: SBCL changes the mask of the one that initialises it.

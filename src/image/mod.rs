@@ -8,6 +8,7 @@ mod bindings;
 mod boot;
 mod callbacks;
 mod library;
+pub(crate) mod process;
 mod protocol;
 pub(crate) mod signals;
 

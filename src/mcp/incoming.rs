@@ -7,7 +7,7 @@ use rmcp::model::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::id_scanner::IdScanner;
+use crate::id_scanner::IdScanner;
 
 /// What is to be done about a line.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::id_scanner::IdScanner;
 use super::pipe::Pipe;
+use crate::id_scanner::IdScanner;
 
 /// The longest line that is read, in bytes.
 pub(super) const MAX_LINE: usize = 64 << 20;

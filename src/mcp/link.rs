@@ -11,13 +11,19 @@ use tokio::sync::Notify;
 
 use super::incoming::Refusal;
 use super::output::Output;
+use crate::handover::frame::{self, HEADER, Kind};
+
+/// Word of so many lines that want no answer is kept back until there is something else to write.
+const MAX_UNTOLD: usize = 16;
 
 /// What the reading side, the writing side and the end of the server know together.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// To the client.
+    /// To the client, or to the supervisor.
     pub(super) output: Arc<Output>,
-    in_flight: Mutex<HashMap<RequestId, Option<Arc<Mutex<Batch>>>>>,
+    /// Frames for a supervisor that wait for the next one; `None` when lines go straight to the client.
+    untold: Option<Mutex<Vec<u8>>>,
+    in_flight: Mutex<HashMap<RequestId, Waiter>>,
     /// The opening request has been answered.
     opened: AtomicBool,
     /// The client has nothing more to say.
@@ -26,17 +32,31 @@ pub(super) struct Link {
     pub(super) stop: Notify,
 }
 
+/// Where an answer goes.
+#[derive(Debug)]
+enum Waiter {
+    /// To the client: it is all that this line asked for.
+    Line(u64),
+    /// Into a batch.
+    Batch(Arc<Mutex<Batch>>),
+    /// Nowhere: the client has it from another worker.
+    Nobody,
+}
+
 /// The answers to a batch, which leave together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Batch {
+    line: u64,
     answers: Vec<Vec<u8>>,
     missing: usize,
 }
 
 impl Link {
-    pub(super) fn new(output: Output) -> Self {
+    /// `supervised`: what is written are frames for a supervisor.
+    pub(super) fn new(output: Output, supervised: bool) -> Self {
         Self {
             output: Arc::new(output),
+            untold: supervised.then(Mutex::default),
             in_flight: Mutex::default(),
             opened: AtomicBool::new(false),
             input_ended: Notify::new(),
@@ -53,8 +73,8 @@ impl Link {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request waits for its answer. False when one of that id does already.
-    pub(super) fn expect(&self, id: &RequestId, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
+    /// Notes that a request of this line waits for its answer. False when one of that id does already.
+    pub(super) fn expect(&self, id: &RequestId, line: u64, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
         let mut in_flight = self.in_flight.lock();
         if in_flight.contains_key(id) {
             return false;
@@ -62,45 +82,88 @@ impl Link {
         if let Some(batch) = batch {
             batch.lock().missing += 1;
         }
-        in_flight.insert(id.clone(), batch.cloned());
+        in_flight.insert(id.clone(), batch.map_or(Waiter::Line(line), |batch| Waiter::Batch(batch.clone())));
         true
+    }
+
+    /// Notes that the client has the answer to a request that is asked again.
+    pub(super) fn expect_again(&self, id: &RequestId) {
+        self.in_flight.lock().insert(id.clone(), Waiter::Nobody);
+    }
+
+    /// True when something from a line before this one waits for its answer.
+    pub(super) fn expects_before(&self, line: u64) -> bool {
+        self.in_flight.lock().values().any(|waiter| match waiter {
+            Waiter::Line(other) => *other < line,
+            Waiter::Batch(batch) => batch.lock().line < line,
+            Waiter::Nobody => false,
+        })
     }
 
     /// Notes that a request wants no answer any more.
     pub(super) fn forget(&self, id: &RequestId) {
-        if let Some(Some(batch)) = self.in_flight.lock().remove(id) {
-            self.finish(&batch, None);
+        let waiter = self.in_flight.lock().remove(id);
+        match waiter {
+            Some(Waiter::Line(line)) => self.tell(Kind::Done, line, &()),
+            Some(Waiter::Batch(batch)) => self.finish(&batch, None),
+            Some(Waiter::Nobody) | None => {}
         }
     }
 
     /// Sends the answer to a request, if it still wants one.
     pub(super) fn answer(&self, id: &RequestId, message: &impl Serialize) {
-        match self.in_flight.lock().remove(id) {
+        let waiter = self.in_flight.lock().remove(id);
+        match waiter {
             None => tracing::debug!(%id, "nobody waits for this answer"),
-            Some(None) => self.send(message),
-            Some(Some(batch)) => self.finish(&batch, encode(message)),
+            Some(Waiter::Line(line)) => self.put(Kind::Answer, line, message),
+            Some(Waiter::Batch(batch)) => self.finish(&batch, encode(message)),
+            Some(Waiter::Nobody) => {}
         }
     }
 
-    /// Answers what is no message.
-    pub(super) fn refuse(&self, refusal: &Refusal, batch: Option<&Arc<Mutex<Batch>>>) {
+    /// Answers a line, or a part of a batch, that is no message.
+    pub(super) fn refuse(&self, refusal: &Refusal, line: u64, batch: Option<&Arc<Mutex<Batch>>>) {
         match batch {
-            None => self.send(refusal),
+            None => self.put(Kind::Answer, line, refusal),
             Some(batch) => batch.lock().answers.extend(encode(refusal)),
         }
     }
 
-    /// Sends anything, as a line.
+    /// Sends what is no answer.
     pub(super) fn send(&self, message: &impl Serialize) {
-        if let Some(mut line) = encode(message) {
-            line.push(b'\n');
-            self.output.put(&line);
+        self.put(Kind::Message, 0, message);
+    }
+
+    /// Notes that a line gets no answer.
+    pub(super) fn done(&self, line: u64) {
+        if let Some(untold) = &self.untold {
+            let mut untold = untold.lock();
+            untold.extend(frame::header(Kind::Done, line, 0));
+            if untold.len() >= MAX_UNTOLD * HEADER {
+                self.output.put(&std::mem::take(&mut *untold));
+            }
+        }
+    }
+
+    /// Notes that a message in this line opens the conversation with another worker, too.
+    pub(super) fn keep(&self, line: u64, message: &impl Serialize) {
+        if let (Some(untold), Some(text)) = (&self.untold, encode(message)) {
+            untold.lock().extend(frame::frame(Kind::Keep, line, &text));
+        }
+    }
+
+    /// Tells the supervisor something.
+    pub(super) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
+        if let (Some(untold), Some(payload)) = (&self.untold, encode(content)) {
+            let mut untold = untold.lock();
+            untold.extend(frame::frame(kind, line, &payload));
+            self.output.put(&std::mem::take(&mut *untold));
         }
     }
 
     /// A batch that is being read: it is not complete before [`Self::batch_read`].
-    pub(super) fn batch() -> Arc<Mutex<Batch>> {
-        Arc::new(Mutex::new(Batch { answers: Vec::new(), missing: 1 }))
+    pub(super) fn batch(line: u64) -> Arc<Mutex<Batch>> {
+        Arc::new(Mutex::new(Batch { line, answers: Vec::new(), missing: 1 }))
     }
 
     /// All of the batch has been looked at.
@@ -121,11 +184,49 @@ impl Link {
         let mut batch = batch.lock();
         batch.answers.extend(answer);
         batch.missing -= 1;
-        if batch.missing == 0 && !batch.answers.is_empty() {
-            let mut line = vec![b'['];
-            line.extend(batch.answers.join(&b','));
-            line.extend(b"]\n");
-            self.output.put(&line);
+        if batch.missing > 0 {
+            return;
+        }
+        if batch.answers.is_empty() {
+            self.done(batch.line);
+        } else {
+            let mut bytes = self.begin();
+            bytes.push(b'[');
+            bytes.extend(batch.answers.join(&b','));
+            bytes.push(b']');
+            self.end(Kind::Answer, batch.line, bytes);
+        }
+    }
+
+    fn put(&self, kind: Kind, line: u64, message: &impl Serialize) {
+        let mut bytes = self.begin();
+        match serde_json::to_writer(&mut bytes, message) {
+            Ok(()) => self.end(kind, line, bytes),
+            Err(error) => tracing::error!(%error, "an answer cannot be written"),
+        }
+    }
+
+    /// An empty line for the client, with room for a header where there is a supervisor.
+    fn begin(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(256);
+        if self.untold.is_some() {
+            bytes.extend([0; HEADER]);
+        }
+        bytes
+    }
+
+    /// Sends a line that [`Self::begin`] began.
+    fn end(&self, kind: Kind, line: u64, mut bytes: Vec<u8>) {
+        bytes.push(b'\n');
+        let Some(untold) = &self.untold else { return self.output.put(&bytes) };
+        let length = bytes.len() - HEADER;
+        bytes[..HEADER].copy_from_slice(&frame::header(kind, line, length));
+        let mut untold = untold.lock();
+        if untold.is_empty() {
+            self.output.put(&bytes);
+        } else {
+            untold.extend(bytes);
+            self.output.put(&std::mem::take(&mut *untold));
         }
     }
 }

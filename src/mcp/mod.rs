@@ -1,6 +1,5 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
-mod id_scanner;
 mod incoming;
 mod lines;
 mod link;
@@ -12,10 +11,12 @@ pub(crate) mod stdio;
 mod tools;
 mod unwind;
 mod wire;
+mod worker;
 
 use std::future::Future;
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::ServiceExt;
@@ -23,10 +24,14 @@ use rmcp::service::ServerInitializeError;
 use tokio::time::timeout;
 
 use crate::Session;
+use crate::handover::board::Board;
+use crate::handover::frame::Kind;
 use incoming::Refusal;
+use link::Link;
 use server::Server;
 use signals::Signals;
 use stdio::Stdio;
+use tools::Desk;
 use wire::Wire;
 
 /// How long what was asked before the end may still take. The process is gone within a second of the end.
@@ -41,32 +46,49 @@ const BAD_NEWS: Duration = Duration::from_secs(2);
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
 pub(crate) fn serve(stdio: Stdio, session: Session) -> io::Result<i32> {
     run(async {
-        let mut signals = Signals::new()?;
-        let (wire, link) = Wire::open(stdio)?;
-        let mut service = pin!(serve_over(Server::new(session), wire, || link.open()));
-        let status = tokio::select! {
-            // The end of input ends it as well, once everything is answered.
-            status = &mut service => return finish(&link, status).await,
-            signal = signals.next() => 128 + signal,
-            () = link.input_ended.notified() => 0,
-            () = link.output.gone() => return Ok(0),
-        };
-        link.stop.notify_one();
-        let _ = timeout(GRACE, service).await;
-        finish(&link, status).await
+        let signals = Signals::new()?;
+        let (wire, link) = Wire::open(stdio, false)?;
+        converse(signals, wire, link, Desk::new(session)).await
     })
 }
 
-/// Tells the client, when it asks for the first time, why there is no server.
-pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
+/// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does.
+pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board) -> io::Result<i32> {
     run(async {
-        let (mut wire, link) = Wire::open(stdio)?;
+        let signals = Signals::new()?;
+        let (mut wire, link) = Wire::open(stdio, true)?;
+        let handover = wire.take_over().await?;
+        let worker = worker::take_over(&session, handover, link.clone(), board);
+        converse(signals, wire, link, Desk::of_worker(session, worker)).await
+    })
+}
+
+async fn converse(mut signals: Signals, wire: Wire, link: Arc<Link>, desk: Desk) -> io::Result<i32> {
+    let mut service = pin!(serve_over(Server::new(desk), wire, || link.open()));
+    let status = tokio::select! {
+        // The end of input ends it as well, once everything is answered.
+        status = &mut service => return finish(&link, status).await,
+        signal = signals.next() => 128 + signal,
+        () = link.input_ended.notified() => 0,
+        () = link.output.gone() => return Ok(0),
+    };
+    link.stop.notify_one();
+    let _ = timeout(GRACE, service).await;
+    finish(&link, status).await
+}
+
+/// Tells the client, when it asks for the first time, why there is no server.
+pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result<()> {
+    run(async {
+        let (mut wire, link) = Wire::open(stdio, supervised)?;
+        if supervised {
+            wire.take_over().await?;
+        }
         if let Ok(Some(id)) = timeout(BAD_NEWS, wire.first_request()).await {
             let code = rmcp::model::ErrorCode::INTERNAL_ERROR;
             link.answer(&id, &Refusal::new(Some(id.clone().into_json_value()), code, reason));
-            let _ = timeout(FAREWELL, link.output.drained_to(0)).await;
         }
-        Ok(())
+        finish(&link, 1).await.map(|_| ())
     })
 }
 
@@ -91,8 +113,9 @@ fn broken(error: impl std::fmt::Display) -> i32 {
     1
 }
 
-async fn finish(link: &link::Link, status: i32) -> io::Result<i32> {
+async fn finish(link: &Link, status: i32) -> io::Result<i32> {
     link.abandon();
+    link.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
     let _ = timeout(FAREWELL, link.output.drained_to(0)).await;
     Ok(status)
 }

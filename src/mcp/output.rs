@@ -1,9 +1,10 @@
-//! The lines that go to the client: written at once when it reads, kept for it when it does not.
+//! The lines (or frames) that go to the client (or the supervisor): written at once when it reads, kept for it when it does not.
 
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::pipe::Pipe;
@@ -12,6 +13,8 @@ use super::pipe::Pipe;
 #[derive(Debug)]
 pub(super) struct Output {
     pipe: Pipe,
+    /// Lines come from Lisp's threads, too.
+    runtime: Handle,
     waiting: Mutex<Waiting>,
     /// How many bytes wait for the client to read.
     backlog: watch::Sender<usize>,
@@ -31,7 +34,7 @@ struct Waiting {
 impl Output {
     pub(super) fn new(pipe: Pipe) -> Self {
         let (backlog, _) = watch::channel(0);
-        Self { pipe, waiting: Mutex::default(), backlog, gone: Notify::new() }
+        Self { pipe, runtime: Handle::current(), waiting: Mutex::default(), backlog, gone: Notify::new() }
     }
 
     /// Sends a line, its newline included. Never waits.
@@ -54,7 +57,7 @@ impl Output {
             waiting.bytes.extend_from_slice(rest);
             self.backlog.send_modify(|backlog| *backlog += rest.len());
             if !std::mem::replace(&mut waiting.draining, true) {
-                tokio::spawn(self.clone().drain());
+                self.runtime.spawn(self.clone().drain());
             }
         }
     }

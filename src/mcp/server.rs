@@ -11,7 +11,6 @@ use rmcp::{RoleServer, ServerHandler};
 
 use super::tools::{self, Desk};
 use super::unwind;
-use crate::Session;
 
 /// The revisions that are tested. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
@@ -31,8 +30,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(session: Session) -> Self {
-        Self { desk: Desk::new(session), tools: ListToolsResult::with_all_items(tools::all()) }
+    pub(super) fn new(desk: Desk) -> Self {
+        Self { desk, tools: ListToolsResult::with_all_items(tools::all()) }
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rmcp::RoleServer;
-use rmcp::model::{ClientJsonRpcMessage, ClientNotification, ErrorCode, JsonRpcMessage, RequestId};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, GetExtensions, JsonRpcMessage, RequestId,
+};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 
@@ -18,9 +20,13 @@ use super::link::{Batch, Link};
 use super::output::Output;
 use super::pipe::Pipe;
 use super::stdio::Stdio;
+use crate::handover::{self, Handover};
 
 /// With this much unread by the client, no more of its requests are taken.
 const MAX_BACKLOG: usize = 64 << 20;
+
+/// A message's place in a batch.
+type Place<'a> = (usize, &'a Arc<Mutex<Batch>>);
 
 /// The wire to the client. What comes in is checked before rmcp sees it: rmcp drops what it cannot read, and ends
 /// when a notification comes before the opening request.
@@ -30,14 +36,49 @@ pub(super) struct Wire {
     link: Arc<Link>,
     /// The rest of a batch.
     ready: VecDeque<ClientJsonRpcMessage>,
+    /// The numbers of the lines that come next, and of those after them.
+    resent: VecDeque<u64>,
+    next: u64,
 }
 
+/// The least number for the job that a request asks for, among the request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket(pub(super) u64);
+
 impl Wire {
-    /// Opens both directions.
-    pub(super) fn open(stdio: Stdio) -> io::Result<(Self, Arc<Link>)> {
-        let link = Arc::new(Link::new(Output::new(Pipe::writer(stdio.output)?)));
+    /// Opens both directions. `supervised`: a supervisor is between this end and the client.
+    pub(super) fn open(stdio: Stdio, supervised: bool) -> io::Result<(Self, Arc<Link>)> {
+        let link = Arc::new(Link::new(Output::new(Pipe::writer(stdio.output)?), supervised));
         let lines = Lines::new(Pipe::reader(stdio.input)?);
-        Ok((Self { lines, link: link.clone(), ready: VecDeque::new() }, link))
+        let wire = Self { lines, link: link.clone(), ready: VecDeque::new(), resent: VecDeque::new(), next: 1 };
+        Ok((wire, link))
+    }
+
+    /// Reads where the last worker stopped, and goes on there.
+    pub(super) async fn take_over(&mut self) -> io::Result<Handover> {
+        let Line::Text(line) = self.lines.next().await? else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let handover: Handover = serde_json::from_slice(self.lines.text(line))?;
+        self.resent = handover.resent.iter().copied().collect();
+        self.next = handover.next;
+        for line in &handover.handshake {
+            if let Incoming::Message(message) = decode(line.as_bytes()) {
+                if let JsonRpcMessage::Request(request) = &*message {
+                    self.link.expect_again(&request.id);
+                }
+                self.ready.push_back(*message);
+            }
+        }
+        Ok(handover)
+    }
+
+    /// The number of the line that was just read.
+    fn number(&mut self) -> u64 {
+        self.resent.pop_front().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
     }
 
     /// The id of the first request that comes; `None` when none does.
@@ -50,38 +91,67 @@ impl Wire {
     }
 
     fn take(&mut self, incoming: Incoming) {
+        let line = self.number();
         match incoming {
             Incoming::Batch(messages) => {
-                let batch = Link::batch();
-                for message in messages {
-                    self.take_one(message, Some(&batch));
+                let batch = Link::batch(line);
+                for (part, message) in messages.into_iter().enumerate() {
+                    self.take_one(message, line, Some((part, &batch)));
                 }
                 self.link.batch_read(&batch);
             }
-            one => self.take_one(one, None),
+            one => self.take_one(one, line, None),
         }
     }
 
-    fn take_one(&mut self, incoming: Incoming, batch: Option<&Arc<Mutex<Batch>>>) {
+    fn take_one(&mut self, incoming: Incoming, line: u64, place: Option<Place<'_>>) {
         match incoming {
-            Incoming::Message(message) => {
-                if self.admit(&message, batch) {
+            Incoming::Message(mut message) => {
+                if let JsonRpcMessage::Request(request) = &mut *message
+                    && matches!(request.request, ClientRequest::CallToolRequest(_))
+                {
+                    let ticket = handover::job_number(line, place.map_or(0, |(part, _)| part));
+                    request.request.extensions_mut().insert(Ticket(ticket));
+                }
+                if self.admit(&message, line, place.map(|(_, batch)| batch)) {
                     self.ready.push_back(*message);
                 }
             }
-            Incoming::Refused(refusal) => self.link.refuse(&refusal, batch),
-            Incoming::Batch(_) | Incoming::Nothing => {}
+            Incoming::Refused(refusal) => self.link.refuse(&refusal, line, place.map(|(_, batch)| batch)),
+            Incoming::Batch(_) | Incoming::Nothing => {
+                if place.is_none() {
+                    self.link.done(line);
+                }
+            }
         }
     }
 
-    fn admit(&self, message: &ClientJsonRpcMessage, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
+    fn admit(&self, message: &ClientJsonRpcMessage, line: u64, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
+        let admitted = self.looks_right(message, line, batch);
+        let opens = match message {
+            JsonRpcMessage::Request(request) => matches!(request.request, ClientRequest::InitializeRequest(_)),
+            JsonRpcMessage::Notification(notification) => {
+                matches!(notification.notification, ClientNotification::InitializedNotification(_))
+            }
+            _ => false,
+        };
+        if admitted && opens {
+            self.link.keep(line, message);
+        }
+        if batch.is_none() && !matches!(message, JsonRpcMessage::Request(_)) {
+            self.link.done(line);
+        }
+        admitted
+    }
+
+    fn looks_right(&self, message: &ClientJsonRpcMessage, line: u64, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
         match message {
             JsonRpcMessage::Request(request) => {
-                let admitted = self.link.expect(&request.id, batch);
+                let admitted = self.link.expect(&request.id, line, batch);
                 if !admitted {
                     let id = Some(request.id.clone().into_json_value());
                     let reason = "not a valid request: another one of this id is not answered yet";
-                    self.link.refuse(&Refusal::new(id, ErrorCode::INVALID_REQUEST, reason), batch);
+                    self.link.refuse(&Refusal::new(id, ErrorCode::INVALID_REQUEST, reason), line, batch);
                 }
                 admitted
             }
@@ -140,7 +210,8 @@ impl Transport<RoleServer> for Wire {
                 }
                 Ok(Line::TooLong(id)) => {
                     let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
-                    link.refuse(&Refusal::new(id, ErrorCode::INVALID_REQUEST, reason), None);
+                    let line = self.number();
+                    link.refuse(&Refusal::new(id, ErrorCode::INVALID_REQUEST, reason), line, None);
                 }
                 Ok(Line::End) => break,
                 Err(error) => {

@@ -244,6 +244,11 @@ impl OutcomeBuilder {
         false
     }
 
+    /// The last form that defined something.
+    pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
+        self.defined.last()
+    }
+
     /// The outcome, once the job is over. `interrupted`: why it was, if it was.
     pub(super) fn finish(mut self, success: bool, interrupted: Option<Interrupt>) -> Outcome {
         let result = if success {

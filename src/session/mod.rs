@@ -3,13 +3,17 @@
 mod builder;
 mod clock;
 mod queue;
+#[cfg(feature = "mcp")]
+pub(crate) mod restore;
 mod running;
 mod state;
+pub(crate) mod witness;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use crate::config::{ImageConfig, Limits};
@@ -21,9 +25,13 @@ use clock::Clock;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
+use witness::Witness;
 
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long after its interruption a job may go on, if the image can be replaced.
+const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
 
 /// How long the evaluation thread looks out for the next job before it sleeps: the time in which a program that
 /// evaluates one thing after another comes back.
@@ -84,6 +92,10 @@ struct Inner {
     held: Mutex<Option<Held>>,
     clock: Clock,
     next_id: AtomicU64,
+    /// Who takes care that a lost image is replaced.
+    witness: OnceCell<Arc<dyn Witness>>,
+    /// The evaluation that runs, or is held, binds the package.
+    local: AtomicBool,
 }
 
 /// How an evaluation is held.
@@ -119,6 +131,8 @@ impl Session {
             held: Mutex::default(),
             clock: Clock::default(),
             next_id: AtomicU64::new(1),
+            witness: OnceCell::new(),
+            local: AtomicBool::new(false),
         });
         image::boot(image, inner.clone())?;
         let clock = inner.clone();
@@ -303,6 +317,9 @@ impl Session {
     /// Sets the limits of evaluations to come.
     pub fn set_limits(&self, limits: Limits) {
         *self.0.limits.lock() = limits;
+        if let Some(witness) = self.0.witness.get() {
+            witness.limits(&limits);
+        }
     }
 
     fn inspect(&self, kind: JobKind, text: &str, name: &str, build: Build) {
@@ -354,6 +371,10 @@ impl Inner {
             && running.id == target
         {
             running.interrupted.get_or_insert(reason);
+            let since = *running.interrupted_at.get_or_insert_with(Instant::now);
+            if self.witness.get().is_some() {
+                self.clock.arm(since + INTERRUPTION_GRACE);
+            }
         } else {
             return;
         }
@@ -372,6 +393,7 @@ impl Inner {
         let mut next = None;
         for lane in [Lane::Evaluation, Lane::Inspection] {
             let mut overdue = None;
+            next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
             if let Some(running) = self.running[lane as usize].lock().as_mut()
                 && let Some(deadline) = running.deadline
             {
@@ -389,12 +411,45 @@ impl Inner {
         next
     }
 
+    /// Gives the image up when an interrupted job does not end. When to look again.
+    fn give_up_stuck(&self, lane: Lane, now: Instant) -> Option<Instant> {
+        let witness = self.witness.get()?;
+        let mut slot = self.running[lane as usize].lock();
+        let end = slot.as_ref()?.interrupted_at? + INTERRUPTION_GRACE;
+        if now < end {
+            return Some(end);
+        }
+        let running = slot.take()?;
+        drop(slot);
+        match running.build {
+            // Whoever waits for the answer gets it from the next image, and must not see this one give up.
+            Build::Outcome(builder, reply) => {
+                witness.stuck(Some(builder.finish(false, running.interrupted)));
+                std::mem::forget(reply);
+            }
+            Build::Resumed(builder, reply) | Build::Inside(builder, reply) => {
+                witness.stuck(Some(builder.finish(false, running.interrupted)));
+                std::mem::forget(reply);
+            }
+            _ => {
+                self.finish(running, Err(false));
+                // Time for that answer to be written.
+                std::thread::sleep(Duration::from_millis(50));
+                witness.stuck(None);
+            }
+        }
+        None
+    }
+
     /// Turns what ran into an answer: `Ok` for a job that was interrupted before it began.
     fn finish(&self, running: Running, end: Result<Interrupt, bool>) {
         let interrupted = end.ok().or(running.interrupted);
         let success = end == Err(true);
         if running.holds {
             *self.held.lock() = Some(Held { until: Instant::now() + self.limits.lock().hold });
+        }
+        if let Some(witness) = self.witness.get() {
+            witness.ended(running.id);
         }
         let refused = running.refused.map(|reason| Err(HoldError::Refused(reason)));
         match running.build {
@@ -437,6 +492,7 @@ impl Inner {
             state.record(error);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
+        self.tell_witness(&state, &outcome);
         tell(&mut state, &mut outcome);
         outcome
     }
@@ -448,8 +504,34 @@ impl Inner {
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
+        self.tell_witness(&state, &outcome);
         tell(&mut state, &mut outcome);
         outcome
+    }
+
+    /// Has another image know of this one's error, should it come to that.
+    fn tell_witness(&self, state: &State, outcome: &Outcome) {
+        if let Some(witness) = self.witness.get() {
+            witness.errors(outcome.result.as_ref().err(), state.last_error.as_ref());
+        }
+    }
+
+    /// Lets the witness know that a job of the evaluation lane begins. A reset does not: the image goes instead.
+    fn witnessed(&self, request: Request) -> Request {
+        match request.job.kind {
+            JobKind::Evaluate { .. } => self.local.store(!request.job.name.is_empty(), Ordering::Relaxed),
+            JobKind::Reset if self.witness.get().is_some() => {
+                self.finish(Running::new(request, None), Err(true));
+                loop {
+                    std::thread::park();
+                }
+            }
+            _ => {}
+        }
+        if let Some(witness) = self.witness.get() {
+            witness.begun(request.job.id);
+        }
+        request
     }
 
     /// The next job of the evaluation lane. While an evaluation is held, that is one that concerns it, or its release.
@@ -521,6 +603,13 @@ impl Host for Inner {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
         };
+        if image::process::is_forked() {
+            // A copy of this process without its other threads: the job is not its own.
+            crate::exit_now(0);
+        }
+        if lane == Lane::Evaluation {
+            request = self.witnessed(request);
+        }
         if lane != Lane::Control {
             let deadline = request.timeout.map(|timeout| Instant::now() + timeout);
             // Lisp gets the job, the rest stays here.
@@ -557,6 +646,12 @@ impl Host for Inner {
                     Event::Notice(text) => {
                         drop(slot);
                         self.state.lock().notices.push(text.to_owned());
+                    }
+                    Event::Defined(..) => {
+                        running.build.event(event);
+                        if let (Some(witness), Some(form)) = (self.witness.get(), running.build.last_defined()) {
+                            witness.defined(form, self.local.load(Ordering::Relaxed));
+                        }
                     }
                     event => return running.build.event(event),
                 }

@@ -6,7 +6,7 @@ use super::builder::{InspectionBuilder, OutcomeBuilder};
 use super::{Reply, Request};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Event, Interrupt, Job, JobKind};
-use crate::outcome::{Definition, Local, Outcome, SymbolDescription};
+use crate::outcome::{DefiningForm, Definition, Local, Outcome, SymbolDescription};
 
 /// What events build up to, and who gets it.
 pub(super) enum Build {
@@ -45,6 +45,17 @@ impl Build {
     }
 }
 
+impl Build {
+    /// The last form of the evaluation that defined something.
+    pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
+        match self {
+            Self::Outcome(builder, _) => builder.last_defined(),
+            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.last_defined(),
+            _ => None,
+        }
+    }
+}
+
 /// A job in Lisp's hands.
 pub(super) struct Running {
     pub(super) id: u64,
@@ -53,6 +64,8 @@ pub(super) struct Running {
     pub(super) deadline: Option<Instant>,
     /// Why it was first interrupted.
     pub(super) interrupted: Option<Interrupt>,
+    /// When that was.
+    pub(super) interrupted_at: Option<Instant>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.
@@ -68,6 +81,7 @@ impl Running {
             build: request.build,
             deadline,
             interrupted: None,
+            interrupted_at: None,
             holds: false,
             unchanged: false,
             refused: None,

@@ -7,7 +7,7 @@ use super::builder::ClippedBuffer;
 use crate::outcome::ErrorRecord;
 
 /// How many errors the history keeps.
-const HISTORY: usize = 20;
+pub(super) const HISTORY: usize = 20;
 
 /// The error state, the history, and what waits for the next answer.
 #[derive(Default)]
@@ -15,9 +15,9 @@ pub(super) struct State {
     /// The last error; none once an evaluation has succeeded.
     pub(super) last_error: Option<Arc<ErrorRecord>>,
     /// The last errors, oldest first.
-    history: VecDeque<Arc<ErrorRecord>>,
+    pub(super) history: VecDeque<Arc<ErrorRecord>>,
     /// Errors so far, those of before a reset included, so that a number never means two things.
-    errors: u64,
+    pub(super) errors: u64,
     /// Output of threads that outlived their evaluation, until the next answer.
     pub(super) background: Option<ClippedBuffer>,
     /// What the server has to say in the next answer.

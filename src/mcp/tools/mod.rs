@@ -17,7 +17,9 @@ use rmcp::model::{CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, Too
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 
-use crate::Session;
+use super::wire::Ticket;
+use super::worker::Worker;
+use crate::{Session, report};
 use arguments::Arguments;
 
 /// What the tools work with.
@@ -26,11 +28,17 @@ pub(super) struct Desk {
     session: Session,
     /// How many evaluations are queued or running.
     unanswered: AtomicUsize,
+    /// Present where a supervisor replaces the image when it is lost.
+    worker: Option<Worker>,
 }
 
 impl Desk {
     pub(super) fn new(session: Session) -> Self {
-        Self { session, unanswered: AtomicUsize::new(0) }
+        Self { session, unanswered: AtomicUsize::new(0), worker: None }
+    }
+
+    pub(super) fn of_worker(session: Session, worker: Worker) -> Self {
+        Self { worker: Some(worker), ..Self::new(session) }
     }
 }
 
@@ -73,6 +81,17 @@ pub(super) fn all() -> Vec<Tool> {
     tools
 }
 
+/// Tools that may be called again when the image was lost before they answered.
+const REPEATABLE: [&str; 7] = [
+    errors::DESCRIBE_NAME,
+    errors::BACKTRACE_NAME,
+    errors::HISTORY_NAME,
+    definitions::NAME,
+    symbol::NAME,
+    reset::NAME,
+    limits::NAME,
+];
+
 /// Calls a tool.
 pub(super) async fn call(
     desk: &Desk,
@@ -81,6 +100,15 @@ pub(super) async fn call(
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ErrorData> {
     let session = &desk.session;
+    if let Some(worker) = &desk.worker
+        && let Some(Ticket(number)) = context.extensions.get()
+    {
+        if !REPEATABLE.contains(&name) && worker.has_begun(*number) {
+            let outcome = worker.lost(session);
+            return Ok(result(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() }));
+        }
+        session.number_from(*number);
+    }
     let answer = match name {
         evaluate::NAME => evaluate::call(session, &desk.unanswered, arguments, context).await,
         errors::DESCRIBE_NAME => errors::describe(session, arguments),
@@ -94,7 +122,7 @@ pub(super) async fn call(
         | debugger::ABORT => debugger::call(session, name, arguments, context).await,
         definitions::NAME => definitions::call(session, arguments, context).await,
         symbol::NAME => symbol::call(session, arguments, context).await,
-        reset::NAME => reset::call(session, arguments, context).await,
+        reset::NAME => reset::call(desk, arguments, context).await,
         limits::NAME => limits::call(session, arguments),
         unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
     };
@@ -103,9 +131,13 @@ pub(super) async fn call(
         Err(Fault::Value(text)) => Reply { text, is_error: true },
         Err(Fault::Protocol(error)) => return Err(error),
     };
+    Ok(result(reply))
+}
+
+fn result(reply: Reply) -> CallToolResult {
     // One block, always: clients are known to show only the first one of an error.
     let content = vec![ContentBlock::text(reply.text)];
-    Ok(if reply.is_error { CallToolResult::error(content) } else { CallToolResult::success(content) })
+    if reply.is_error { CallToolResult::error(content) } else { CallToolResult::success(content) }
 }
 
 /// A tool's definition. `properties` is a JSON object of schemas, one an argument.

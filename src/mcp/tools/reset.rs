@@ -7,8 +7,9 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::wait::wait;
-use super::{Answer, Arguments, Reply, define};
-use crate::{Session, report};
+use super::{Answer, Arguments, Desk, Reply, Ticket, define};
+use crate::handover::line_of_job;
+use crate::report;
 
 pub(super) const NAME: &str = "reset-session";
 
@@ -25,10 +26,27 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
     Arguments::new(NAME, &[], 0, arguments)?;
     let (answer, reply) = oneshot::channel();
-    session.reset(move |result| drop(answer.send(result)));
+    if let (Some(worker), Some(Ticket(number))) = (&desk.worker, context.extensions.get()) {
+        let (worker, line) = (worker.clone(), line_of_job(*number));
+        if worker.is_fresh_for(line) {
+            return Ok(Reply::new(report::RESET.to_owned()));
+        }
+        // The next worker answers. Nobody's waiting, nor its end, changes anything about it.
+        let (turn, comes) = oneshot::channel();
+        desk.session.reset(move |result| drop(turn.send(result)));
+        tokio::spawn(async move {
+            if comes.await.is_ok() {
+                worker.make_way(line).await;
+            }
+            std::future::pending::<()>().await;
+            drop(answer);
+        });
+    } else {
+        desk.session.reset(move |result| drop(answer.send(result)));
+    }
     // Half a reset is worse than one that nobody waits for: it is not cancelled.
     wait(context, reply, || ()).await??;
     Ok(Reply::new(report::RESET.to_owned()))

@@ -7,7 +7,7 @@ const MAX_TOKEN: usize = 256;
 
 /// Reads a message piece by piece in constant memory and remembers the `"id"` at its top level.
 #[derive(Debug, Default)]
-pub(super) struct IdScanner {
+pub(crate) struct IdScanner {
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -22,21 +22,21 @@ pub(super) struct IdScanner {
 
 impl IdScanner {
     /// The id in a whole text.
-    pub(super) fn scan(text: &[u8]) -> Option<Value> {
+    pub(crate) fn scan(text: &[u8]) -> Option<Value> {
         let mut scanner = Self::default();
         scanner.feed(text);
         scanner.finish()
     }
 
     /// Reads on.
-    pub(super) fn feed(&mut self, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if self.in_string { self.inside_string(byte) } else { self.outside_strings(byte) }
         }
     }
 
     /// What was found.
-    pub(super) fn finish(mut self) -> Option<Value> {
+    pub(crate) fn finish(mut self) -> Option<Value> {
         self.end_of_value();
         self.found.filter(|_| !self.is_response)
     }

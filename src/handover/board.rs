@@ -1,0 +1,73 @@
+//! A few numbers in memory that a worker shares with its supervisor. Writing one costs nothing, and what is written
+//! stays when the worker is killed the next moment.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::MemfdFlags;
+use rustix::io::FdFlags;
+
+use crate::image::process::{SharedPage, share};
+
+/// What the numbers are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Slot {
+    /// The last job of the evaluation lane that began.
+    Begun,
+    /// The last one of these that came to its end.
+    Ended,
+    /// Which form of the journal is being restored, from 1.
+    Restoring,
+}
+
+const SLOTS: usize = 3;
+
+/// The worker's side.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Board(SharedPage);
+
+impl Board {
+    /// Takes over the board that the supervisor left open under this number.
+    pub(crate) fn take(number: i32) -> io::Result<Self> {
+        share(number).map(Self)
+    }
+
+    /// Writes a number.
+    pub(crate) fn set(self, slot: Slot, value: u64) {
+        self.0[slot as usize].store(value, Ordering::Release);
+    }
+
+    /// Reads one.
+    pub(crate) fn get(self, slot: Slot) -> u64 {
+        self.0[slot as usize].load(Ordering::Acquire)
+    }
+}
+
+/// The supervisor's side, one for each worker.
+#[derive(Debug)]
+pub(crate) struct SharedBoard(OwnedFd);
+
+impl SharedBoard {
+    /// A new one, all zero.
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(c"sbcl-mcp-board", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, 4096)?;
+        Ok(Self(fd))
+    }
+
+    /// Lets the next child process inherit it; returns the number it has there.
+    pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
+        rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
+        Ok(self.0.as_raw_fd())
+    }
+
+    /// Reads a number.
+    pub(crate) fn get(&self, slot: Slot) -> u64 {
+        let mut bytes = [0; SLOTS * 8];
+        // What cannot be read was never written.
+        let _ = rustix::io::pread(&self.0, &mut bytes, 0);
+        let start = slot as usize * 8;
+        u64::from_ne_bytes(bytes[start..start + 8].try_into().expect("eight bytes"))
+    }
+}

@@ -1,0 +1,108 @@
+//! What a supervisor and its workers tell each other.
+//!
+//! Each direction is a pipe. Towards the worker goes one line, a [`Handover`], and then the client's lines as they
+//! are. Towards the supervisor go [frames](frame): lines for the client, and word of whatever must outlive the image.
+//! What must be known even of a worker that is gone from one instruction to the next is on the [board].
+
+pub(crate) mod board;
+pub(crate) mod frame;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Limits;
+use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
+use crate::session::restore::Errors;
+
+/// The first line that a worker reads: where the last one stopped.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Handover {
+    /// The numbers of the lines that follow first: they are not answered yet.
+    pub(crate) resent: Vec<u64>,
+    /// The number of the line after those.
+    pub(crate) next: u64,
+    /// The lines that opened the conversation; the client has the answers.
+    pub(crate) handshake: Vec<String>,
+    /// The limits; `None` for those of the command line.
+    pub(crate) limits: Option<Limits>,
+    /// The error state and the history.
+    pub(crate) errors: Errors,
+    /// The forms to evaluate again; `None` when nothing is to be restored.
+    pub(crate) journal: Option<Vec<Entry>>,
+    /// Jobs with numbers up to this one have begun in an image that is gone; they must not begin again.
+    pub(crate) through: u64,
+    /// What became of the last image, if it was lost.
+    pub(crate) loss: Option<Loss>,
+    /// The line that asked for this image in place of the last one.
+    pub(crate) reset: Option<u64>,
+}
+
+/// A form to be evaluated again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    /// The form and the package it was read in.
+    pub(crate) form: DefiningForm,
+    /// The package was bound for its evaluation alone.
+    pub(crate) local: bool,
+}
+
+/// How an image was lost.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Loss {
+    /// What happened to it, as the rest of a sentence: `was killed by signal 9 (SIGKILL)`.
+    pub(crate) cause: String,
+    /// An evaluation was running.
+    pub(crate) in_flight: bool,
+    /// That evaluation's request waits for an answer, which tells of the loss.
+    pub(crate) awaited: bool,
+    /// What could be said of an evaluation that did not let itself be stopped.
+    pub(crate) stuck: Option<Box<Outcome>>,
+    /// Forms that took an image down as they were being restored; they are not tried again.
+    pub(crate) deadly: Vec<Entry>,
+}
+
+/// What an evaluation did to the errors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ErrorChange {
+    /// A new one.
+    pub(crate) added: Option<Arc<ErrorRecord>>,
+    /// The number of the last one; `None` without an error.
+    pub(crate) last: Option<u64>,
+}
+
+/// What a worker could not restore: indices into the journal it was given.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Restored {
+    /// Forms that are not to be tried again.
+    pub(crate) failed: Vec<usize>,
+}
+
+/// Bits of a job's number that do not belong to its line's.
+const LINE_SHIFT: u32 = 28;
+/// Bits that leave room for jobs that no line asked for.
+const PART_SHIFT: u32 = 8;
+
+/// The least number for the job that the `part`th message in line `line` asks for. Numbers rise with lines, and
+/// within a batch.
+pub(crate) fn job_number(line: u64, part: usize) -> u64 {
+    let parts = 1 << (LINE_SHIFT - PART_SHIFT);
+    (line << LINE_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
+}
+
+/// The line that asked for a job.
+pub(crate) fn line_of_job(number: u64) -> u64 {
+    number >> LINE_SHIFT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_rise_with_lines_and_parts() {
+        let numbers = [job_number(1, 0), job_number(1, 1), job_number(1, 1 << 30), job_number(2, 0)];
+        assert!(numbers.is_sorted_by(|a, b| a < b));
+        assert_eq!(numbers.map(line_of_job), [1, 1, 1, 2]);
+    }
+}

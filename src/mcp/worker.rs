@@ -1,0 +1,242 @@
+//! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::link::Link;
+use crate::handover::board::{Board, Slot};
+use crate::handover::frame::Kind;
+use crate::handover::{Entry, ErrorChange, Handover, Loss, Restored};
+use crate::image::process::is_forked;
+use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
+use crate::session::restore::failed;
+use crate::session::witness::Witness;
+use crate::{Evaluation, Limits, Session};
+
+/// How long restoring may take.
+const RESTORE_TIME: Duration = Duration::from_secs(30);
+/// How long the answers of what ran before a reset may take to be written.
+const LAST_ANSWERS: Duration = Duration::from_millis(50);
+/// Forms that a message names when they could not be restored.
+const NAMED: usize = 10;
+/// Characters of a form that a message shows.
+const SHOWN: usize = 100;
+
+/// What a worker knows of the one before it.
+#[derive(Debug, Clone)]
+pub(super) struct Worker {
+    link: Arc<Link>,
+    through: u64,
+    reset: Option<u64>,
+    lost: Outcome,
+}
+
+impl Worker {
+    /// True for a job that another image has begun.
+    pub(super) fn has_begun(&self, number: u64) -> bool {
+        number <= self.through
+    }
+
+    /// The outcome of such a job, which is an error like any other.
+    pub(super) fn lost(&self, session: &Session) -> Outcome {
+        let mut outcome = self.lost.clone();
+        session.fail(&mut outcome);
+        outcome
+    }
+
+    /// True when this line's wish for a fresh image has been granted.
+    pub(super) fn is_fresh_for(&self, line: u64) -> bool {
+        self.reset == Some(line)
+    }
+
+    /// Ends this worker's service in favour of a fresh image, once what ran before is answered.
+    pub(super) async fn make_way(&self, line: u64) {
+        let end = Instant::now() + LAST_ANSWERS;
+        while self.link.expects_before(line) && Instant::now() < end {
+            tokio::task::yield_now().await;
+        }
+        self.link.tell(Kind::Reset, line, &());
+    }
+}
+
+/// Makes `session` go on where the last image stopped, and has the supervisor told of all that happens in it.
+pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, board: Board) -> Worker {
+    if let Some(limits) = handover.limits {
+        session.set_limits(limits);
+    }
+    let journal = handover.journal.as_deref();
+    let report = restore(session, journal.unwrap_or_default(), board);
+    let mut lost = lost(&handover, &report);
+    session.set_errors(handover.errors);
+    link.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
+    let told = Mutex::new(session.last_error().map(|error| error.id));
+    session.observe(Arc::new(Keeper { link: link.clone(), board, told }));
+    if let Some(loss) = handover.loss.filter(|loss| !loss.awaited)
+        && let Err(error) = &lost.result
+    {
+        // Nobody's answer tells of it.
+        session.add_notice(error.message.text.clone());
+        if loss.in_flight {
+            session.fail(&mut lost);
+        }
+    }
+    Worker { link, through: handover.through, reset: handover.reset, lost }
+}
+
+/// How restoring went.
+#[derive(Debug, Default)]
+struct Report {
+    restored: usize,
+    /// Indices into the journal, each with the reason.
+    failed: Vec<(usize, String)>,
+}
+
+fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
+    let end = Instant::now() + RESTORE_TIME;
+    let mut report = Report::default();
+    let mut package = "COMMON-LISP-USER";
+    for (index, entry) in journal.iter().enumerate() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            report.failed.push((index, format!("not tried: restoring took {} seconds", RESTORE_TIME.as_secs())));
+            continue;
+        }
+        board.set(Slot::Restoring, index as u64 + 1);
+        let mut evaluation = Evaluation::new(&*entry.form.code);
+        evaluation.timeout = Some(Some(left));
+        if entry.local {
+            evaluation.package = Some(entry.form.package.clone());
+        } else if package != entry.form.package {
+            package = &entry.form.package;
+            enter(session, package);
+        }
+        match session.evaluate(evaluation).result {
+            Ok(_) => report.restored += 1,
+            Err(error) => report.failed.push((index, reason(&error))),
+        }
+    }
+    board.set(Slot::Restoring, 0);
+    report
+}
+
+/// Makes `package` the session's. Nothing is done when it is there already, or there is none of this name.
+fn enter(session: &Session, package: &str) {
+    let name = package.replace('\\', "\\\\").replace('"', "\\\"");
+    let code = format!(
+        "(COMMON-LISP:LET ((COMMON-LISP-USER::P (COMMON-LISP:FIND-PACKAGE \"{name}\"))) \
+         (COMMON-LISP:WHEN COMMON-LISP-USER::P (COMMON-LISP:SETF COMMON-LISP:*PACKAGE* COMMON-LISP-USER::P)))"
+    );
+    // In the other case for a readtable that was told to invert it.
+    if session.evaluate(Evaluation::new(&*code)).is_error() {
+        let (head, tail) = code.split_once('"').unwrap_or_default();
+        let (literal, tail) = tail.rsplit_once('"').unwrap_or_default();
+        let code = format!("{}\"{literal}\"{}", head.to_lowercase(), tail.to_lowercase());
+        let _ = session.evaluate(Evaluation::new(code));
+    }
+}
+
+fn reason(error: &ErrorRecord) -> String {
+    let text = error.message.text.lines().next().unwrap_or_default();
+    format!("{}: {}", error.kind, shortened(text))
+}
+
+fn shortened(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(SHOWN) {
+        Some((cut, _)) => format!("{}…", &line[..cut]),
+        None => line,
+    }
+}
+
+/// What is said of an evaluation that the last image did not finish.
+fn lost(handover: &Handover, report: &Report) -> Outcome {
+    let Some(loss) = &handover.loss else {
+        let text = "Its answer was lost with the image, which another request had replaced.";
+        return failed("IMAGE-LOST", text.to_owned());
+    };
+    let restored = restored(handover, report, loss);
+    let stuck = loss.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
+    let Some((outcome, error)) = stuck else {
+        return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", loss.cause));
+    };
+    let mut error = ErrorRecord::clone(error);
+    // The rest of its message is about an image that goes on.
+    let text = error.message.text.split_once(". ").map_or(&*error.message.text, |(first, _)| first);
+    error.message = Clipped::from(format!("{text}.\nThe Lisp image {}. {restored}", loss.cause));
+    Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
+}
+
+fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
+    let mut text = "A new image has taken its place.\n".to_owned();
+    let Some(journal) = &handover.journal else {
+        text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
+        return text;
+    };
+    let total = journal.len() + loss.deadly.len();
+    text += &match total {
+        0 => "There were no definitions to restore.".to_owned(),
+        _ if report.restored == total => {
+            format!("Restored: all {total} form{} that defined something.", if total == 1 { "" } else { "s" })
+        }
+        _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
+    };
+    let deadly = loss.deadly.iter().map(|entry| (entry, "it takes the image down"));
+    let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.as_str()));
+    let failures: Vec<_> = deadly.chain(failed).collect();
+    for (entry, reason) in failures.iter().take(NAMED) {
+        text += &format!("\n- {} ({reason})", shortened(&entry.form.code));
+    }
+    if failures.len() > NAMED {
+        text += &format!("\n- and {} more", failures.len() - NAMED);
+    }
+    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what the \
+             unfinished evaluation had done.";
+    text
+}
+
+/// Tells the supervisor.
+#[derive(Debug)]
+struct Keeper {
+    link: Arc<Link>,
+    board: Board,
+    /// The number of the last error as the supervisor knows it.
+    told: Mutex<Option<u64>>,
+}
+
+impl Witness for Keeper {
+    fn begun(&self, job: u64) {
+        self.board.set(Slot::Begun, job);
+    }
+
+    fn ended(&self, job: u64) {
+        // One that was cancelled in the queue never began.
+        if self.board.get(Slot::Begun) == job {
+            self.board.set(Slot::Ended, job);
+        }
+    }
+
+    fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
+        let last = last.map(|error| error.id);
+        let mut told = self.told.lock();
+        if (added.is_some() || *told != last) && !is_forked() {
+            *told = last;
+            self.link.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
+        }
+    }
+
+    fn defined(&self, form: &DefiningForm, local: bool) {
+        if !is_forked() {
+            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local });
+        }
+    }
+
+    fn limits(&self, limits: &Limits) {
+        self.link.tell(Kind::Limits, 0, limits);
+    }
+
+    fn stuck(&self, outcome: Option<Outcome>) {
+        self.link.tell(Kind::Stuck, 0, &outcome);
+    }
+}

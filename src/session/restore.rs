@@ -1,0 +1,98 @@
+//! What a session takes over from one whose image is gone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::builder::OutcomeBuilder;
+use super::state::{HISTORY, State};
+use super::witness::Witness;
+use super::{Ordering, Session};
+use crate::config::Limits;
+use crate::outcome::{Clipped, ErrorRecord, Outcome};
+
+/// What a session knows of errors, as it is handed to another.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Errors {
+    /// The error state.
+    pub(crate) last: Option<Arc<ErrorRecord>>,
+    /// The last errors, oldest first.
+    pub(crate) history: VecDeque<Arc<ErrorRecord>>,
+    /// The number of the last one.
+    pub(crate) count: u64,
+}
+
+impl Errors {
+    /// Takes note of what an evaluation did.
+    pub(crate) fn note(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
+        if let Some(error) = added {
+            self.count = self.count.max(error.id);
+            if self.history.len() == HISTORY {
+                self.history.pop_front();
+            }
+            self.history.push_back(error);
+        }
+        let has_id = |error: &&Arc<ErrorRecord>| Some(error.id) == last;
+        self.last = self.history.iter().find(has_id).or(self.last.as_ref().filter(has_id)).cloned();
+    }
+
+    /// Forgets everything but how far the numbers have come.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { count: self.count, ..Self::default() };
+    }
+}
+
+impl State {
+    /// Takes over what another session knew.
+    fn restore(&mut self, errors: Errors) {
+        let Errors { last, history, count } = errors;
+        self.last_error = last;
+        self.history = history;
+        self.errors = count;
+    }
+}
+
+impl Session {
+    /// Has `witness` told of everything from here on. Only the first one counts.
+    pub(crate) fn observe(&self, witness: Arc<dyn Witness>) {
+        let _ = self.0.witness.set(witness);
+    }
+
+    /// The next jobs get numbers from this one on.
+    pub(crate) fn number_from(&self, number: u64) {
+        self.0.next_id.fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// Takes the errors over.
+    pub(crate) fn set_errors(&self, errors: Errors) {
+        self.0.state.lock().restore(errors);
+    }
+
+    /// Takes an error for the last one, as if an evaluation had failed with it.
+    pub(crate) fn fail(&self, outcome: &mut Outcome) {
+        let mut state = self.0.state.lock();
+        if let Err(error) = &mut outcome.result {
+            *error = Arc::new(ErrorRecord::clone(error));
+            state.record(error);
+        }
+        state.last_error = outcome.result.as_ref().err().cloned();
+        self.0.tell_witness(&state, outcome);
+    }
+
+    /// Adds to what the next answer has to say.
+    pub(crate) fn add_notice(&self, notice: String) {
+        self.0.state.lock().notices.push(notice);
+    }
+}
+
+/// The outcome of an evaluation that an image did not come back from.
+pub(crate) fn failed(kind: &str, message: String) -> Outcome {
+    let mut outcome = OutcomeBuilder::new(String::new(), Limits::default(), None).finish(false, None);
+    if let Err(error) = &mut outcome.result {
+        let error = Arc::make_mut(error);
+        error.kind = kind.to_owned();
+        error.message = Clipped::from(message);
+    }
+    outcome
+}

@@ -1,0 +1,23 @@
+//! Whoever must know what is to outlive this image.
+
+use std::sync::Arc;
+
+use crate::config::Limits;
+use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
+
+/// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
+/// that it belongs to: nothing may block.
+pub(crate) trait Witness: Send + Sync {
+    /// The evaluation lane takes a job.
+    fn begun(&self, job: u64);
+    /// A job of that lane is over.
+    fn ended(&self, job: u64);
+    /// The error that an evaluation added to the history, and the error state after it, changed or not.
+    fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
+    /// A form defined something. `local`: the package was bound for its evaluation alone.
+    fn defined(&self, form: &DefiningForm, local: bool);
+    /// The limits were set.
+    fn limits(&self, limits: &Limits);
+    /// What Lisp does now cannot be stopped; this is what can be said of an evaluation. The image is to be given up.
+    fn stuck(&self, outcome: Option<Outcome>);
+}

@@ -1,0 +1,113 @@
+//! The forms that make another image like the one that was lost.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::handover::Entry;
+
+/// Up to so many forms everything is kept as it was evaluated.
+const EXACT: usize = 2_000;
+/// Bytes of code that are kept.
+const MAX_BYTES: usize = 16 << 20;
+
+/// Forms in the order of their evaluation.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    entries: Vec<Entry>,
+    bytes: usize,
+    /// How many entries there may be before they are looked through again.
+    limit: usize,
+}
+
+impl Journal {
+    /// Adds a form.
+    pub(super) fn add(&mut self, entry: Entry) {
+        self.bytes += entry.form.code.len();
+        self.entries.push(entry);
+        if self.entries.len() > self.limit.max(EXACT) || self.bytes > MAX_BYTES {
+            self.compact();
+            self.limit = self.entries.len() * 2;
+        }
+    }
+
+    /// Drops what was evaluated again since, but for its first time, which others may rest on; then, if there is still
+    /// too much, the oldest.
+    fn compact(&mut self) {
+        let mut last: HashMap<&Entry, usize> = HashMap::new();
+        for (index, entry) in self.entries.iter().enumerate() {
+            last.insert(entry, index);
+        }
+        let mut seen: HashSet<&Entry> = HashSet::new();
+        let keep: Vec<bool> =
+            self.entries.iter().enumerate().map(|(index, entry)| seen.insert(entry) || last[entry] == index).collect();
+        let mut keep = keep.into_iter();
+        self.entries.retain(|_| keep.next().unwrap_or(true));
+        self.bytes = self.entries.iter().map(|entry| entry.form.code.len()).sum();
+        let mut excess = 0;
+        while self.bytes > MAX_BYTES && excess < self.entries.len() {
+            self.bytes -= self.entries[excess].form.code.len();
+            excess += 1;
+        }
+        self.entries.drain(..excess);
+    }
+
+    /// Forgets the forms at these places.
+    pub(super) fn remove(&mut self, places: &[usize]) {
+        let mut index = 0;
+        self.entries.retain(|entry| {
+            let stays = !places.contains(&index);
+            index += 1;
+            if !stays {
+                self.bytes -= entry.form.code.len();
+            }
+            stays
+        });
+    }
+
+    /// Takes out the form at a place.
+    pub(super) fn take(&mut self, place: usize) -> Option<Entry> {
+        let entry = (place < self.entries.len()).then(|| self.entries.remove(place))?;
+        self.bytes -= entry.form.code.len();
+        Some(entry)
+    }
+
+    /// The forms.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::DefiningForm;
+
+    fn entry(code: String) -> Entry {
+        Entry { form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() }, local: false }
+    }
+
+    #[test]
+    fn what_is_repeated_does_not_grow() {
+        let mut journal = Journal::default();
+        for round in 0..100_000 {
+            journal.add(entry(format!("(defun f{} ())", round % 10)));
+        }
+        assert!(journal.entries().len() <= 2 * EXACT);
+        journal.compact();
+        assert_eq!(journal.entries().len(), 20);
+        assert_eq!(journal.entries()[19].form.code, "(defun f9 ())");
+        journal.remove(&[0, 18]);
+        assert_eq!(journal.take(16).unwrap().form.code, "(defun f7 ())");
+        assert_eq!(journal.take(17), None);
+        assert_eq!(journal.bytes, journal.entries().iter().map(|entry| entry.form.code.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn there_is_an_end_to_it() {
+        let mut journal = Journal::default();
+        for round in 0..40 {
+            journal.add(entry(format!("(defvar *v{round}* {:?})", "x".repeat(1 << 20))));
+        }
+        assert!(journal.bytes <= MAX_BYTES);
+        assert!(journal.entries().last().unwrap().form.code.contains("*v39*"));
+    }
+}

@@ -1,0 +1,45 @@
+//! Signals, as something to poll for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+/// SIGTERM, SIGINT, SIGHUP, which end the server, and SIGCHLD.
+#[derive(Debug)]
+pub(super) struct Signals {
+    pipe: UnixStream,
+    end: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    /// Takes the signals over from the system.
+    pub(super) fn new() -> io::Result<Self> {
+        let (pipe, write) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        let end = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            signal_hook::flag::register_usize(signal, end.clone(), usize::try_from(signal).unwrap_or(1))?;
+        }
+        for signal in [SIGTERM, SIGINT, SIGHUP, SIGCHLD] {
+            signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+        }
+        Ok(Self { pipe, end })
+    }
+
+    /// Forgets that some came; returns the number of one that ends the server.
+    pub(super) fn take(&mut self) -> Option<i32> {
+        let mut bytes = [0; 64];
+        while rustix::io::read(&self.pipe, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
+        i32::try_from(self.end.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
