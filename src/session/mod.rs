@@ -603,10 +603,6 @@ impl Host for Inner {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
         };
-        if image::process::is_forked() {
-            // A copy of this process without its other threads: the job is not its own.
-            crate::exit_now(0);
-        }
         if lane == Lane::Evaluation {
             request = self.witnessed(request);
         }
@@ -624,6 +620,11 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, event: Event<'_>) -> bool {
+        if matches!(event, Event::Done { .. }) && image::process::is_forked() {
+            // A copy of this process that C code made, without its other threads: neither the answer to this job nor
+            // the next one is its business.
+            crate::exit_now(0);
+        }
         for lane in &self.running {
             let mut slot = lane.lock();
             if let Some(running) = slot.as_mut()
