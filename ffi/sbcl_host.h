@@ -19,7 +19,8 @@
 enum sbcl_lane {
   SBCL_LANE_EVALUATION = 0, /* runs the user's code */
   SBCL_LANE_INSPECTION = 1, /* read-only questions; may run the user's print methods */
-  SBCL_LANE_CONTROL = 2     /* interrupts; never runs the user's code */
+  SBCL_LANE_CONTROL = 2,    /* interrupts; never runs the user's code */
+  SBCL_LANE_SIGNALS = 3     /* pulls once, to be known: the host forwards SBCL's signals to it; gets no job */
 };
 
 enum sbcl_job_kind {
@@ -66,11 +67,11 @@ enum sbcl_event {
   SBCL_EVENT_STDOUT = 1,         /* continue */
   SBCL_EVENT_STDERR = 2,         /* continue */
   SBCL_EVENT_WARNING = 3,        /* begin: condition type; number: line of the code, 0 if unknown */
-  SBCL_EVENT_WARNING_TEXT = 4,   /* continue */
-  SBCL_EVENT_VALUE = 5,          /* begin */
+  SBCL_EVENT_WARNING_TEXT = 4,   /* continue; number: 1 to begin the text again */
+  SBCL_EVENT_VALUE = 5,          /* begin; number: 1 in place of the one begun last */
   SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
   SBCL_EVENT_ERROR = 7,          /* begin: condition type */
-  SBCL_EVENT_ERROR_TEXT = 8,     /* continue */
+  SBCL_EVENT_ERROR_TEXT = 8,     /* continue; number: 1 to begin the text again */
   SBCL_EVENT_RESTART = 9,        /* begin: restart name */
   SBCL_EVENT_RESTART_TEXT = 10,  /* continue */
   SBCL_EVENT_FRAME = 11,         /* begin; number: frame number */

@@ -6,9 +6,6 @@
 (defvar *boundary* 0
   "Frame pointer of the function that called the user's code: frames at or above this address are the server's.")
 
-(defvar *outer-restarts* '()
-  "Restarts that belong to the thread, not to the user: not to be shown.")
-
 (defconstant +all-frames+ 1000
   "A stack of up to this many frames is kept whole; of a deeper one, half as many at either end.")
 
@@ -42,17 +39,14 @@
       (let ((file (ignore-errors (frame-file frame))))
         (and file (eql 4 (mismatch "SYS:" file))))))
 
-(defun exhaustion-frame-p (frame)
-  "True when FRAME is of the functions that the runtime calls when a stack or the heap is exhausted."
-  (let ((name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
-    (and (symbolp name)
-         (let ((text (symbol-name name)))
-           (eql (- (length text) 16) (search "-EXHAUSTED-ERROR" text))))))
-
 (defun host-frame-p (frame)
   "True when FRAME is of the Lisp side of the host."
   (let ((file (and (not (bogus-frame-p frame)) (ignore-errors (frame-file frame)))))
     (and file (eql 9 (or (mismatch "SYS:HOST;" file) 9)))))
+
+(defun invoke-debugger-frame-p (frame)
+  "True when FRAME is of the function that stands in for INVOKE-DEBUGGER."
+  (eq 'enter-debugger (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
 
 (defun frame-below (address)
   "Return the innermost frame that is older than the one at ADDRESS."
@@ -60,46 +54,61 @@
         while (and frame (<= (frame-address frame) address))
         finally (return frame)))
 
+(defun named-frame (name frame)
+  "Return the frame of the function NAME at FRAME or a few calls out, or NIL."
+  (loop for candidate = frame then (sb-di:frame-down candidate)
+        repeat 50
+        while (and candidate (< (frame-address candidate) *boundary*))
+        when (eq name (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
+          return candidate))
+
 (defun resolve-hint (frame)
   "Return the frame that SBCL names as the one where the error happened, at FRAME or older, or NIL. The hint is that
 frame, or the name of the function that was called to report the error, such as ERROR: a call that counts."
   (let ((hint sb-debug:*stack-top-hint*))
     (cond ((sb-di:frame-p hint) hint)
-          ((and hint (symbolp hint))
-           (loop for candidate = frame then (sb-di:frame-down candidate)
-                 repeat 50
-                 while (and candidate (< (frame-address candidate) *boundary*))
-                 when (eq hint (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
-                   return candidate)))))
+          ;; Code that ERROR is compiled to within RESTART-CASE.
+          ((eq hint 'sb-kernel:with-simple-condition-restarts)
+           (or (named-frame 'error frame) (named-frame hint frame)))
+          ((and hint (symbolp hint)) (named-frame hint frame)))))
 
 (defun error-frame (hook)
   "Return the frame where the error happened that was reported to the function with frame pointer HOOK. An error in a
 handler inherits the hint of the outer one, hence the user's own frames above the hint count as well."
-  (let* ((frame (frame-below hook))
+  (let* ((frame (if sb-debug:*stack-top-hint*
+                    (frame-below hook)
+                    ;; Called by the code itself: the hook's frame stands for that call.
+                    (return-from error-frame (frame-below (1- hook)))))
          (hint (and frame (resolve-hint frame)))
          (limit (and hint (frame-address hint))))
     (loop while (and frame
                      (< (frame-address frame) *boundary*)
                      (or (host-frame-p frame)
-                         (and (bogus-frame-p frame)
-                              (not (undefined-function-frame-p frame)))
+                         (foreign-frame-p frame)
                          (and limit
                               (< (frame-address frame) limit)
                               (system-frame-p frame))))
           do (setf frame (sb-di:frame-down frame)))
-    (below-exhaustion frame)))
+    (below-trap frame)))
 
-(defun below-exhaustion (frame)
-  "Return the frame that exhausted a stack or the heap when that is what FRAME, or one a few calls out, reports; else
-FRAME."
-  (let ((exhaustion (loop for candidate = frame then (sb-di:frame-down candidate)
-                          repeat 8
-                          while (and candidate (system-frame-p candidate))
-                          when (exhaustion-frame-p candidate) return candidate)))
-    (if exhaustion
-        (loop for candidate = (sb-di:frame-down exhaustion) then (sb-di:frame-down candidate)
-              while (and candidate (bogus-frame-p candidate))
-              finally (return candidate))
+(defun foreign-frame-p (frame)
+  "True when FRAME is not of Lisp."
+  (and (bogus-frame-p frame)
+       (not (undefined-function-frame-p frame))))
+
+(defun below-trap (frame)
+  "Return the frame that trapped when FRAME is of what the runtime calls for a trap (a signal, an exhausted stack or
+heap): there are only the system's frames between it and a foreign one. Else return FRAME."
+  (let ((foreign (loop with last = nil
+                       for candidate = frame then (sb-di:frame-down candidate)
+                       repeat 40
+                       while (and candidate
+                                  (< (frame-address candidate) *boundary*)
+                                  (system-frame-p candidate))
+                       when (foreign-frame-p candidate) do (setf last candidate)
+                       finally (return last))))
+    (if foreign
+        (sb-di:frame-down foreign)
         frame)))
 
 (defun interrupted-frame (hook)
@@ -140,7 +149,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
         (count 0)
         (half (floor +all-frames+ 2)))
     (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
-          do (unless (host-frame-p frame)
+          do (unless (and (host-frame-p frame) (not (invoke-debugger-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
              (setf frame (sb-di:frame-down frame)))
@@ -237,10 +246,12 @@ the line of the form in the code that was evaluated."
                                    (typep condition 'undefined-function))
                               (cell-error-name condition))
                              ((eq name 'sb-impl::eval-tlf) 'eval)
+                             ((eq name 'enter-debugger) 'invoke-debugger)
                              (t name))
-                 :arguments (if (eq name 'sb-impl::eval-tlf)
-                                (list (first arguments))
-                                arguments)
+                 :arguments (case name
+                              (sb-impl::eval-tlf (list (first arguments)))
+                              (enter-debugger (list condition))
+                              (t arguments))
                  :source source
                  :line (or line 0)
                  :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
@@ -299,14 +310,22 @@ the line of the form in the code that was evaluated."
 
 ;;; Restarts
 
+(defun restarts-for (condition)
+  "Return the restarts that apply to CONDITION. One whose test fails does not."
+  (guarded (compute-restarts condition)
+      (failure)
+    (loop for cluster in sb-kernel:*restart-clusters*
+          append (loop for restart in cluster
+                       when (guarded (funcall (sb-kernel::restart-test-function restart) condition) (failure) nil)
+                         collect restart))))
+
 (defun push-restarts (condition)
   "Push the restarts that apply to CONDITION."
-  (dolist (restart (compute-restarts condition))
-    (unless (member restart *outer-restarts* :test #'eq)
-      (event *job-id* (event-code :restart) 0 (string (restart-name restart)))
-      (with-server-syntax ()
-        (let ((*print-escape* nil))
-          (push-text (event-code :restart-text) (lambda (stream) (princ restart stream))))))))
+  (dolist (restart (restarts-for condition))
+    (event *job-id* (event-code :restart) 0 (string (restart-name restart)))
+    (with-server-syntax ()
+      (let ((*print-escape* nil))
+        (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
 
 ;;; The whole of it
 

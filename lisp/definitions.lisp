@@ -86,8 +86,16 @@ argument list that returns the name.")
   "Return the name that a package is made with."
   (string (first arguments)))
 
+(defglobal **methods** '()
+  "The methods that the session defined, on whatever generic function.")
+
 (defun observe-definitions ()
   "Learn of definitions from now on."
+  (encapsulate 'sb-pcl::load-defmethod 'methods
+               (lambda (load-defmethod &rest arguments)
+                 (let ((method (apply load-defmethod arguments)))
+                   (push method **methods**)
+                   method)))
   (setf **system-packages** (remove **user-package** (list-all-packages)))
   (loop for (function kind name) in *observed*
         do (let ((kind kind) (name name))
@@ -190,6 +198,13 @@ argument list that returns the name.")
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
     (let ((left '()))
+      (loop for method = (pop **methods**)
+            while method
+            do (guarded (let ((generic-function (sb-mop:method-generic-function method)))
+                          (when generic-function
+                            (remove-method generic-function method)))
+                   (failure)
+                 (push method left)))
       (flet ((remove-kinds (kinds)
                (map-definitions (lambda (kind name)
                                   (when (member kind kinds)

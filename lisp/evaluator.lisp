@@ -84,13 +84,31 @@
   "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
 the evaluation. The argument is a function to call there, or NIL.")
 
+(defvar *failed* nil
+  "True once this evaluation has failed and is being unwound.")
+
 (defun abandon-evaluation (finish)
   "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail."
+  (setf *failed* t)
   (funcall (the function *abandon*) finish))
+
+(defun push-cleanup-failure (condition)
+  "Say that CONDITION ended a cleanup form of an evaluation that has failed already: the first error is the one kept."
+  (with-quiet-debugger ()
+    (let ((stream *error-output*))
+      (guarded (with-server-syntax ()
+                 (let ((*print-escape* nil))
+                   (format stream "~&Error in a cleanup form: ~A~%~A~%"
+                           (type-name-text (class-name-of condition)) condition)))
+          (failure)
+        nil))))
 
 (defun fail-with (condition hook)
   "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation, or
 hold it here."
+  (when *failed*
+    (push-cleanup-failure condition)
+    (abandon-evaluation nil))
   (multiple-value-bind (frames finish)
       (capture (type-name-text (class-name-of condition))
                (lambda ()
@@ -108,10 +126,12 @@ hold it here."
     (when hook
       (let ((*debugger-hook* nil))
         (funcall hook condition hook))))
-  (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
-        (*abandon* (fail-with condition (frame-pointer-here)))
-        ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
-        (t (funcall invoke-debugger condition))))
+  ;; The binding keeps what follows from being a tail call: this frame stands for the call of INVOKE-DEBUGGER.
+  (let ((*debugger-hook* *debugger-hook*))
+    (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
+          (*abandon* (fail-with condition (frame-pointer-here)))
+          ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
+          (t (funcall invoke-debugger condition)))))
 
 (defun abort-evaluation ()
   "What the restart ABORT does."
@@ -193,20 +213,23 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
      (with-boundary ()
        (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
 
-(defun evaluate-form-with-restarts (form)
-  "Return a list of the values of FORM, which may be evaluated again, or aborted, from within."
+(defglobal **retry** (intern "RETRY" **user-package**)
+  "The name of the restart RETRY: a symbol that code in CL-USER can name.")
+
+(defun call-with-form-restarts (function)
+  "Call FUNCTION, which reads and evaluates a form, with the two restarts that code evaluated here always has, and no
+others. The restarts are kept on the heap, for code may return them."
+  (declare (type function function))
   (loop
     (block retry
-      (return
-        (restart-bind ((retry (lambda () (return-from retry))
-                         :report-function (lambda (stream) (write-string "Evaluate this form again." stream)))
-                       (abort #'abort-evaluation
-                         :report-function (lambda (stream) (write-string "Return to top level." stream))))
-          (let ((values (progn (setf - form) (evaluate-form form))))
-            (shiftf +++ ++ + form)
-            (shiftf /// // / values)
-            (shiftf *** ** * (first values))
-            values))))))
+      (let* ((retry (sb-kernel::make-restart
+                     **retry** (lambda () (return-from retry))
+                     (lambda (stream) (write-string "Evaluate this form again." stream))))
+             (abort (sb-kernel::make-restart
+                     'abort #'abort-evaluation
+                     (lambda (stream) (write-string "Return to top level." stream))))
+             (sb-kernel:*restart-clusters* (list (list retry abort))))
+        (return (funcall function))))))
 
 (defmacro with-reader-settings ((&rest settings) &body body)
   "Evaluate BODY with each of SETTINGS, names of local variables, bound to what the reader goes by now."
@@ -214,34 +237,54 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
                  '(*package* *readtable* *read-base* *read-default-float-format*))
      ,@body))
 
+(defun evaluate-next-form (stream start)
+  "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
+the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
+this one."
+  (let ((count **definition-count**)
+        (form stream))
+    (with-reader-settings (package readtable base float-format)
+      (call-with-form-restarts
+       (lambda ()
+         (when (eq form stream)
+           (file-position stream start)
+           (setf form (read-form stream stream start))
+           (when (eq form stream)
+             (return-from evaluate-next-form (values '() nil))))
+         (let* ((end (file-position stream))
+                (values (progn (setf - form) (evaluate-form form))))
+           (shiftf +++ ++ + form)
+           (shiftf /// // / values)
+           (shiftf *** ** * (first values))
+           (unless (and (eql count **definition-count**)
+                        (eq package *package*) (eq readtable *readtable*)
+                        (eql base *read-base*) (eq float-format *read-default-float-format*))
+             (event *job-id* (event-code :defined) start
+                    (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+           (values values t)))))))
+
 (defun evaluate-forms (code)
-  "Read and evaluate the forms in CODE one by one and return a list of the last one's values. Push which of them
-defined something, or changed how the next one is read: that is what makes another image like this one."
+  "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
   (let ((stream (make-string-input-stream code))
-        (values '())
+        (result '())
         (*form-number* 0)
         (*form-start* 0)
         (*spans* (when (find #\Newline code) (make-hash-table :test 'eq))))
     (loop
-      (let* ((start (whitespace-end stream))
-             (count **definition-count**))
-        (with-reader-settings (package readtable base float-format)
-          (incf *form-number*)
-          (let ((form (read-form stream stream start)))
-            (when (eq form stream)
-              (return values))
-            (let ((end (file-position stream)))
-              (setf values (evaluate-form-with-restarts form))
-              (unless (and (eql count **definition-count**)
-                           (eq package *package*) (eq readtable *readtable*)
-                           (eql base *read-base*) (eq float-format *read-default-float-format*))
-                (event *job-id* (event-code :defined) start
-                       (format nil "~D ~A" end (package-name package)))))))))))
+      (incf *form-number*)
+      (multiple-value-bind (values more) (evaluate-next-form stream (whitespace-end stream))
+        (unless more
+          (return result))
+        (setf result values)))))
 
 (defun find-user-package (name)
   "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."
   (or (find-package name)
-      (find-package (string-upcase name))
+      (let* ((bare (string-left-trim "#:" (string-trim " " name)))
+             (end (1- (length bare))))
+        (find-package (if (and (plusp end) (char= (char bare 0) (char bare end) #\|))
+                          (subseq bare 1 end)
+                          (string-upcase bare))))
       (let ((near (near-names (string-upcase name) (mapcar #'package-name (list-all-packages)))))
         (error 'sb-kernel:simple-package-error
                :package name
@@ -264,7 +307,8 @@ defined something, or changed how the next one is read: that is what makes anoth
           (block evaluation
             (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
                   (*on-debugger* nil)
-                  (*debugger-hook* nil))
+                  (*debugger-hook* nil)
+                  (*failed* nil))
               (return-from call-until-abandoned (values (funcall function) t))))))
     (when finish
       (funcall (the function finish)))
@@ -274,7 +318,8 @@ defined something, or changed how the next one is read: that is what makes anoth
   "Call FUNCTION as one compilation unit whose warnings are pushed. What is still undefined at its end is warned of only
 when FUNCTION returns."
   (declare (type function function))
-  (handler-bind ((warning #'record-warning)
+  (handler-bind ((sb-ext:compiler-note #'muffle-warning)
+                 (warning #'record-warning)
                  (sb-c:compiler-error #'record-compiler-error)
                  (sb-kernel:parse-unknown-type
                    (lambda (condition)
@@ -291,16 +336,16 @@ when FUNCTION returns."
   (nth-value
    1 (call-until-abandoned
       (lambda ()
-        (multiple-value-bind (values success)
-            (let ((*code* code))
-              (call-with-recorded-warnings
-               (lambda ()
-                 (call-until-abandoned
-                  (lambda ()
-                    (call-with-user-package package (lambda () (evaluate-forms code))))))))
-          (if success
-              (mapc #'push-value values)
-              (abandon-evaluation nil)))))))
+        (let ((*code* code))
+          (unless (nth-value
+                   1 (call-with-recorded-warnings
+                      (lambda ()
+                        (call-until-abandoned
+                         (lambda ()
+                           (call-with-user-package
+                            package
+                            (lambda () (mapc #'push-value (evaluate-forms code)))))))))
+            (abandon-evaluation nil)))))))
 
 (defun run-timed (function)
   "Return the value of FUNCTION and push what it took."

@@ -67,14 +67,9 @@ release it."
 
 ;;; Restarts
 
-(defun held-restarts ()
-  "Return the restarts of the held condition, as PUSH-RESTARTS numbers them from 1."
-  (remove-if (lambda (restart) (member restart *outer-restarts* :test #'eq))
-             (compute-restarts *held-condition*)))
-
 (defun find-held-restart (number name)
   "Return the restart NUMBER, or when that is 0 the first one called NAME; or refuse."
-  (let ((restarts (held-restarts)))
+  (let ((restarts (restarts-for *held-condition*)))
     (or (if (plusp number)
             (nth (1- number) restarts)
             (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))

@@ -9,6 +9,7 @@
 (defconstant +evaluation-lane+ 0)
 (defconstant +inspection-lane+ 1)
 (defconstant +control-lane+ 2)
+(defconstant +signal-lane+ 3)
 
 (macrolet ((define-codes (type documentation &rest codes)
              `(progn

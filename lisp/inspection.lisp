@@ -281,8 +281,8 @@ without interning it. Return the symbol, whether there is one, the name and the 
 
 (defun push-description (text package-name)
   "Push what the symbol that TEXT means in the package named PACKAGE-NAME means."
-  (with-inspection-syntax ()
-    (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
+  (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
+    (with-inspection-syntax ()
       (cond (found
              (unless (some #'identity (list (push-function-roles symbol)
                                             (push-variable-roles symbol)

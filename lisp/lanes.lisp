@@ -2,7 +2,7 @@
 
 (in-package "SBCL-HOST")
 
-(defglobal **lane-threads** (make-array 3 :initial-element nil)
+(defglobal **lane-threads** (make-array 4 :initial-element nil)
   "The thread of each lane.")
 
 (defun done (success)
@@ -81,8 +81,7 @@
 
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it."
-  (let ((*outer-restarts* (compute-restarts))
-        (*spare-buffer* nil))
+  (let ((*spare-buffer* nil))
     (loop for job = (next-job lane)
           while job
           do (let ((success nil)
@@ -91,16 +90,21 @@
                (unwind-protect (setf success (run-job job))
                  (done success))))))
 
+(defun await-signals ()
+  "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do."
+  (next-job +signal-lane+)
+  (loop (sleep 86400)))
+
 (defun start-lane (lane)
   "Start the thread of LANE. If the user's code ends it, another one takes its place."
   (setf (svref **lane-threads** lane)
         (sb-thread::start-thread
-         (sb-thread::%make-thread (svref #("evaluation" "inspection" "control") lane)
+         (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
                                   nil (sb-thread:make-semaphore))
          (lambda ()
            (let ((ended nil))
              (unwind-protect
-                  (progn (run-lane lane)
+                  (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
                          (setf ended t))
                (unless ended
                  (start-lane lane)))))
@@ -114,7 +118,7 @@
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
-  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+)))
+  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
 
 (defun redirect-global-streams ()
   "Send what threads of nobody in particular print to the host, and let nobody read from the terminal."

@@ -60,18 +60,20 @@ enters the debugger."
     (let ((*package* **user-package**))
       (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
 
-(defun push-text (kind function)
-  "Call FUNCTION with a stream whose text goes to the host as events of KIND, as much of it as the host wants. When
-FUNCTION fails, return the condition, else NIL."
+(defun push-text (kind function &optional (limited t))
+  "Call FUNCTION with a stream whose text goes to the host as events of KIND, when LIMITED only as much of it as the
+host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host wanted no more."
   (declare (type function function) (dynamic-extent function))
-  (let ((stream (make-host-stream kind :limited t)))
+  (let ((stream (make-host-stream kind :limited limited :line-buffered nil)))
     (catch 'enough
-      (guarded (progn (funcall function stream)
-                      (finish-host-stream stream)
-                      nil)
-          (condition)
-        (finish-host-stream stream)
-        condition))))
+      (return-from push-text
+        (guarded (progn (funcall function stream)
+                        (finish-host-stream stream)
+                        nil)
+            (condition)
+          (finish-host-stream stream)
+          condition)))
+    :enough))
 
 (defun push-unprintable (kind object)
   "Push the text that stands for OBJECT, which cannot be printed."
@@ -90,16 +92,20 @@ FUNCTION fails, return the condition, else NIL."
         (*print-level* (or *print-level* 10))
         (*print-circle* (not (atomic-p value)))
         (sb-ext:*suppress-print-errors* nil))
-    (when (push-text (event-code :value-text) (lambda (stream) (write value :stream stream)))
+    (when (push-text (event-code :value-text) (lambda (stream) (write value :stream stream)) nil)
       (event *job-id* (event-code :value) 1)
       (push-unprintable (event-code :value-text) value))))
 
 (defun push-report (kind condition)
   "Push what CONDITION reports of itself as events of KIND, without pretty line breaks."
   (with-server-syntax (:length 1000 :level 50)
-    (let ((*print-circle* t)
-          (*print-escape* nil))
-      (let ((failure (push-text kind (lambda (stream) (princ condition stream)))))
-        (when failure
-          (event *job-id* kind 0 (format nil "(the condition's report failed: ~A)"
-                                         (type-name-text (class-name-of failure)))))))))
+    (let ((*print-escape* nil))
+      (flet ((report (stream) (princ condition stream)))
+        (let ((result (push-text kind #'report)))
+          ;; Very long, and perhaps for a circle in it: once more, so that it ends and what is left out is counted.
+          (when (eq result :enough)
+            (event *job-id* kind 1)
+            (setf result (let ((*print-circle* t)) (push-text kind #'report nil))))
+          (when result
+            (event *job-id* kind 0 (format nil "(the condition's report failed: ~A)"
+                                           (type-name-text (class-name-of result))))))))))

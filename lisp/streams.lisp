@@ -28,7 +28,8 @@
                          (cout #'send-character)
                          (sout #'send-string)
                          (misc #'operate-host-stream))
-                        (:constructor make-host-stream (event-kind &key limited (job-id *job-id*)))
+                        (:constructor make-host-stream (event-kind &key limited (line-buffered t)
+                                                                         (job-id *job-id*)))
                         (:copier nil)
                         (:predicate nil))
   "A character output stream that pushes EVENT-KIND events of the job JOB-ID."
@@ -40,14 +41,21 @@
   (fill 0 :type index)
   (column 0 :type index)
   ;; True: throw to ENOUGH when the host keeps no more.
-  (limited nil))
+  (limited nil)
+  ;; True: hand over each line.
+  (line-buffered t)
+  ;; The other stream of the job, if there is one: what was written to that before goes first.
+  (sibling nil :type (or null host-stream)))
 
 (defmethod print-object ((stream host-stream) out)
   (print-unreadable-object (stream out :type t :identity t)))
 
 (declaim (inline ensure-buffer))
 (defun ensure-buffer (stream)
-  "Return STREAM's buffer, made if it has none yet."
+  "Return STREAM's buffer, made if it has none yet, with the other stream's flushed."
+  (let ((sibling (host-stream-sibling stream)))
+    (when (and sibling (plusp (host-stream-fill sibling)))
+      (flush-host-stream sibling)))
   (or (host-stream-buffer stream)
       (setf (host-stream-buffer stream) (or (shiftf *spare-buffer* nil) (make-string +buffer-size+)))))
 
@@ -79,7 +87,7 @@
         (incf (host-stream-fill stream))
         (cond ((char= character #\Newline)
                (setf (host-stream-column stream) 0)
-               (unless (host-stream-limited stream)
+               (when (host-stream-line-buffered stream)
                  (flush-host-stream stream)))
               (t (incf (host-stream-column stream)))))
       (event (host-stream-job-id stream) (host-stream-event-kind stream) 0 (string character)))
@@ -111,7 +119,7 @@
                      (t
                       (replace buffer string :start1 (host-stream-fill stream) :start2 start :end2 end)
                       (incf (host-stream-fill stream) length)
-                      (when (and newline (not (host-stream-limited stream)))
+                      (when (and newline (host-stream-line-buffered stream))
                         (flush-host-stream stream)))))))))
   string)
 
@@ -146,7 +154,9 @@
          (err (make-host-stream (event-code :stderr)))
          (in (make-concatenated-stream))
          (io (make-two-way-stream in out))
-         (*job-streams* (list out err))
+         (*job-streams* (progn (setf (host-stream-sibling out) err
+                                     (host-stream-sibling err) out)
+                               (list out err)))
          (*standard-output* out)
          (*error-output* err)
          (*trace-output* err)

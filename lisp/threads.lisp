@@ -27,8 +27,7 @@
 (defun call-as-thread-of-job (job-id function arguments)
   "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
   (let ((*job-id* job-id)
-        (*spare-buffer* nil)
-        (*outer-restarts* (compute-restarts)))
+        (*spare-buffer* nil))
     (call-with-job-streams
      (lambda ()
        (with-boundary ()

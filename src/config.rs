@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LimitError;
 
-/// How the image is booted. One image a process; see [`Image::boot`](crate::Image::boot).
+/// How the image is booted: one a process, by [`Session::start`](crate::Session::start).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageConfig {
     /// The Lisp heap in bytes: 128 MiB to 64 GiB, default 8 GiB. It is address space, not memory, until it is used.

@@ -600,7 +600,7 @@ fn the_package_argument_applies_to_that_call_alone() {
     let outcome = lisp.eval_in("other", "(list *package* 'sym)");
     assert_eq!(values("other", &outcome), ["(#<PACKAGE \"OTHER\"> SYM)"]);
     assert_eq!(lisp.value("(package-name *package*)"), "\"COMMON-LISP-USER\"");
-    assert_eq!(lisp.value("(find-symbol \"SYM\" :cl-user)").as_str(), "NIL");
+    assert_eq!(lisp.values("(find-symbol \"SYM\" :cl-user)"), ["NIL", "NIL"]);
 }
 
 #[test]
@@ -965,6 +965,10 @@ fn describing_the_last_error_looks_as_the_contract_says() {
     );
     let (time, rest) = tail.split_once('\n').expect("something after the time");
     assert!(time.len() == 20 && time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
+    let (id, rest) = rest.split_once('\n').expect("something after the identifier");
+    assert!(id.strip_prefix("Id: E").is_some_and(|number| number.parse::<u64>().is_ok()), "{id}");
+    let (form, rest) = rest.split_once('\n').expect("something after the form");
+    assert_eq!(form, "Form: 1 (line 1): (restart-case (/ 1 0) (use-zero () :report \"Use zero\" 0))");
     let start = "\nAvailable Restarts:\n  1. USE-ZERO - Use zero\n  2. RETRY - Evaluate this form again.\n  3. ABORT - Return to top level.\n\nBacktrace (top 5 frames):\n  0: (ERROR DIVISION-BY-ZERO ";
     assert!(rest.starts_with(start), "{text}");
     assert!(rest.ends_with("\n\nFor full backtrace, use get-backtrace tool."), "{text}");

@@ -8,6 +8,7 @@ pub mod sbcl_lane {
     pub const SBCL_LANE_EVALUATION: Type = 0;
     pub const SBCL_LANE_INSPECTION: Type = 1;
     pub const SBCL_LANE_CONTROL: Type = 2;
+    pub const SBCL_LANE_SIGNALS: Type = 3;
 }
 pub mod sbcl_job_kind {
     pub type Type = ::core::ffi::c_uint;

@@ -38,6 +38,10 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
     };
+    if lane == Lane::Signals {
+        signals::take_forwarded();
+        return 0;
+    }
     let Ok(Some(job)) = catch_unwind(AssertUnwindSafe(|| host.next_job(lane))) else {
         return 0;
     };

@@ -11,10 +11,12 @@ pub(crate) enum Lane {
     Inspection,
     /// Interrupts the other two.
     Control,
+    /// Handles the signals that are SBCL's.
+    Signals,
 }
 
 impl Lane {
-    /// How many there are.
+    /// How many pull jobs.
     pub(crate) const COUNT: usize = 3;
 
     pub(super) fn from_code(code: u32) -> Option<Self> {
@@ -22,6 +24,7 @@ impl Lane {
             sbcl_lane::SBCL_LANE_EVALUATION => Some(Self::Evaluation),
             sbcl_lane::SBCL_LANE_INSPECTION => Some(Self::Inspection),
             sbcl_lane::SBCL_LANE_CONTROL => Some(Self::Control),
+            sbcl_lane::SBCL_LANE_SIGNALS => Some(Self::Signals),
             _ => None,
         }
     }
@@ -187,14 +190,22 @@ pub(crate) enum Event<'a> {
     Stderr(Text<'a>),
     /// Its type, and the line of the code that it concerns, 0 if unknown.
     Warning(Text<'a>, u64),
-    WarningText(Text<'a>),
+    /// `again`: in place of what there is of it.
+    WarningText {
+        text: Text<'a>,
+        again: bool,
+    },
     /// `again`: in place of the one begun last.
     Value {
         again: bool,
     },
     ValueText(Text<'a>),
     Error(Text<'a>),
-    ErrorText(Text<'a>),
+    /// `again`: in place of what there is of it.
+    ErrorText {
+        text: Text<'a>,
+        again: bool,
+    },
     Restart(Text<'a>),
     RestartText(Text<'a>),
     Frame(u64),
@@ -233,11 +244,11 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_STDOUT => Self::Stdout(text),
             sbcl_event::SBCL_EVENT_STDERR => Self::Stderr(text),
             sbcl_event::SBCL_EVENT_WARNING => Self::Warning(text, count),
-            sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText(text),
+            sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText { text, again: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE => Self::Value { again: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
             sbcl_event::SBCL_EVENT_ERROR => Self::Error(text),
-            sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText(text),
+            sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, again: number != 0 },
             sbcl_event::SBCL_EVENT_RESTART => Self::Restart(text),
             sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),
             sbcl_event::SBCL_EVENT_FRAME => Self::Frame(count),

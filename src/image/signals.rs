@@ -8,15 +8,19 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_void, siginfo_t};
 
 /// Faults: SBCL's in Lisp, the host's elsewhere.
 const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
 
-/// Sent by SBCL to its own threads only.
-const STOP_FOR_GC: c_int = libc::SIGUSR2;
+/// Sent by SBCL to its own threads only: for its garbage collector, and to interrupt one.
+const LISP_ONLY: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
+
+/// Sent to the process for SBCL (timers, children) but handled on Lisp threads only: elsewhere its handler would block
+/// the signals of the host's thread for good.
+const FORWARDED: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 
 /// Given back to the host.
 const HOSTS: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
@@ -26,6 +30,15 @@ const LAST_SIGNAL: usize = 64;
 thread_local! {
     /// How deep this thread is in functions that Lisp called.
     static HOST_DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The Lisp thread that gets the forwarded signals; 0 until there is one.
+static SIGNAL_THREAD: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes this thread, one of Lisp's that never ends, the one that forwarded signals go to.
+pub(super) fn take_forwarded() {
+    // SAFETY: pthread_self(3) always succeeds.
+    SIGNAL_THREAD.store(unsafe { libc::pthread_self() } as usize, Ordering::Release);
 }
 
 /// While it lives, this thread runs the host's code.
@@ -72,7 +85,11 @@ fn set_action(signal: c_int, action: &libc::sigaction) {
 }
 
 fn all() -> impl Iterator<Item = c_int> {
-    FAULTS.into_iter().chain([STOP_FOR_GC]).chain(HOSTS)
+    filtered().chain(HOSTS)
+}
+
+fn filtered() -> impl Iterator<Item = c_int> {
+    FAULTS.into_iter().chain(LISP_ONLY).chain(FORWARDED)
 }
 
 impl Saved {
@@ -99,7 +116,7 @@ impl Saved {
         }
         let table = Box::leak(Box::new(Table { before: self.actions, sbcl, is_lisp_thread }));
         TABLE.store(table, Ordering::Release);
-        for signal in FAULTS.into_iter().chain([STOP_FOR_GC]) {
+        for signal in filtered() {
             // SAFETY: filled from sigaction(2) just above.
             let mut action = unsafe { table.sbcl[signal as usize].assume_init() };
             action.sa_sigaction = filter as *const () as usize;
@@ -149,10 +166,22 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         let table = &*TABLE.load(Ordering::Acquire);
         let lisp = (table.is_lisp_thread)() != 0;
         let sbcl = table.sbcl[signal as usize].assume_init_ref();
-        if signal == STOP_FOR_GC {
+        if LISP_ONLY.contains(&signal) {
             // From elsewhere than SBCL it means nothing.
             if lisp && (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid() {
                 deliver(sbcl, signal, info, context);
+            }
+            return;
+        }
+        if FORWARDED.contains(&signal) {
+            if lisp {
+                deliver(sbcl, signal, info, context);
+            } else {
+                deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
+                let thread = SIGNAL_THREAD.load(Ordering::Acquire);
+                if thread != 0 {
+                    libc::pthread_kill(thread as libc::pthread_t, signal);
+                }
             }
             return;
         }

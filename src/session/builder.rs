@@ -210,12 +210,16 @@ impl OutcomeBuilder {
                     self.warnings_omitted += 1;
                 }
             }
-            Event::WarningText(text) => {
+            Event::WarningText { text, again } => {
                 if self.warnings_omitted > 0 {
                     return true;
                 }
                 if let Some((.., message)) = self.warnings.last_mut() {
+                    if again {
+                        *message = ClippedBuffer::new(self.limits.max_message);
+                    }
                     message.push(text);
+                    return message.enough();
                 }
             }
             Event::Value { again } => {
@@ -264,7 +268,7 @@ impl OutcomeBuilder {
                     error
                 }
             });
-            if error.message.text.is_empty() && error.message.omitted == 0 {
+            if error.message.text.trim().is_empty() && error.message.omitted == 0 {
                 error.message.text = match (error.kind.as_str(), self.timeout) {
                     ("TIMEOUT", Some(timeout)) if interrupted.is_some() => timeout_message(timeout),
                     ("CANCELLED", _) if interrupted.is_some() => {
@@ -319,7 +323,13 @@ fn timeout_message(timeout: Duration) -> String {
 /// Takes what belongs to an error. True when no more of the text begun last is kept.
 fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> bool {
     match event {
-        Event::ErrorText(text) => error.message.push(text),
+        Event::ErrorText { text, again } => {
+            if again {
+                error.message = ClippedBuffer::new(limits.max_message);
+            }
+            error.message.push(text);
+            return error.message.enough();
+        }
         Event::Restart(name) => {
             error.restarts.push(Restart { name: name.to_owned(), description: String::new() });
         }
@@ -411,8 +421,11 @@ impl InspectionBuilder {
                 }
             }
             Event::Error(kind) => self.error = Some((kind.to_owned(), String::new())),
-            Event::ErrorText(text) => {
+            Event::ErrorText { text, again } => {
                 if let Some((_, message)) = &mut self.error {
+                    if again {
+                        message.clear();
+                    }
                     text.append_to(message, 10_000_usize.saturating_sub(message.len()));
                 }
             }

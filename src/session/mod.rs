@@ -601,6 +601,7 @@ impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
         let mut request = match lane {
             Lane::Evaluation => self.next_evaluation(),
+            Lane::Signals => return None,
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
         };
         if lane == Lane::Evaluation {
