@@ -144,17 +144,24 @@ hold it here."
              (lambda () (error-frame hook)))
     (abandon-evaluation nil)))
 
+(defvar *interrupted* nil
+  "True while what ran is being captured because it was interrupted.")
+
 (defun interrupt-evaluation (job-id reason)
   "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
 an interrupt. Unwinds without a condition, which the user's handlers would swallow."
   (when (and *abandon* (eql job-id *job-id*))
-    (let ((hook (frame-pointer-here)))
-      (let ((*on-debugger* nil))
-        (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
-                 (lambda ())
-                 nil
-                 (lambda () (interrupted-frame hook))))
-      (abandon-evaluation nil))))
+    (unless *interrupted*
+      (let ((hook (frame-pointer-here))
+            (*on-debugger* nil)
+            (*interrupted* t))
+        ;; Printing arguments may be what does not end: then the next interrupt does without.
+        (with-interrupts
+          (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
+                   (lambda ())
+                   nil
+                   (lambda () (interrupted-frame hook))))))
+    (abandon-evaluation nil)))
 
 ;;; Reading
 
@@ -308,7 +315,8 @@ this one."
             (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
                   (*on-debugger* nil)
                   (*debugger-hook* nil)
-                  (*failed* nil))
+                  (*failed* nil)
+                  (*interrupted* nil))
               (return-from call-until-abandoned (values (funcall function) t))))))
     (when finish
       (funcall (the function finish)))
@@ -344,7 +352,10 @@ when FUNCTION returns."
                          (lambda ()
                            (call-with-user-package
                             package
-                            (lambda () (mapc #'push-value (evaluate-forms code)))))))))
+                            (lambda ()
+                              (let ((values (evaluate-forms code)))
+                                (with-boundary ()
+                                  (mapc #'push-value values))))))))))
             (abandon-evaluation nil)))))))
 
 (defun run-timed (function)

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use crate::config::Limits;
 use crate::outcome::{
-    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Local, LocalValue, Outcome, Role, SymbolDescription,
+    Clipped, Definition, DefinitionKind, ErrorRecord, Frame, Local, LocalValue, Outcome, Role, Slot, SymbolDescription,
 };
 
 /// Frames in the report of a failed evaluation.
@@ -254,7 +254,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
     if let Some(form) = &error.form {
         _ = write!(text, "\nForm: {} (line {}): {}", form.number, form.line, escape_markers(&form.text));
     }
-    let mut untold = error.slots.iter().filter(|slot| !error.message.text.contains(&slot.value)).peekable();
+    let mut untold = error.slots.iter().filter(|slot| !told(error, slot)).peekable();
     if untold.peek().is_some() {
         text.push_str("\n\nSlots:");
         for slot in untold {
@@ -326,6 +326,12 @@ pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>]) -> String {
         line
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// True when the report shows the slot's value, if only as part of a list.
+fn told(error: &ErrorRecord, slot: &Slot) -> bool {
+    let value = slot.value.strip_prefix('(').and_then(|value| value.strip_suffix(')')).unwrap_or(&slot.value);
+    error.message.text.contains(value)
 }
 
 fn time(error: &ErrorRecord) -> impl std::fmt::Display {

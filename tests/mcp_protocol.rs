@@ -10,10 +10,17 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 7] = [
+const TOOLS: [&str; 14] = [
     "evaluate-lisp",
     "describe-last-error",
     "get-backtrace",
+    "error-history",
+    "invoke-restart",
+    "frame-locals",
+    "eval-in-frame",
+    "return-from-frame",
+    "restart-frame",
+    "abort-evaluation",
     "list-definitions",
     "describe-symbol",
     "reset-session",
@@ -91,7 +98,7 @@ fn lists_its_tools() {
         assert_eq!(tool["inputSchema"]["type"], "object");
         assert_eq!(tool["inputSchema"]["additionalProperties"], false);
         for (name, schema) in tool["inputSchema"]["properties"].as_object().unwrap() {
-            assert!(schema["type"].is_string() && schema["description"].is_string(), "{name}: {schema}");
+            assert!(!schema["type"].is_null() && schema["description"].is_string(), "{name}: {schema}");
         }
         let changes = ["evaluate-lisp", "reset-session"].contains(&tool["name"].as_str().unwrap());
         let configures = tool["name"] == "configure-limits";
@@ -314,11 +321,16 @@ fn wrong_values_are_explained() {
         ("get-backtrace", json!({"max-frames": -3}), vec!["whole number from 1"]),
         ("get-backtrace", json!({"max-frames": 1.5}), vec!["whole number from 1"]),
         ("get-backtrace", json!({"max-frames": "5"}), vec!["whole number from 1"]),
-        ("get-backtrace", json!({"max_frames": 5}), vec!["\"max_frames\"", "It takes: max-frames."]),
+        ("get-backtrace", json!({"max_frames": 5}), vec!["\"max_frames\"", "It takes: max-frames, locals, error-id."]),
         ("list-definitions", json!({"type": "methods"}), vec!["one of all, functions, variables, macros, classes"]),
         ("list-definitions", json!({"type": 1}), vec!["one of all"]),
         ("describe-symbol", json!({"name": {}}), vec!["name must be a string"]),
-        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes no arguments."]),
+        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes: error-id."]),
+        ("describe-last-error", json!({"error-id": "E9"}), vec!["no error \"E9\"", "no errors in this session"]),
+        ("error-history", json!({"x": 1}), vec!["\"x\"", "It takes no arguments."]),
+        ("invoke-restart", json!({"restart": 0}), vec!["a number from 1, or a name"]),
+        ("frame-locals", json!({"frame": -1}), vec!["a frame's number, from 0"]),
+        ("frame-locals", json!({"frame": 1}), vec!["no evaluation is held"]),
         ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),
         ("configure-limits", json!({"timeout": -0.5}), vec!["timeout", "86400"]),
         ("configure-limits", json!({"timeout": 90_000}), vec!["timeout", "86400"]),

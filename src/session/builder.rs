@@ -149,6 +149,9 @@ fn one_line(call: ClippedBuffer) -> String {
     };
     if clipped.omitted > 0 {
         text.push_str(&crate::report::omission(clipped.omitted));
+    } else if text.is_empty() {
+        // A print method that did not end, and was interrupted.
+        text.push_str("#<unprintable>");
     }
     text
 }
