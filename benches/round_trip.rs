@@ -1,7 +1,8 @@
 //! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, memory.
 //!
-//! Calls of the different kinds take turns in one run, so that their ratios mean something on a noisy machine. `echo`
-//! is `cat`, answering the same line: what the pipes and the scheduler take. Arguments are passed to `sbcl-mcp serve`;
+//! Calls of the different kinds take turns in one run, so that their ratios mean something on a noisy machine, and so
+//! do the server and one that was started with `--no-supervisor`. `echo` is `cat`, answering the same line: what the
+//! pipes and the scheduler take. Arguments are passed to `sbcl-mcp serve`;
 //! an argument that begins with `--bench` is cargo's and is ignored.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -98,6 +99,8 @@ fn main() {
 
     let mut client = Client::start(server, &arguments);
     client.initialize();
+    let mut alone = Client::start(server, &[&arguments[..], &["--no-supervisor".to_owned()]].concat());
+    alone.initialize();
     let mut cat = Client::start("cat", &[]);
     let requests = [
         ("echo (cat)", plus.clone(), ""),
@@ -107,27 +110,33 @@ fn main() {
         ("evaluate-lisp (let …)", call("evaluate-lisp", r#"{"code":"(let ((x 1)) (+ x 2))"}"#), "=> 3"),
     ];
     let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(ROUNDS); requests.len()];
+    let mut times_alone = times.clone();
     for round in 0..ROUNDS + ROUNDS / 10 {
-        for ((name, request, expected), times) in requests.iter().zip(&mut times) {
-            let target = if name.starts_with("echo") { &mut cat } else { &mut client };
-            // Once unmeasured: what ran before must not decide how fast this one is.
-            target.ask(request);
-            let begin = Instant::now();
-            let answer = target.ask(request);
-            let time = begin.elapsed();
-            assert!(answer.contains(expected), "{name}: {answer}");
-            if round >= ROUNDS / 10 {
-                times.push(time);
+        for (index, (name, request, expected)) in requests.iter().enumerate() {
+            let echo = name.starts_with("echo");
+            let targets = [(if echo { &mut cat } else { &mut client }, &mut times), (&mut alone, &mut times_alone)];
+            for (target, times) in targets.into_iter().take(if echo { 1 } else { 2 }) {
+                // Once unmeasured: what ran before must not decide how fast this one is.
+                target.ask(request);
+                let begin = Instant::now();
+                let answer = target.ask(request);
+                let time = begin.elapsed();
+                assert!(answer.contains(expected), "{name}: {answer}");
+                if round >= ROUNDS / 10 {
+                    times[index].push(time);
+                }
             }
         }
     }
     cat.stop();
     client.stop();
+    alone.stop();
 
     let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
-    println!("round trip, median of {ROUNDS}:");
-    for ((name, ..), median) in requests.iter().zip(&medians) {
-        println!("  {name:24} {median:8.1} µs   {:5.2} × describe-last-error", median / medians[2]);
+    println!("round trip, median of {ROUNDS}, and what the supervisor takes of it:");
+    for (((name, ..), median), alone) in requests.iter().zip(&medians).zip(&mut times_alone) {
+        let supervisor = if alone.is_empty() { 0.0 } else { median - self::median(alone) };
+        println!("  {name:24} {median:8.1} µs   {supervisor:6.1} µs   {:5.2} × describe-last-error", median / medians[2]);
     }
     println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
     println!("resident memory then: {:.1} MB", resident as f64 / 1000.0);
