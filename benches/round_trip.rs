@@ -136,7 +136,10 @@ fn main() {
     println!("round trip, median of {ROUNDS}, and what the supervisor takes of it:");
     for (((name, ..), median), alone) in requests.iter().zip(&medians).zip(&mut times_alone) {
         let supervisor = if alone.is_empty() { 0.0 } else { median - self::median(alone) };
-        println!("  {name:24} {median:8.1} µs   {supervisor:6.1} µs   {:5.2} × describe-last-error", median / medians[2]);
+        println!(
+            "  {name:24} {median:8.1} µs   {supervisor:6.1} µs   {:5.2} × describe-last-error",
+            median / medians[2]
+        );
     }
     println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
     println!("resident memory then: {:.1} MB", resident as f64 / 1000.0);

@@ -151,8 +151,8 @@ fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// A worker, on its supervisor's pipes.
 fn work(options: Options, stdio: Stdio, board: i32) -> i32 {
-    // It must not outlive the supervisor, whatever becomes of that.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
     let board = match Board::take(board) {
         Ok(board) => board,
@@ -168,8 +168,10 @@ fn work(options: Options, stdio: Stdio, board: i32) -> i32 {
         }
     };
     start_logging(options.log);
-    mcp::serve_supervised(stdio, session, board)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+    let status = mcp::serve_supervised(stdio, session, board)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    supervisor::processes::end_all_but(None);
+    status
 }
 
 fn greet(stdio: &Stdio) {

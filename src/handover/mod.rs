@@ -30,6 +30,8 @@ pub(crate) struct Handover {
     pub(crate) errors: Errors,
     /// The forms to evaluate again; `None` when nothing is to be restored.
     pub(crate) journal: Option<Vec<Entry>>,
+    /// How many older ones there was no room for.
+    pub(crate) dropped: usize,
     /// Jobs with numbers up to this one have begun in an image that is gone; they must not begin again.
     pub(crate) through: u64,
     /// What became of the last image, if it was lost.

@@ -23,6 +23,8 @@ pub(super) struct Link {
     pub(super) output: Arc<Output>,
     /// Frames for a supervisor that wait for the next one; `None` when lines go straight to the client.
     untold: Option<Mutex<Vec<u8>>>,
+    /// The process that started this one.
+    parent: Option<rustix::process::Pid>,
     in_flight: Mutex<HashMap<RequestId, Waiter>>,
     /// The opening request has been answered.
     opened: AtomicBool,
@@ -57,11 +59,17 @@ impl Link {
         Self {
             output: Arc::new(output),
             untold: supervised.then(Mutex::default),
+            parent: rustix::process::getppid(),
             in_flight: Mutex::default(),
             opened: AtomicBool::new(false),
             input_ended: Notify::new(),
             stop: Notify::new(),
         }
+    }
+
+    /// True when the supervisor is gone, and nobody hears what is said.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.untold.is_some() && rustix::process::getppid() != self.parent
     }
 
     /// From now on notifications mean something.

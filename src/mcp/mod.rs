@@ -72,6 +72,9 @@ async fn converse(mut signals: Signals, wire: Wire, link: Arc<Link>, desk: Desk)
         () = link.input_ended.notified() => 0,
         () = link.output.gone() => return Ok(0),
     };
+    if link.is_orphaned() {
+        return Ok(status);
+    }
     link.stop.notify_one();
     let _ = timeout(GRACE, service).await;
     finish(&link, status).await

@@ -174,7 +174,7 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
         return text;
     };
-    let total = journal.len() + loss.deadly.len();
+    let total = journal.len() + loss.deadly.len() + handover.dropped;
     text += &match total {
         0 => "There were no definitions to restore.".to_owned(),
         _ if report.restored == total => {
@@ -190,6 +190,9 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     }
     if failures.len() > NAMED {
         text += &format!("\n- and {} more", failures.len() - NAMED);
+    }
+    if handover.dropped > 0 {
+        text += &format!("\n- the {} oldest ones, for which there was no room", handover.dropped);
     }
     text += "\nNot kept: values that were assigned after their definition, threads, open files, and what the \
              unfinished evaluation had done.";

@@ -46,10 +46,9 @@ impl Errors {
 impl State {
     /// Takes over what another session knew.
     fn restore(&mut self, errors: Errors) {
+        // What restoring had to say is told elsewhere.
         let Errors { last, history, count } = errors;
-        self.last_error = last;
-        self.history = history;
-        self.errors = count;
+        *self = Self { last_error: last, history, errors: count, ..Self::default() };
     }
 }
 

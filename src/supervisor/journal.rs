@@ -14,6 +14,8 @@ const MAX_BYTES: usize = 16 << 20;
 pub(super) struct Journal {
     entries: Vec<Entry>,
     bytes: usize,
+    /// How many forms were dropped for want of room.
+    dropped: usize,
     /// How many entries there may be before they are looked through again.
     limit: usize,
 }
@@ -43,11 +45,14 @@ impl Journal {
         self.entries.retain(|_| keep.next().unwrap_or(true));
         self.bytes = self.entries.iter().map(|entry| entry.form.code.len()).sum();
         let mut excess = 0;
-        while self.bytes > MAX_BYTES && excess < self.entries.len() {
+        // With room for some more, lest every form from here on is work.
+        let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
+        while self.bytes > room && excess < self.entries.len() {
             self.bytes -= self.entries[excess].form.code.len();
             excess += 1;
         }
         self.entries.drain(..excess);
+        self.dropped += excess;
     }
 
     /// Forgets the forms at these places.
@@ -68,6 +73,11 @@ impl Journal {
         let entry = (place < self.entries.len()).then(|| self.entries.remove(place))?;
         self.bytes -= entry.form.code.len();
         Some(entry)
+    }
+
+    /// How many forms were dropped for want of room.
+    pub(super) fn dropped(&self) -> usize {
+        self.dropped
     }
 
     /// The forms.
@@ -105,9 +115,10 @@ mod tests {
     fn there_is_an_end_to_it() {
         let mut journal = Journal::default();
         for round in 0..40 {
-            journal.add(entry(format!("(defvar *v{round}* {:?})", "x".repeat(1 << 20))));
+            journal.add(entry(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20))));
         }
         assert!(journal.bytes <= MAX_BYTES);
+        assert_eq!(journal.dropped() + journal.entries().len(), 40);
         assert!(journal.entries().last().unwrap().form.code.contains("*v39*"));
     }
 }

@@ -8,7 +8,7 @@ mod client;
 mod descriptors;
 mod journal;
 mod outbox;
-mod processes;
+pub(crate) mod processes;
 mod refusal;
 mod relay;
 mod requests;

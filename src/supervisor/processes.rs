@@ -19,7 +19,7 @@ pub(super) fn ended() -> Option<(Pid, WaitStatus)> {
 }
 
 /// Kills everything that descends from this process, but not `worker` and what descends from that.
-pub(super) fn end_all_but(worker: Option<Pid>) {
+pub(crate) fn end_all_but(worker: Option<Pid>) {
     for _ in 0..ROUNDS {
         let found = descendants(getpid(), worker);
         for pid in &found {
@@ -36,6 +36,8 @@ pub(super) fn end_all_but(worker: Option<Pid>) {
 
 /// Kills a process and everything that descends from it.
 pub(super) fn end_tree(root: Pid) {
+    // Nothing is to be added while they are looked for.
+    let _ = kill_process(root, Signal::STOP);
     let found = descendants(root, None);
     let _ = kill_process(root, Signal::KILL);
     for pid in found {

@@ -149,7 +149,8 @@ impl Relay {
         }
         if ready.signals || !self.worker.open {
             while let Some((pid, status)) = processes::ended() {
-                if pid == self.worker.pid {
+                if pid == self.worker.pid && !self.worker.gone {
+                    self.worker.gone = true;
                     self.ended = Some(status);
                 }
             }
@@ -177,7 +178,8 @@ impl Relay {
     /// Waits until something can be done.
     fn wait(&mut self) -> io::Result<Ready> {
         let takes_more = self.memory.requests.bytes() < MAX_REQUESTS;
-        let hears_more = self.worker.open && self.output.backlog() < MAX_ANSWERS;
+        // At the end there is no later for what the worker has to say.
+        let hears_more = self.worker.open && (self.output.backlog() < MAX_ANSWERS || self.ending.is_some());
         let mut fds = Vec::with_capacity(5);
         fds.push(PollFd::new(&self.signals, PollFlags::IN));
         let worker = hears_more.then(|| push(&mut fds, PollFd::new(&self.worker, PollFlags::IN)));
@@ -312,6 +314,7 @@ impl Relay {
 
     fn say_farewell(&mut self) {
         let end = Instant::now() + FAREWELL;
+        let end = self.ending.map_or(end, |ending| ending.deadline.max(end));
         while !self.output.is_empty() && Instant::now() < end {
             let mut fds = [PollFd::new(&self.output, PollFlags::OUT)];
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
@@ -484,6 +487,7 @@ impl Memory {
             limits: self.limits,
             errors: self.errors.clone(),
             journal: self.journal.as_ref().map(|journal| journal.entries().to_vec()),
+            dropped: self.journal.as_ref().map_or(0, Journal::dropped),
             through: self.through,
             loss: self.loss.clone(),
             reset: self.reset,

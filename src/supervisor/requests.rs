@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 
+/// What a line takes besides its own bytes.
+const OVERHEAD: usize = 64;
+
 /// Lines by number, in order, with their newlines.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -19,7 +22,7 @@ impl Requests {
     pub(super) fn add(&mut self, line: &[u8]) {
         self.lines.push_back((self.next, line.into()));
         self.next += 1;
-        self.bytes += line.len();
+        self.bytes += line.len() + OVERHEAD;
     }
 
     /// Forgets a line that is answered. False when there is none of this number.
@@ -32,7 +35,7 @@ impl Requests {
             },
         };
         let line = self.lines.remove(place);
-        self.bytes -= line.map_or(0, |(_, line)| line.len());
+        self.bytes -= line.map_or(0, |(_, line)| line.len() + OVERHEAD);
         true
     }
 
@@ -51,7 +54,7 @@ impl Requests {
         self.next
     }
 
-    /// How many bytes wait.
+    /// How many bytes the lines take.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -70,7 +73,7 @@ mod tests {
         assert!(requests.finish(2) && !requests.finish(2) && !requests.finish(4));
         assert_eq!(requests.iter().map(|(number, _)| number).collect::<Vec<_>>(), [1, 3]);
         assert!(requests.has(3) && !requests.has(2));
-        assert_eq!((requests.next(), requests.bytes()), (4, 4));
+        assert_eq!((requests.next(), requests.bytes()), (4, 4 + 2 * OVERHEAD));
         assert!(requests.finish(1) && requests.finish(3));
         assert_eq!(requests.bytes(), 0);
     }

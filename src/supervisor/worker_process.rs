@@ -50,6 +50,7 @@ impl Command {
             output: nonblocking(from.into())?,
             open: true,
             buffer: Vec::new(),
+            gone: false,
             ready: false,
             bye: None,
         })
@@ -68,6 +69,8 @@ pub(super) struct WorkerProcess {
     pub(super) open: bool,
     /// Frames that are not complete.
     buffer: Vec<u8>,
+    /// It has ended, and its number may be another process' by now.
+    pub(super) gone: bool,
     /// It has restored what there was and serves.
     pub(super) ready: bool,
     /// The status that it said it would end with.
@@ -115,7 +118,9 @@ impl WorkerProcess {
 
     /// Ends it and what it started, whatever they do.
     pub(super) fn kill(&self) {
-        processes::end_tree(self.pid);
+        if !self.gone {
+            processes::end_tree(self.pid);
+        }
     }
 }
 
@@ -138,6 +143,7 @@ pub(super) fn cause(status: WaitStatus) -> String {
         return format!("was killed by signal {signal} ({name}{hint})");
     }
     match status.exit_status() {
+        Some(1) => "ended its process with status 1: SBCL could not go on, and says why on stderr".to_owned(),
         Some(status) => format!("ended its process with status {status}"),
         None => "ended".to_owned(),
     }
