@@ -45,7 +45,8 @@ enum sbcl_job_kind {
 /* Why a job is interrupted. */
 enum sbcl_interrupt {
   SBCL_INTERRUPT_TIMEOUT = 1,
-  SBCL_INTERRUPT_CANCEL = 2
+  SBCL_INTERRUPT_CANCEL = 2,
+  SBCL_INTERRUPT_HEAP = 3 /* the heap is nearly used up */
 };
 
 /* One job. Its texts belong to the host and stay valid until the job's SBCL_EVENT_DONE. */

@@ -157,11 +157,25 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
             (*interrupted* t))
         ;; Printing arguments may be what does not end: then the next interrupt does without.
         (with-interrupts
-          (capture (if (eql reason +interrupt-timeout+) "TIMEOUT" "CANCELLED")
+          (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
+                         ((eql reason +interrupt-cancel+) "CANCELLED")
+                         (t "HEAP-EXHAUSTED"))
                    (lambda ())
                    nil
                    (lambda () (interrupted-frame hook))))))
-    (abandon-evaluation nil)))
+    (abandon-evaluation (when (eql reason +interrupt-heap+) #'collect-and-report))))
+
+(defun collect-and-report ()
+  "Collect the garbage of an evaluation that was filling the heap, and push what is left."
+  (flet ((megabytes (bytes) (ceiling bytes 1000000)))
+    (let ((used (sb-kernel:dynamic-usage)))
+      (sb-ext:gc :full t)
+      (event *job-id* (event-code :error-text) 0
+             (with-server-syntax ()
+               (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
+                            in use now, by what the session holds on to."
+                       (megabytes used) (megabytes (sb-ext:dynamic-space-size))
+                       (megabytes (sb-kernel:dynamic-usage))))))))
 
 ;;; Reading
 

@@ -38,6 +38,11 @@
 (defconstant +interrupt-timeout+ 1
   "Flag of :INTERRUPT: the time limit has passed.")
 
+(defconstant +interrupt-cancel+ 2
+  "Flag of :INTERRUPT: the client does not want it any more.")
+(defconstant +interrupt-heap+ 3
+  "Flag of :INTERRUPT: the heap is nearly used up.")
+
 (deftype text ()
   "Text as it crosses: UTF-32."
   '(simple-array character (*)))

@@ -28,6 +28,7 @@ pub mod sbcl_interrupt {
     pub type Type = ::core::ffi::c_uint;
     pub const SBCL_INTERRUPT_TIMEOUT: Type = 1;
     pub const SBCL_INTERRUPT_CANCEL: Type = 2;
+    pub const SBCL_INTERRUPT_HEAP: Type = 3;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -70,6 +70,15 @@ impl Runtime {
         Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
     }
 
+    /// Has the heap watched.
+    pub(super) fn watch_heap(&self) -> Result<(), BootError> {
+        let allocated: Symbol<*mut usize> = self.symbol("bytes_allocated")?;
+        let size: Symbol<*mut usize> = self.symbol("dynamic_space_size")?;
+        // SAFETY: the symbols are variables of the runtime's, of a type as wide as usize; it is never unloaded.
+        unsafe { super::heap::watch(*allocated, *size) };
+        Ok(())
+    }
+
     /// Runs `initialize_lisp` with these arguments. Its status.
     ///
     /// # Safety

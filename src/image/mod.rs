@@ -7,6 +7,7 @@
 mod bindings;
 mod boot;
 mod callbacks;
+pub(crate) mod heap;
 mod library;
 pub(crate) mod process;
 mod protocol;

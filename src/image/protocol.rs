@@ -37,6 +37,8 @@ pub(crate) enum Interrupt {
     Timeout,
     /// Its client does not want it any more.
     Cancel,
+    /// The heap is nearly used up.
+    Heap,
 }
 
 /// What a job asks of Lisp.
@@ -124,6 +126,7 @@ impl Job {
                 match reason {
                     Interrupt::Timeout => sbcl_interrupt::SBCL_INTERRUPT_TIMEOUT,
                     Interrupt::Cancel => sbcl_interrupt::SBCL_INTERRUPT_CANCEL,
+                    Interrupt::Heap => sbcl_interrupt::SBCL_INTERRUPT_HEAP,
                 },
                 target,
             ),

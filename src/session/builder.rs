@@ -263,6 +263,7 @@ impl OutcomeBuilder {
         } else {
             let mut error = self.error.take().unwrap_or_else(|| match interrupted {
                 Some(Interrupt::Cancel) => ErrorBuilder::new("CANCELLED".to_owned(), &self.limits),
+                Some(Interrupt::Heap) => ErrorBuilder::new("HEAP-EXHAUSTED".to_owned(), &self.limits),
                 Some(Interrupt::Timeout) => ErrorBuilder::new("TIMEOUT".to_owned(), &self.limits),
                 None => {
                     let mut error = ErrorBuilder::new("THREAD-TERMINATED".to_owned(), &self.limits);

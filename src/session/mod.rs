@@ -37,6 +37,16 @@ const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
 /// evaluates one thing after another comes back.
 const AWAKE: Duration = Duration::from_micros(50);
 
+/// How often the heap is looked at while evaluations run.
+const HEAP_WATCH: Duration = Duration::from_millis(10);
+
+/// How full the heap may get during an evaluation, in bytes: SBCL dies when it has no room left to collect garbage in.
+/// What earlier evaluations left counts, but always leaves some room, so that it can be let go of.
+fn heap_limit() -> Option<usize> {
+    let (used, size) = image::heap::usage()?;
+    Some((size / 5 * 2).max(used + size / 10))
+}
+
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(u64);
@@ -91,6 +101,9 @@ struct Inner {
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
     clock: Clock,
+    /// Evaluations so far, and how many there were when the heap was last looked at.
+    evaluations: AtomicU64,
+    watched: AtomicU64,
     next_id: AtomicU64,
     /// Who takes care that a lost image is replaced.
     witness: OnceCell<Arc<dyn Witness>>,
@@ -130,6 +143,8 @@ impl Session {
             state: Mutex::default(),
             held: Mutex::default(),
             clock: Clock::default(),
+            evaluations: AtomicU64::new(0),
+            watched: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
             witness: OnceCell::new(),
             local: AtomicBool::new(false),
@@ -388,9 +403,33 @@ impl Inner {
         );
     }
 
+    /// Interrupts an evaluation that fills the heap. When to look again: soon, as long as there are evaluations at all,
+    /// so that beginning one need not wake the clock.
+    fn watch_heap(&self, now: Instant) -> Option<Instant> {
+        let mut full = None;
+        let busy = match self.running[Lane::Evaluation as usize].lock().as_mut() {
+            Some(running) => {
+                if let (Some(limit), Some((used, _))) = (running.heap_limit, image::heap::usage())
+                    && used > limit
+                {
+                    full = Some(running.id);
+                    // Once: unwinding takes its time, and so does collecting the garbage.
+                    running.heap_limit = None;
+                }
+                true
+            }
+            None => false,
+        };
+        if let Some(id) = full {
+            self.interrupt(Lane::Evaluation, id, Interrupt::Heap);
+        }
+        let evaluations = self.evaluations.load(Ordering::Relaxed);
+        (self.watched.swap(evaluations, Ordering::Relaxed) != evaluations || busy).then(|| now + HEAP_WATCH)
+    }
+
     /// Interrupts what has run too long by now. When to look again.
     fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
-        let mut next = None;
+        let mut next = self.watch_heap(now);
         for lane in [Lane::Evaluation, Lane::Inspection] {
             let mut overdue = None;
             next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
@@ -611,9 +650,15 @@ impl Host for Inner {
             let deadline = request.timeout.map(|timeout| Instant::now() + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
-            *self.running[lane as usize].lock() = Some(Running::new(request, deadline));
-            if let Some(deadline) = deadline {
-                self.clock.arm(deadline);
+            let mut running = Running::new(request, deadline);
+            if lane == Lane::Evaluation {
+                running.heap_limit = heap_limit();
+                self.evaluations.fetch_add(1, Ordering::Relaxed);
+            }
+            let watch = running.heap_limit.map(|_| Instant::now() + HEAP_WATCH);
+            *self.running[lane as usize].lock() = Some(running);
+            if let Some(at) = deadline.into_iter().chain(watch).min() {
+                self.clock.arm(at);
             }
             return Some(job);
         }

@@ -62,6 +62,8 @@ pub(super) struct Running {
     pub(super) build: Build,
     /// When it is interrupted (again).
     pub(super) deadline: Option<Instant>,
+    /// How full the heap may get, in bytes.
+    pub(super) heap_limit: Option<usize>,
     /// Why it was first interrupted.
     pub(super) interrupted: Option<Interrupt>,
     /// When that was.
@@ -80,6 +82,7 @@ impl Running {
             id: request.job.id,
             build: request.build,
             deadline,
+            heap_limit: None,
             interrupted: None,
             interrupted_at: None,
             holds: false,
