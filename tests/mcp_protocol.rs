@@ -100,8 +100,10 @@ fn lists_its_tools() {
         for (name, schema) in tool["inputSchema"]["properties"].as_object().unwrap() {
             assert!(!schema["type"].is_null() && schema["description"].is_string(), "{name}: {schema}");
         }
-        let changes = ["evaluate-lisp", "reset-session"].contains(&tool["name"].as_str().unwrap());
-        let configures = tool["name"] == "configure-limits";
+        let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+        let name = tool["name"].as_str().unwrap();
+        let changes = ["evaluate-lisp", "reset-session"].contains(&name) || debugs.contains(&name);
+        let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
     }

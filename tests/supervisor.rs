@@ -202,7 +202,7 @@ fn forms_that_cannot_be_restored_are_named() {
     // They are not tried again.
     std::fs::remove_file(&deadly).unwrap();
     kill_worker(&server);
-    assert!(server.evaluate("(f)").contains("Restored: all 1 form that"));
+    assert!(server.evaluate("(f)").contains("Restored: the one form that"));
 }
 
 #[test]

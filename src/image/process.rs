@@ -23,10 +23,10 @@ pub(crate) fn share(number: i32) -> io::Result<SharedPage> {
     // mapping is new, page-aligned, at least a page long (checked, since memory past a file's end cannot be touched)
     // and never unmapped; atomics may be shared with another process.
     unsafe {
-        let file = std::os::fd::OwnedFd::from_raw_fd(number);
-        if rustix::fs::fstat(&file)?.st_size < 4096 {
+        if rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?.st_size < 4096 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        let file = std::os::fd::OwnedFd::from_raw_fd(number);
         let page = rustix::mm::mmap(
             std::ptr::null_mut(),
             4096,

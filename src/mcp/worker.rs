@@ -177,9 +177,8 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     let total = journal.len() + loss.deadly.len() + handover.dropped;
     text += &match total {
         0 => "There were no definitions to restore.".to_owned(),
-        _ if report.restored == total => {
-            format!("Restored: all {total} form{} that defined something.", if total == 1 { "" } else { "s" })
-        }
+        1 if report.restored == 1 => "Restored: the one form that defined something.".to_owned(),
+        _ if report.restored == total => format!("Restored: all {total} forms that defined something."),
         _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
     };
     let deadly = loss.deadly.iter().map(|entry| (entry, "it takes the image down"));

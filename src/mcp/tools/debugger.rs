@@ -51,7 +51,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             LOCALS,
             "Frame locals",
-            "Show the local variables of a frame of the evaluation that is held.",
+            "Show the local variables of a frame of the evaluation that is held: what a function was called with, and what it \
+             had made of it.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
