@@ -86,7 +86,7 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             ABORT,
             "Abort evaluation",
-            "Give up the evaluation that is held: it is unwound, its cleanup forms run.",
+            "Give up the evaluation that is held: it is unwound, its cleanup forms run, and what it has done stays done.",
             json!({}),
             &[],
             acts(),
