@@ -1,0 +1,238 @@
+//! What is known of an error besides its type and message: where, with what, and which ones came before.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::Server;
+use serde_json::{Value, json};
+
+#[track_caller]
+fn good(server: &mut Server, tool: &str, arguments: Value) -> String {
+    let (text, is_error) = server.call_tool(tool, arguments);
+    assert!(!is_error, "{tool}:\n{text}");
+    text
+}
+
+#[track_caller]
+fn fail(server: &mut Server, code: &str) -> String {
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code}));
+    assert!(is_error, "{code} succeeds:\n{text}");
+    text
+}
+
+/// What describe-last-error says of the failure of `code`.
+#[track_caller]
+fn described(server: &mut Server, code: &str) -> String {
+    fail(server, code);
+    good(server, "describe-last-error", json!({}))
+}
+
+/// A file of Lisp for the test of this name.
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.lisp", std::process::id()));
+    std::fs::write(&path, text).expect("the directory can be written to");
+    path
+}
+
+// ---- Where
+
+#[test]
+fn the_form_that_failed_is_named() {
+    let mut server = Server::ready();
+    for (code, form) in [
+        ("(error \"x\")", "Form: 1 (line 1): (error \"x\")"),
+        ("(list 1) (list 2) (error \"x\")", "Form: 3 (line 1): (error \"x\")"),
+        ("; a comment\n\n(list 1)\n  (progn\n (error \"x\"))", "Form: 2 (line 4): (progn"),
+        ("(list \"λ 😀\n\")\n\t(/ 1 0) ; why", "Form: 2 (line 3): (/ 1 0) ; why"),
+        ("(defun f () (error \"x\"))\n\n\n(f)", "Form: 2 (line 4): (f)"),
+        ("1\n#|\n|#\n*no-such-variable*", "Form: 2 (line 4): *no-such-variable*"),
+        ("(list 1)\n(car '(1)", "Form: 2 (line 2): (car '(1)"),
+        ("(list 1)\n(list [ERROR])", "Form: 2 (line 2): (list [ERROR\\])"),
+    ] {
+        let text = described(&mut server, code);
+        let line = text.lines().find(|line| line.starts_with("Form: ")).unwrap_or_else(|| panic!("{code}:\n{text}"));
+        assert_eq!(line, form, "{code}");
+    }
+    // Time, then the identifier, then the form.
+    let text = described(&mut server, "(error \"x\")");
+    let lines: Vec<_> = text.lines().collect();
+    let time = lines.iter().position(|line| line.starts_with("Time: ")).unwrap();
+    assert!(lines[time + 1].starts_with("Id: E") && lines[time + 2].starts_with("Form: 1 "), "{text}");
+    assert_eq!(lines[time + 3], "");
+}
+
+#[test]
+fn warnings_and_errors_of_the_compiler_name_the_line() {
+    let mut server = Server::ready();
+    let code = "(defun fine () 1)\n\n(defun bad (x)\n  (let ((y 1))\n    (list x (car 1))))\n\
+                (defmacro broken () (error \"macro\"))\n(defun uses-it ()\n  (list 1)\n  (broken))";
+    let text = server.evaluate(code);
+    assert!(
+        text.contains("SB-INT:SIMPLE-STYLE-WARNING: The variable Y is defined but never used. (line 4)\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("SB-INT:TYPE-WARNING: Constant 1 conflicts with its asserted type LIST. (line 5)\n"),
+        "{text}"
+    );
+    assert!(text.contains("COMPILE-TIME-ERROR: ") && text.contains("macro (line 9)"), "{text}");
+}
+
+#[test]
+#[ignore = "a warning without a place within its form does not name the form's line"]
+fn every_warning_of_the_compiler_names_a_line() {
+    let mut server = Server::ready();
+    let text = server.evaluate("(list 1)\n(defun idle (x)\n  1)");
+    assert!(text.contains("The variable X is defined but never used. (line 2)"), "{text}");
+}
+
+#[test]
+fn frames_of_evaluated_functions_name_evaluation_and_line() {
+    let mut server = Server::ready();
+    server.evaluate("(list 1)");
+    server.evaluate("(list 2)\n\n(defun thrower (x)\n  (error \"x ~A\" x))");
+    server.evaluate("(defun caller (x) (list (thrower x)))");
+    fail(&mut server, "(caller 1)");
+    let text = good(&mut server, "get-backtrace", json!({}));
+    assert!(text.contains(": (THROWER 1)\n     at evaluation 2, line 3\n"), "{text}");
+    assert!(text.contains(": (CALLER 1)\n     at evaluation 3, line 1\n"), "{text}");
+}
+
+#[test]
+#[ignore = "blank lines and comments before a form of a loaded file count for the form"]
+fn frames_of_loaded_functions_name_file_and_line() {
+    let mut server = Server::ready();
+    let path = file(
+        "loaded",
+        "(defun first-one () (second-one 1))\n;; a comment\n\n(defun second-one (x)\n  (list (third-one x)))\n\n\
+         #| more\n|#\n(defun third-one (x)\n  (error \"x ~A\" x))\n",
+    );
+    server.evaluate(&format!("(load {:?})", path.display().to_string()));
+    fail(&mut server, "(list (first-one))");
+    let text = good(&mut server, "get-backtrace", json!({}));
+    for (call, line) in [("(SECOND-ONE 1)", 4), ("(THIRD-ONE 1)", 9)] {
+        assert!(text.contains(&format!(": {call}\n     at {}:{line}\n", path.display())), "{call}:\n{text}");
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+// ---- With what
+
+#[test]
+fn locals_are_shown_when_asked_for_and_never_guessed() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defun careful (x) (declare (optimize debug)) (let ((y (list x))) (list y (error \"x\"))))\n\
+         (defun careless (x) (declare (optimize (debug 1) (speed 3))) (let ((z (careful (length x)))) (list z)))",
+    );
+    fail(&mut server, "(careless (list 1 2 3))");
+    let plain = good(&mut server, "get-backtrace", json!({}));
+    assert!(!plain.contains(" = "), "{plain}");
+    let text = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert!(text.contains(": (CAREFUL 3)\n     at evaluation 1, line 1\n     X = 3\n     Y = (3)\n"), "{text}");
+    // The list is not needed any more where the call is.
+    assert!(text.contains("     X = <dead here>\n") || text.contains("     X = <unavailable>\n"), "{text}");
+    assert!(!text.contains("     Z = 3"), "{text}");
+    // Without the locals it is the same text.
+    let without: Vec<_> =
+        text.lines().filter(|line| !line.starts_with("     ") || line.starts_with("     at ")).collect();
+    assert_eq!(without.join("\n"), plain);
+}
+
+#[test]
+fn locals_whose_printing_fails_are_marked() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defclass sulky () ())\n(defmethod print-object ((x sulky) stream) (error \"no\"))\n\
+         (defun f (x) (declare (optimize debug)) (list x (error \"here\")))",
+    );
+    fail(&mut server, "(f (make-instance 'sulky))");
+    let text = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert!(text.contains("     X = #<unprintable SULKY>\n"), "{text}");
+}
+
+#[test]
+fn slots_that_the_report_leaves_out_are_listed() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(define-condition terse (error) ((code :initarg :code) (why :initarg :why) (unset :initarg :unset))\n  \
+         (:report \"terse\"))\n\
+         (define-condition chatty (error) ((code :initarg :code))\n  \
+         (:report (lambda (c s) (format s \"code ~A\" (slot-value c 'code)))))",
+    );
+    let text = described(&mut server, "(error 'terse :code 42 :why (list :a \"[ERROR]\"))");
+    assert!(text.contains("\n\nSlots:\n  CODE: 42\n  WHY: (:A \"[ERROR\\]\")\n\nAvailable Restarts:"), "{text}");
+    let text = described(&mut server, "(error 'chatty :code 4242)");
+    assert!(!text.contains("Slots:"), "{text}");
+    let text = described(&mut server, "(error 'type-error :datum 1 :expected-type 'string)");
+    assert!(!text.contains("\n  DATUM: 1\n") || text.contains("Slots:"), "{text}");
+    // Bounded, whatever is in them.
+    let text = described(&mut server, "(error 'terse :code (make-list 100000) :why (make-string 1000000))");
+    assert!(text.len() < 50_000, "{}", text.len());
+}
+
+// ---- Which
+
+#[test]
+fn the_history_has_the_last_twenty() {
+    let mut server = Server::ready();
+    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    for number in 1..=25 {
+        fail(&mut server, &format!(":one\n(error \"number ~A\" {number})"));
+    }
+    let history = good(&mut server, "error-history", json!({}));
+    let lines: Vec<_> = history.lines().collect();
+    assert_eq!(lines.len(), 20);
+    for (line, number) in lines.iter().zip((6..=25).rev()) {
+        let (id, rest) = line.split_once("  ").unwrap();
+        assert_eq!(id, format!("E{number}"));
+        let (time, rest) = rest.split_once("  ").unwrap();
+        assert!(time.len() == 20 && time.ends_with('Z'), "{line}");
+        assert_eq!(rest, format!("SIMPLE-ERROR  number {number}  form 2 (line 2)"));
+    }
+    for id in ["E5", "E26", "E0", "x", ""] {
+        for tool in ["describe-last-error", "get-backtrace"] {
+            let (text, is_error) = server.call_tool(tool, json!({"error-id": id}));
+            assert!(is_error && text.contains("The history has: E25, E24, "), "{id}: {text}");
+        }
+    }
+    // One identifier, one answer; a success changes neither.
+    let ask = |server: &mut Server| {
+        let id = json!({"error-id": "E10"});
+        (good(server, "describe-last-error", id.clone()), good(server, "get-backtrace", id))
+    };
+    let first = ask(&mut server);
+    assert!(
+        first.0.starts_with("Error: SIMPLE-ERROR\n  number 10\n") && first.0.contains("\nId: E10\n"),
+        "{}",
+        first.0
+    );
+    assert!(first.1.contains("(ERROR \"number ~A\" 10)"), "{}", first.1);
+    server.goes_on();
+    assert_eq!(
+        good(&mut server, "describe-last-error", json!({})).lines().next(),
+        Some("No error information available.")
+    );
+    assert_eq!(good(&mut server, "error-history", json!({})), history);
+    assert_eq!(ask(&mut server), first);
+    fail(&mut server, "(error \"another\")");
+    assert_eq!(ask(&mut server), first);
+    assert!(good(&mut server, "error-history", json!({})).starts_with("E26 "));
+
+    good(&mut server, "reset-session", json!({}));
+    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    let (text, is_error) = server.call_tool("describe-last-error", json!({"error-id": "E25"}));
+    assert!(is_error && text.contains("no errors in this session"), "{text}");
+}
+
+#[test]
+fn the_last_error_and_its_identifier_agree() {
+    let mut server = Server::ready();
+    let last = described(&mut server, "(vector-pop (vector))");
+    let id = last.lines().find_map(|line| line.strip_prefix("Id: ")).expect("an identifier").to_owned();
+    assert_eq!(good(&mut server, "describe-last-error", json!({"error-id": id})), last);
+    let backtrace = good(&mut server, "get-backtrace", json!({"max-frames": 2, "locals": true}));
+    let by_id = json!({"max-frames": 2, "locals": true, "error-id": id.to_lowercase()});
+    assert_eq!(good(&mut server, "get-backtrace", by_id), backtrace);
+}
