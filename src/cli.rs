@@ -81,6 +81,9 @@ struct Options {
         *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
     ))]
     max_output: u64,
+    /// How long a failed evaluation is held for debugging before it is released.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = hold)]
+    hold: Duration,
     /// The Lisp heap, such as 8G or 512M. It is address space, not memory, until it is used.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8G")]
     heap: u64,
@@ -110,7 +113,8 @@ impl Options {
             core_dir: self.core.clone(),
             user_init: self.user_init,
         };
-        let limits = Limits { timeout: self.timeout.0, max_output: self.max_output, ..Limits::default() };
+        let limits =
+            Limits { timeout: self.timeout.0, max_output: self.max_output, hold: self.hold, ..Limits::default() };
         Session::start(&image, limits)
     }
 }
@@ -244,6 +248,10 @@ fn timeout(text: &str) -> Result<Timeout, String> {
     Limits::timeout_from_seconds(seconds).map(Timeout).map_err(|error| error.to_string())
 }
 
+fn hold(text: &str) -> Result<Duration, String> {
+    timeout(text)?.0.ok_or_else(|| "it needs an end".to_owned())
+}
+
 fn filter(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|error| error.to_string())
 }
@@ -276,6 +284,7 @@ mod tests {
         assert_eq!((options.heap, options.control_stack), (image.heap, image.control_stack));
         let limits = Limits::default();
         assert_eq!((options.timeout.0, options.max_output), (limits.timeout, limits.max_output));
+        assert_eq!(options.hold, limits.hold);
     }
 
     #[test]
