@@ -113,7 +113,10 @@ hold it here."
       (capture (type-name-text (class-name-of condition))
                (lambda ()
                  (push-report (event-code :error-text) condition)
-                 (push-reader-position condition))
+                 (push-reader-position condition)
+                 (when (typep condition 'sb-sys:memory-fault-error)
+                   (event *job-id* (event-code :notice) 0
+                          "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
                condition
                (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
@@ -163,7 +166,18 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
                    (lambda ())
                    nil
                    (lambda () (interrupted-frame hook))))))
-    (abandon-evaluation (when (eql reason +interrupt-heap+) #'collect-and-report))))
+    (abandon-evaluation (lambda ()
+                          (end-children)
+                          (when (eql reason +interrupt-heap+)
+                            (collect-and-report))))))
+
+(defvar *earlier-children* '()
+  "The processes that were running when this evaluation began.")
+
+(defun end-children ()
+  "End the processes that this evaluation started."
+  (dolist (process (set-difference sb-impl::*active-processes* *earlier-children*))
+    (ignore-errors (sb-ext:process-kill process 9))))
 
 (defun collect-and-report ()
   "Collect the garbage of an evaluation that was filling the heap, and push what is left."
@@ -387,12 +401,32 @@ when FUNCTION returns."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
+(defvar *job-threads* '()
+  "The threads that this evaluation started.")
+
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
   (incf **evaluation-count**)
   (call-with-job-streams
-   (lambda (&aux (*hold-errors* (logtest +evaluate-hold+ (job-flags job))))
-     (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
-       (if (logtest +evaluate-timing+ (job-flags job))
-           (run-timed #'run)
-           (run))))))
+   (lambda ()
+     (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
+           (*earlier-children* sb-impl::*active-processes*)
+           (*job-threads* '()))
+       (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+         (prog1 (if (logtest +evaluate-timing+ (job-flags job))
+                    (run-timed #'run)
+                    (run))
+           (when *job-threads*
+             (push-running-threads))))))))
+
+(defun push-running-threads ()
+  "Say which threads of this evaluation go on after it."
+  (let ((running (remove-if-not #'sb-thread:thread-alive-p *job-threads*)))
+    (when running
+      (event *job-id* (event-code :notice) 0
+             (with-server-syntax ()
+               (format nil "Still running: ~{~A~^, ~}. What ~:[they print~;it prints~] comes with later answers; ~
+                            reset-session ends ~:*~:[them~;it~]."
+                       (loop for thread in running
+                             collect (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
+                       (null (rest running))))))))

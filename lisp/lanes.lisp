@@ -165,4 +165,5 @@
   (protect-user-package)
   (adopt-user-threads)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
-  (refuse-exit))
+  (refuse-exit)
+  (silence-exhaustion))

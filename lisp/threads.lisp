@@ -40,6 +40,7 @@
                  (if (plusp *job-id*)
                      (let ((job-id *job-id*)
                            (function (sb-kernel:%coerce-callable-to-fun function)))
+                       (push thread *job-threads*)
                        (funcall start thread
                                 (lambda (&rest arguments)
                                   (call-as-thread-of-job job-id function arguments))
@@ -59,3 +60,14 @@
                    (if (host-started-p)
                        (error 'exit-refused)
                        (apply exit arguments))))))
+
+(defun silence-exhaustion ()
+  "Have SBCL report an exhausted stack by its condition alone, not by a line on *ERROR-OUTPUT* as well."
+  (loop for (function condition) in '((sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
+                                      (sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted))
+        do (let ((condition condition))
+             (encapsulate function 'sbcl-host
+                          (lambda (function)
+                            (declare (ignore function))
+                            (let ((sb-debug:*stack-top-hint* nil))
+                              (sb-kernel:infinite-error-protect (error condition))))))))

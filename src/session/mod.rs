@@ -33,10 +33,6 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after its interruption a job may go on, if the image can be replaced.
 const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
 
-/// How long the evaluation thread looks out for the next job before it sleeps: the time in which a program that
-/// evaluates one thing after another comes back.
-const AWAKE: Duration = Duration::from_micros(50);
-
 /// How often the heap is looked at while evaluations run.
 const HEAP_WATCH: Duration = Duration::from_millis(10);
 
@@ -579,7 +575,7 @@ impl Inner {
         loop {
             let held = *self.held.lock();
             let Some(Held { until }) = held else {
-                let request = queue.pop(AWAKE);
+                let request = queue.pop();
                 if !request.job.kind.concerns_held() {
                     return request;
                 }
@@ -641,7 +637,7 @@ impl Host for Inner {
         let mut request = match lane {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Signals => return None,
-            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
+            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(),
         };
         if lane == Lane::Evaluation {
             request = self.witnessed(request);
