@@ -70,4 +70,4 @@
                           (lambda (function)
                             (declare (ignore function))
                             (let ((sb-debug:*stack-top-hint* nil))
-                              (sb-kernel:infinite-error-protect (error condition))))))))
+                              (error condition)))))))
