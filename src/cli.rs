@@ -56,6 +56,9 @@ struct Serve {
     /// What comes back when the Lisp process dies and is replaced.
     #[arg(long, value_enum, default_value_t = Restore::Definitions)]
     restore: Restore,
+    /// Give results as structured content, too, with a schema for each tool. Some clients then hide the text.
+    #[arg(long)]
+    structured_content: bool,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
@@ -125,9 +128,9 @@ pub fn main() -> ! {
     let cli = Cli::parse();
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-            Command::Serve(serve) if serve.no_supervisor => serve_alone(serve.options, stdio),
+            Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
-            Command::Worker { serve, board } => work(serve.options, stdio, board),
+            Command::Worker { serve, board } => work(serve, stdio, board),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
@@ -154,7 +157,7 @@ fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(options: Options, stdio: Stdio, board: i32) -> i32 {
+fn work(Serve { options, structured_content, .. }: Serve, stdio: Stdio, board: i32) -> i32 {
     // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
@@ -172,7 +175,7 @@ fn work(options: Options, stdio: Stdio, board: i32) -> i32 {
         }
     };
     start_logging(options.log);
-    let status = mcp::serve_supervised(stdio, session, board)
+    let status = mcp::serve_supervised(stdio, session, board, structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all_but(None);
     status
@@ -185,7 +188,7 @@ fn greet(stdio: &Stdio) {
 }
 
 /// Lisp in this very process.
-fn serve_alone(options: Options, stdio: Stdio) -> i32 {
+fn serve_alone(Serve { options, structured_content, .. }: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     let session = match options.session() {
         Ok(session) => session,
@@ -196,7 +199,8 @@ fn serve_alone(options: Options, stdio: Stdio) -> i32 {
         }
     };
     start_logging(options.log);
-    mcp::serve(stdio, session).unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+    mcp::serve(stdio, session, structured_content)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
 }
 
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {

@@ -10,9 +10,9 @@ use crate::outcome::{
 };
 
 /// Frames in the report of a failed evaluation.
-const REPORT_FRAMES: usize = 20;
+pub(crate) const REPORT_FRAMES: usize = 20;
 /// Frames in [`last_error`].
-const PREVIEW_FRAMES: usize = 5;
+pub(crate) const PREVIEW_FRAMES: usize = 5;
 /// Characters of a message in [`error_history`].
 const HISTORY_MESSAGE: usize = 70;
 /// What stands for the value when there is none.
@@ -334,7 +334,7 @@ fn told(error: &ErrorRecord, slot: &Slot) -> bool {
     error.message.text.contains(value)
 }
 
-fn time(error: &ErrorRecord) -> impl std::fmt::Display {
+pub(crate) fn time(error: &ErrorRecord) -> impl std::fmt::Display {
     error.time.strftime("%Y-%m-%dT%H:%M:%SZ")
 }
 
@@ -390,7 +390,7 @@ pub enum DefinitionFilter {
 }
 
 impl DefinitionFilter {
-    fn admits(self, kind: DefinitionKind) -> bool {
+    pub(crate) fn admits(self, kind: DefinitionKind) -> bool {
         match self {
             Self::All => true,
             Self::Functions => kind == DefinitionKind::Function,

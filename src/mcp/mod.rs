@@ -8,6 +8,7 @@ mod pipe;
 mod server;
 mod signals;
 pub(crate) mod stdio;
+mod structured;
 mod tools;
 mod unwind;
 mod wire;
@@ -41,25 +42,25 @@ const FAREWELL: Duration = Duration::from_millis(150);
 /// How long a client may take to say its first word when all that waits for it is bad news.
 const BAD_NEWS: Duration = Duration::from_secs(2);
 
-/// Serves until the client closes its end or a signal comes.
+/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: Session) -> io::Result<i32> {
+pub(crate) fn serve(stdio: Stdio, session: Session, structured: bool) -> io::Result<i32> {
     run(async {
         let signals = Signals::new()?;
         let (wire, link) = Wire::open(stdio, false)?;
-        converse(signals, wire, link, Desk::new(session)).await
+        converse(signals, wire, link, Desk::new(session, structured)).await
     })
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does.
-pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board) -> io::Result<i32> {
+pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board, structured: bool) -> io::Result<i32> {
     run(async {
         let signals = Signals::new()?;
         let (mut wire, link) = Wire::open(stdio, true)?;
         let handover = wire.take_over().await?;
         let worker = worker::take_over(&session, handover, link.clone(), board);
-        converse(signals, wire, link, Desk::of_worker(session, worker)).await
+        converse(signals, wire, link, Desk::of_worker(session, worker, structured)).await
     })
 }
 

@@ -31,7 +31,8 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(desk: Desk) -> Self {
-        Self { desk, tools: ListToolsResult::with_all_items(tools::all()) }
+        let tools = ListToolsResult::with_all_items(desk.tools());
+        Self { desk, tools }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::wait::wait;
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
 
-use crate::{HoldError, JobId, Outcome, RestartDesignator, Session, report};
+use crate::{HoldError, JobId, Outcome, RestartDesignator, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
@@ -113,7 +113,7 @@ pub(super) async fn call(
             let (answer, reply) = oneshot::channel();
             let job = session.frame_locals(frame, move |locals| drop(answer.send(locals)));
             let locals = wait(context, reply, || session.cancel(job)).await??;
-            Ok(Reply::new(report::locals(&locals)))
+            Ok(Reply::Locals(locals))
         }
         EVAL => {
             let mut arguments = Arguments::new(EVAL, &["frame", "code"], 2, arguments)?;
@@ -135,7 +135,7 @@ pub(super) async fn call(
             let (answer, reply) = oneshot::channel();
             let job = session.abort_held(move |result| drop(answer.send(result)));
             wait(context, reply, || session.cancel(job)).await??;
-            Ok(Reply::new("Evaluation aborted.".to_owned()))
+            Ok(Reply::Aborted)
         }
     }
 }
@@ -150,8 +150,7 @@ async fn resume(
 ) -> Answer {
     let (answer, reply) = oneshot::channel();
     let job = submit(Box::new(move |outcome| drop(answer.send(outcome))));
-    let outcome = wait(context, reply, || session.cancel(job)).await??;
-    Ok(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() })
+    Ok(wait(context, reply, || session.cancel(job)).await??.into())
 }
 
 fn frame(arguments: &mut Arguments) -> Result<u64, Fault> {

@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use super::wait::wait;
 use super::{Answer, Arguments, Reply, define, inspection};
+use crate::Session;
 use crate::report::DefinitionFilter;
-use crate::{Session, report};
 
 pub(super) const NAME: &str = "list-definitions";
 
@@ -48,5 +48,5 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
     let (answer, reply) = oneshot::channel();
     session.definitions(move |definitions| drop(answer.send(definitions)));
     let definitions = wait(context, reply, || ()).await??;
-    Ok(Reply::new(report::definitions(&definitions, filter)))
+    Ok(Reply::Definitions(definitions, filter))
 }

@@ -6,7 +6,7 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
-use crate::{ErrorRecord, Session, report};
+use crate::{ErrorRecord, Session};
 
 pub(super) const DESCRIBE_NAME: &str = "describe-last-error";
 pub(super) const BACKTRACE_NAME: &str = "get-backtrace";
@@ -84,19 +84,18 @@ fn error(session: &Session, arguments: &mut Arguments) -> Result<Option<Arc<Erro
 
 pub(super) fn describe(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(DESCRIBE_NAME, &["error-id"], 0, arguments)?;
-    Ok(Reply::new(report::last_error(error(session, &mut arguments)?.as_deref())))
+    Ok(Reply::Error(error(session, &mut arguments)?))
 }
 
 pub(super) fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames", "locals", "error-id"], 0, arguments)?;
-    let frames = arguments.whole("max-frames", 1.., "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
+    let max_frames = arguments.whole("max-frames", 1.., "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
     let locals = arguments.flag("locals")?;
     let error = error(session, &mut arguments)?;
-    let show = if locals { report::backtrace_with_locals } else { report::backtrace };
-    Ok(Reply::new(show(error.as_deref(), frames)))
+    Ok(Reply::Backtrace { error, max_frames, locals })
 }
 
 pub(super) fn history(session: &Session, arguments: JsonObject) -> Answer {
     Arguments::new(HISTORY_NAME, &[], 0, arguments)?;
-    Ok(Reply::new(report::error_history(&session.error_history())))
+    Ok(Reply::History(session.error_history()))
 }

@@ -9,8 +9,8 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::wait::{at_once, wait};
-use super::{Answer, Arguments, Reply, define};
-use crate::{Evaluation, Limits, Session, report};
+use super::{Answer, Arguments, define};
+use crate::{Evaluation, Limits, Session};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
@@ -82,7 +82,7 @@ pub(super) async fn call(
         Some(outcome) => outcome,
         None => wait(context, reply, || session.cancel(job)).await?,
     };
-    Ok(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() })
+    Ok(outcome.into())
 }
 
 /// An evaluation among those that are not answered yet.

@@ -6,7 +6,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::{Answer, Arguments, Fault, Reply, define};
-use crate::{Limits, Session, report};
+use crate::{Limits, Session};
 
 pub(super) const NAME: &str = "configure-limits";
 
@@ -51,7 +51,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
     if limits != before {
         session.set_limits(limits);
     }
-    Ok(Reply::new(report::limits(&limits)))
+    Ok(Reply::Limits(limits))
 }
 
 /// The argument `timeout`, in seconds, 0 for none.

@@ -6,10 +6,12 @@ mod definitions;
 mod errors;
 mod evaluate;
 mod limits;
+mod reply;
 mod reset;
 mod symbol;
 mod wait;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use rmcp::RoleServer;
@@ -17,10 +19,12 @@ use rmcp::model::{CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, Too
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 
+use super::structured;
 use super::wire::Ticket;
 use super::worker::Worker;
-use crate::{Session, report};
+use crate::Session;
 use arguments::Arguments;
+pub(super) use reply::Reply;
 
 /// What the tools work with.
 #[derive(Debug)]
@@ -30,28 +34,28 @@ pub(super) struct Desk {
     unanswered: AtomicUsize,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
+    /// Results have structured content, too.
+    structured: bool,
 }
 
 impl Desk {
-    pub(super) fn new(session: Session) -> Self {
-        Self { session, unanswered: AtomicUsize::new(0), worker: None }
+    pub(super) fn new(session: Session, structured: bool) -> Self {
+        Self { session, unanswered: AtomicUsize::new(0), worker: None, structured }
     }
 
-    pub(super) fn of_worker(session: Session, worker: Worker) -> Self {
-        Self { worker: Some(worker), ..Self::new(session) }
+    pub(super) fn of_worker(session: Session, worker: Worker, structured: bool) -> Self {
+        Self { worker: Some(worker), ..Self::new(session, structured) }
     }
-}
 
-/// What a tool has to say.
-#[derive(Debug)]
-struct Reply {
-    text: String,
-    is_error: bool,
-}
-
-impl Reply {
-    fn new(text: String) -> Self {
-        Self { text, is_error: false }
+    /// What `tools/list` shows.
+    pub(super) fn tools(&self) -> Vec<Tool> {
+        let mut tools = all();
+        if self.structured {
+            for tool in &mut tools {
+                tool.output_schema = structured::schema(&tool.name).map(Arc::new);
+            }
+        }
+        tools
     }
 }
 
@@ -72,8 +76,8 @@ impl<T: std::error::Error> From<T> for Fault {
 
 type Answer = Result<Reply, Fault>;
 
-/// What `tools/list` shows, in this order.
-pub(super) fn all() -> Vec<Tool> {
+/// The tools, in this order.
+fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
@@ -104,8 +108,7 @@ pub(super) async fn call(
         && let Some(Ticket(number)) = context.extensions.get()
     {
         if !REPEATABLE.contains(&name) && worker.has_begun(*number) {
-            let outcome = worker.lost(session);
-            return Ok(result(Reply { text: report::evaluation(&outcome), is_error: outcome.is_error() }));
+            return Ok(result(desk, &worker.lost(session).into()));
         }
         session.number_from(*number);
     }
@@ -128,16 +131,18 @@ pub(super) async fn call(
     };
     let reply = match answer {
         Ok(reply) => reply,
-        Err(Fault::Value(text)) => Reply { text, is_error: true },
+        Err(Fault::Value(sentence)) => Reply::Refused(sentence),
         Err(Fault::Protocol(error)) => return Err(error),
     };
-    Ok(result(reply))
+    Ok(result(desk, &reply))
 }
 
-fn result(reply: Reply) -> CallToolResult {
+fn result(desk: &Desk, reply: &Reply) -> CallToolResult {
     // One block, always: clients are known to show only the first one of an error.
-    let content = vec![ContentBlock::text(reply.text)];
-    if reply.is_error { CallToolResult::error(content) } else { CallToolResult::success(content) }
+    let content = vec![ContentBlock::text(reply.text())];
+    let mut result = if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    result.structured_content = desk.structured.then(|| structured::content(reply));
+    result
 }
 
 /// A tool's definition. `properties` is a JSON object of schemas, one an argument.

@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use super::wait::wait;
 use super::{Answer, Arguments, Desk, Reply, Ticket, define};
 use crate::handover::line_of_job;
-use crate::report;
 
 pub(super) const NAME: &str = "reset-session";
 
@@ -32,7 +31,7 @@ pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestCo
     if let (Some(worker), Some(Ticket(number))) = (&desk.worker, context.extensions.get()) {
         let (worker, line) = (worker.clone(), line_of_job(*number));
         if worker.is_fresh_for(line) {
-            return Ok(Reply::new(report::RESET.to_owned()));
+            return Ok(Reply::Reset);
         }
         // The next worker answers. Nobody's waiting, nor its end, changes anything about it.
         let (turn, comes) = oneshot::channel();
@@ -49,5 +48,5 @@ pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestCo
     }
     // Half a reset is worse than one that nobody waits for: it is not cancelled.
     wait(context, reply, || ()).await??;
-    Ok(Reply::new(report::RESET.to_owned()))
+    Ok(Reply::Reset)
 }

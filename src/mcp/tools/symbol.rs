@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::wait::wait;
 use super::{Answer, Arguments, Reply, define, inspection};
-use crate::{Session, report};
+use crate::Session;
 
 pub(super) const NAME: &str = "describe-symbol";
 
@@ -41,5 +41,5 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
     let (answer, reply) = oneshot::channel();
     session.describe_symbol(&name, package.as_deref(), move |description| drop(answer.send(description)));
     let description = wait(context, reply, || ()).await??;
-    Ok(Reply::new(report::symbol(&description)))
+    Ok(Reply::Symbol(description))
 }

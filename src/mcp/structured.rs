@@ -1,0 +1,298 @@
+//! The structured content of a tool's result: what its text says, as JSON, and the schemas of that.
+//!
+//! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
+//! text, with the number of characters that were left out.
+
+use rmcp::model::JsonObject;
+use serde_json::{Value, json};
+
+use super::tools::Reply;
+use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
+use crate::{ErrorRecord, Limits, Outcome, report};
+
+/// The structured content of a reply.
+pub(super) fn content(reply: &Reply) -> Value {
+    match reply {
+        Reply::Outcome(outcome) => evaluation(outcome),
+        Reply::Error(known) => {
+            json!({"error": known.as_deref().map(|known| error(known, report::PREVIEW_FRAMES, true))})
+        }
+        Reply::Backtrace { error: known, max_frames, locals } => {
+            let shown = usize::try_from(*max_frames).unwrap_or(usize::MAX);
+            json!({"error": known.as_deref().map(|known| error(known, shown, *locals))})
+        }
+        Reply::History(errors) => json!({"errors": errors.iter().map(|known| summary(known)).collect::<Vec<_>>()}),
+        Reply::Locals(locals) => json!({"locals": locals.iter().map(local).collect::<Vec<_>>()}),
+        Reply::Aborted => json!({"aborted": true}),
+        Reply::Definitions(definitions, filter) => {
+            let shown = definitions.iter().filter(|definition| filter.admits(definition.kind));
+            json!({"definitions": shown.map(definition).collect::<Vec<_>>()})
+        }
+        Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
+        Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
+        Reply::Reset => json!({"reset": true, "package": "COMMON-LISP-USER"}),
+        Reply::Limits(limits) => self::limits(limits),
+        Reply::Refused(sentence) => json!({"refused": sentence}),
+    }
+}
+
+fn clipped(text: &Clipped) -> String {
+    let mut result = text.text.clone();
+    if text.omitted > 0 {
+        result.push_str(&report::omission(text.omitted));
+    }
+    result
+}
+
+fn evaluation(outcome: &Outcome) -> Value {
+    let mut map = json!({
+        "notices": outcome.notices,
+        "background": clipped(&outcome.background),
+        "stdout": clipped(&outcome.stdout),
+        "stderr": clipped(&outcome.stderr),
+        "warnings": outcome.warnings.iter().map(warning).collect::<Vec<_>>(),
+        "warningsOmitted": outcome.warnings_omitted,
+        "held": outcome.held,
+    });
+    match &outcome.result {
+        Ok(values) => map["values"] = values.iter().map(clipped).collect(),
+        Err(failure) => map["error"] = error(failure, report::REPORT_FRAMES, true),
+    }
+    if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
+        map["timing"] = json!({
+            "realMs": timing.real_ms,
+            "runMs": timing.run_ms,
+            "gcMs": timing.gc_ms,
+            "bytesConsed": timing.bytes_consed,
+        });
+    }
+    map
+}
+
+fn warning(warning: &Warning) -> Value {
+    let mut map = json!({"type": warning.kind, "message": clipped(&warning.message)});
+    if let Some(line) = warning.line {
+        map["line"] = line.into();
+    }
+    map
+}
+
+/// What error-history says of an error.
+fn summary(record: &ErrorRecord) -> Value {
+    let mut map = json!({
+        "type": record.kind,
+        "message": clipped(&record.message),
+        "time": report::time(record).to_string(),
+    });
+    if record.id > 0 {
+        map["id"] = format!("E{}", record.id).into();
+    }
+    if let Some(FormPosition { number, line, text }) = &record.form {
+        map["form"] = json!({"number": number, "line": line, "text": text});
+    }
+    map
+}
+
+/// An error with its innermost `shown` frames.
+fn error(record: &ErrorRecord, shown: usize, locals: bool) -> Value {
+    let mut map = summary(record);
+    let slots = record.slots.iter().map(|slot| json!({"name": slot.name, "value": slot.value}));
+    map["slots"] = slots.collect();
+    let restarts =
+        record.restarts.iter().zip(1..).map(
+            |(restart, number)| json!({"number": number, "name": restart.name, "description": restart.description}),
+        );
+    map["restarts"] = restarts.collect();
+    map["frames"] = record.frames.iter().take(shown).map(|known| frame(known, locals)).collect();
+    map["totalFrames"] = record.total_frames.into();
+    map
+}
+
+fn frame(frame: &Frame, locals: bool) -> Value {
+    let (function, arguments) = parts(&frame.call);
+    let mut map = json!({"number": frame.number, "call": frame.call, "function": function, "arguments": arguments});
+    if let Some(source) = &frame.source {
+        map["source"] = source.as_str().into();
+    }
+    if locals {
+        map["locals"] = frame.locals.iter().map(local).collect();
+    }
+    map
+}
+
+/// The function and the arguments of a call as printed.
+fn parts(call: &str) -> (&str, &str) {
+    let inner = call.strip_prefix('(').unwrap_or(call);
+    let inner = inner.strip_suffix(')').unwrap_or(inner);
+    let (mut depth, mut quote, mut escaped) = (0, None, false);
+    for (index, character) in inner.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' | '|' if quote.is_none() => quote = Some(character),
+            _ if quote == Some(character) => quote = None,
+            _ if quote.is_some() => {}
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ' ' if depth == 0 => return (&inner[..index], &inner[index + 1..]),
+            _ => {}
+        }
+    }
+    (inner, "")
+}
+
+fn local(local: &Local) -> Value {
+    let mut map = json!({"name": local.name});
+    match &local.value {
+        LocalValue::Value(value) => map["value"] = value.as_str().into(),
+        LocalValue::Dead => map["unknown"] = "dead here".into(),
+        LocalValue::Unavailable => map["unknown"] = "unavailable".into(),
+    }
+    map
+}
+
+fn definition(definition: &Definition) -> Value {
+    json!({"kind": definition.kind, "text": definition.text})
+}
+
+fn role(role: &Role) -> Value {
+    let details = role.details.iter().map(|(label, text)| json!({"label": label, "text": text}));
+    json!({"title": role.title, "details": details.collect::<Vec<_>>()})
+}
+
+fn limits(limits: &Limits) -> Value {
+    json!({"timeout": limits.timeout.map(|timeout| timeout.as_secs_f64()), "maxOutput": limits.max_output})
+}
+
+/// The schema of what [`content`] makes of this reply's like. `None` for a tool that there is none of.
+pub(super) fn schema(tool: &str) -> Option<JsonObject> {
+    let (mut properties, required): (Value, &[&str]) = match tool {
+        "evaluate-lisp" | "invoke-restart" | "eval-in-frame" | "return-from-frame" | "restart-frame" => (
+            evaluation_properties(),
+            &["notices", "background", "stdout", "stderr", "warnings", "warningsOmitted", "held"],
+        ),
+        "describe-last-error" | "get-backtrace" => {
+            let mut known = error_schema();
+            known["type"] = json!(["object", "null"]);
+            (json!({"error": known}), &["error"])
+        }
+        "error-history" => {
+            (json!({"errors": list(&object(summary_properties(), &["type", "message", "time"]))}), &["errors"])
+        }
+        "frame-locals" => (json!({"locals": list(&local_schema())}), &["locals"]),
+        "abort-evaluation" => (json!({"aborted": {"type": "boolean"}}), &["aborted"]),
+        "list-definitions" => {
+            let kinds =
+                json!({"type": "string", "enum": ["function", "variable", "macro", "class", "package", "system"]});
+            let definition = object(json!({"kind": kinds, "text": text()}), &["kind", "text"]);
+            (json!({"definitions": list(&definition)}), &["definitions"])
+        }
+        "describe-symbol" => {
+            let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
+            let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
+            (json!({"roles": list(&role), "notFound": text()}), &["roles"])
+        }
+        "reset-session" => (json!({"reset": {"type": "boolean"}, "package": text()}), &["reset", "package"]),
+        "configure-limits" => {
+            (json!({"timeout": {"type": ["number", "null"]}, "maxOutput": count()}), &["timeout", "maxOutput"])
+        }
+        _ => return None,
+    };
+    properties["refused"] =
+        json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
+    let Value::Object(mut schema) = object(properties, &[]) else { return None };
+    schema.insert("anyOf".to_owned(), json!([{"required": required}, {"required": ["refused"]}]));
+    Some(schema)
+}
+
+fn evaluation_properties() -> Value {
+    let warning = json!({"type": text(), "message": text(), "line": count()});
+    let timing = json!({"realMs": count(), "runMs": count(), "gcMs": count(), "bytesConsed": count()});
+    json!({
+        "notices": list(&text()),
+        "background": text(),
+        "stdout": text(),
+        "stderr": text(),
+        "warnings": list(&object(warning, &["type", "message"])),
+        "warningsOmitted": count(),
+        "held": {"type": "boolean"},
+        "values": {"type": "array", "items": text(), "description": "Of the last form, if it did not fail."},
+        "error": error_schema(),
+        "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),
+    })
+}
+
+fn summary_properties() -> Value {
+    let form = json!({"number": count(), "line": count(), "text": text()});
+    json!({
+        "id": text(),
+        "type": text(),
+        "message": text(),
+        "time": text(),
+        "form": object(form, &["number", "line", "text"]),
+    })
+}
+
+fn error_schema() -> Value {
+    let restart = json!({"number": count(), "name": text(), "description": text()});
+    let frame = json!({
+        "number": count(),
+        "call": text(),
+        "function": text(),
+        "arguments": text(),
+        "source": text(),
+        "locals": list(&local_schema()),
+    });
+    let mut properties = summary_properties();
+    properties["slots"] = list(&object(json!({"name": text(), "value": text()}), &["name", "value"]));
+    properties["restarts"] = list(&object(restart, &["number", "name", "description"]));
+    properties["frames"] = list(&object(frame, &["number", "call", "function", "arguments"]));
+    properties["totalFrames"] = count();
+    object(properties, &["type", "message", "time", "slots", "restarts", "frames", "totalFrames"])
+}
+
+fn local_schema() -> Value {
+    let unknown = json!({"type": "string", "enum": ["dead here", "unavailable"]});
+    object(json!({"name": text(), "value": text(), "unknown": unknown}), &["name"])
+}
+
+fn text() -> Value {
+    json!({"type": "string"})
+}
+
+fn count() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn list(items: &Value) -> Value {
+    json!({"type": "array", "items": items})
+}
+
+fn object(properties: Value, required: &[&str]) -> Value {
+    let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    if !required.is_empty() {
+        schema["required"] = json!(required);
+    }
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn calls_are_taken_apart() {
+        for (call, function, arguments) in [
+            ("(FOO 1 \"x y\")", "FOO", "1 \"x y\""),
+            ("(FOO)", "FOO", ""),
+            ("((LAMBDA (X) :IN BAR) 3)", "(LAMBDA (X) :IN BAR)", "3"),
+            ("((SETF |a b|) 1 2)", "(SETF |a b|)", "1 2"),
+            ("(|a b| 1)", "|a b|", "1"),
+            ("(\"foreign function: read\")", "\"foreign function: read\"", ""),
+            ("((FLET \"BODY (1\" :IN A\\ B))", "(FLET \"BODY (1\" :IN A\\ B)", ""),
+            ("", "", ""),
+        ] {
+            assert_eq!(parts(call), (function, arguments), "{call}");
+        }
+    }
+}
