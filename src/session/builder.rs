@@ -197,6 +197,11 @@ impl OutcomeBuilder {
         }
     }
 
+    /// What was printed so far, as far as it is kept.
+    pub(super) fn stdout(&self) -> &str {
+        &self.stdout.text
+    }
+
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match event {

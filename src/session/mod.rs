@@ -193,6 +193,15 @@ impl Session {
         }
     }
 
+    /// What a running evaluation has printed to `*standard-output*` so far, from byte `from` on. `None` when it is not
+    /// the one that runs, or has printed nothing more.
+    #[must_use]
+    pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let running = self.0.running[Lane::Evaluation as usize].lock();
+        let running = running.as_ref().filter(|running| running.id == id.0)?;
+        running.build.stdout().get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
     /// The error that the last evaluation ended with; `None` once one has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {

@@ -31,6 +31,15 @@ pub(super) enum Build {
 }
 
 impl Build {
+    /// What was printed so far, as far as it is kept.
+    pub(super) fn stdout(&self) -> &str {
+        match self {
+            Self::Outcome(builder, _) => builder.stdout(),
+            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.stdout(),
+            _ => "",
+        }
+    }
+
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
