@@ -10,6 +10,8 @@ pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Means nothing here, and would end the process if nobody took it.
+    _user_defined: Signal,
 }
 
 impl Signals {
@@ -19,6 +21,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _user_defined: signal(SignalKind::user_defined1())?,
         })
     }
 

@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// SIGTERM, SIGINT, SIGHUP, which end the server, and SIGCHLD.
 #[derive(Debug)]
@@ -26,6 +26,10 @@ impl Signals {
         }
         for signal in [SIGTERM, SIGINT, SIGHUP, SIGCHLD] {
             signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+        }
+        // By default these would end the process. Ignoring them would be inherited by every program it starts.
+        for signal in [SIGUSR1, SIGUSR2, SIGALRM] {
+            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
         }
         Ok(Self { pipe, end })
     }
