@@ -479,6 +479,26 @@ fn progress_is_reported_to_those_who_ask() {
     server.goes_on();
 }
 
+#[test]
+fn output_is_reported_as_it_comes() {
+    let mut server = Server::ready();
+    let arguments = json!({"code": "(print :begun) (sleep 1.2) (print :ended) (sleep 1.2)"});
+    let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": 7}});
+    let id = server.post("tools/call", call);
+    let mut messages = Vec::new();
+    let answer = loop {
+        let message = server.receive().unwrap();
+        if message["id"] == id {
+            break message;
+        }
+        assert_eq!(message["params"]["progressToken"], 7, "{message}");
+        messages.push(message["params"]["message"].as_str().unwrap().trim().to_owned());
+    };
+    assert_eq!(messages, [":BEGUN", ":ENDED"]);
+    assert!(outcome(&answer).0.contains("[stdout]"), "{answer}");
+    server.goes_on();
+}
+
 // ---- Batches
 
 #[test]

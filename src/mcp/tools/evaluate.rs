@@ -8,9 +8,10 @@ use rmcp::service::RequestContext;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::wait::{at_once, wait};
-use super::{Answer, Arguments, define};
-use crate::{Evaluation, Limits, Session};
+use super::ask::{self, Step};
+use super::wait::{at_once, wait_reporting};
+use super::{Arguments, Desk, Fault, define};
+use crate::{Evaluation, Limits};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
@@ -49,9 +50,9 @@ pub(super) fn tool() -> Tool {
             },
             "on-error": {
                 "type": "string",
-                "enum": ["abort", "debug"],
+                "enum": ["abort", "debug", "ask"],
                 "default": "abort",
-                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools.",
+                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot.",
             },
         }),
         &["code"],
@@ -60,29 +61,35 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) async fn call(
-    session: &Session,
-    unanswered: &AtomicUsize,
+    desk: &Desk,
     arguments: JsonObject,
     context: &RequestContext<RoleServer>,
-) -> Answer {
+) -> Result<Step, Fault> {
+    let session = &desk.session;
     let mut arguments =
         Arguments::new(NAME, &["code", "package", "timeout", "capture-time", "on-error"], 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
-    evaluation.hold = arguments.choice("on-error", &[("abort", false), ("debug", true)])?;
+    let (hold, asks) =
+        arguments.choice("on-error", &[("abort", (false, false)), ("debug", (true, false)), ("ask", (true, true))])?;
+    evaluation.hold = hold;
 
     // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
-    let counted = Counted::new(unanswered);
+    let counted = Counted::new(&desk.unanswered);
     let (answer, mut reply) = oneshot::channel();
     let job = session.submit(evaluation, move |outcome| drop(answer.send(outcome)));
     let early = if counted.alone { at_once(&mut reply) } else { None };
     let outcome = match early {
         Some(outcome) => outcome,
-        None => wait(context, reply, || session.cancel(job)).await?,
+        None => {
+            let printed = |from| session.output_so_far(job, from);
+            wait_reporting(context, reply, || session.cancel(job), printed).await?
+        }
     };
-    Ok(outcome.into())
+    drop(counted);
+    if asks { ask::settle(session, &desk.pending, outcome, context).await } else { Ok(Step::Answer(outcome.into())) }
 }
 
 /// An evaluation among those that are not answered yet.

@@ -13,6 +13,12 @@ use super::Fault;
 /// Clients are promised a sign of life every five seconds; this leaves some room.
 const PROGRESS_EVERY: Duration = Duration::from_secs(4);
 
+/// How often output is looked for.
+const OUTPUT_EVERY: Duration = Duration::from_millis(250);
+
+/// Bytes of output in one report.
+const MESSAGE_BYTES: usize = 1000;
+
 /// How long to stay awake for an answer. Waking a thread that has gone to sleep takes longer than a short evaluation.
 const STAY_AWAKE: Duration = Duration::from_micros(25);
 
@@ -37,6 +43,16 @@ pub(super) async fn wait<T>(
     reply: oneshot::Receiver<T>,
     cancel: impl FnOnce(),
 ) -> Result<T, Fault> {
+    wait_reporting(context, reply, cancel, |_| None).await
+}
+
+/// Waits as [`wait`] does, and meanwhile reports what `printed` brings: the output from a byte on, if there is more.
+pub(super) async fn wait_reporting<T>(
+    context: &RequestContext<RoleServer>,
+    reply: oneshot::Receiver<T>,
+    cancel: impl FnOnce(),
+    printed: impl Fn(usize) -> Option<String>,
+) -> Result<T, Fault> {
     tokio::select! {
         biased;
         result = reply => result.map_err(|_| internal("Lisp gave no answer")),
@@ -45,7 +61,7 @@ pub(super) async fn wait<T>(
             // rmcp drops the answer to a cancelled request.
             Err(internal("cancelled"))
         }
-        () = signs_of_life(context) => unreachable!("they go on for ever"),
+        () = signs_of_life(context, printed) => unreachable!("they go on for ever"),
     }
 }
 
@@ -53,21 +69,36 @@ fn internal(reason: &'static str) -> Fault {
     Fault::Protocol(ErrorData::internal_error(reason, None))
 }
 
-/// Reports progress for ever, to a client that asked for it.
-async fn signs_of_life(context: &RequestContext<RoleServer>) {
+/// Reports progress for ever, to a client that asked for it: output as it comes, and now and then that it goes on.
+async fn signs_of_life(context: &RequestContext<RoleServer>, printed: impl Fn(usize) -> Option<String>) {
     let Some(token) = context.meta.get_progress_token() else {
         return std::future::pending().await;
     };
     let begin = Instant::now();
-    let mut next = begin;
+    let (mut told, mut next, mut seen) = (begin, begin, 0);
     loop {
-        next += PROGRESS_EVERY;
+        next += OUTPUT_EVERY;
         sleep_until(next).await;
         let seconds = begin.elapsed().as_secs_f64();
-        let progress = ProgressNotificationParam::new(token.clone(), seconds)
-            .with_message(format!("still running after {seconds:.0} seconds"));
+        let message = match printed(seen) {
+            Some(output) => {
+                seen += output.len();
+                tail(&output).to_owned()
+            }
+            None if told.elapsed() >= PROGRESS_EVERY => format!("still running after {seconds:.0} seconds"),
+            None => continue,
+        };
+        told = Instant::now();
+        let progress = ProgressNotificationParam::new(token.clone(), seconds).with_message(message);
         if let Err(error) = context.peer.notify_progress(progress).await {
             tracing::debug!(%error, "no progress could be reported");
         }
     }
+}
+
+/// The end of `output`, as much as fits a message.
+fn tail(output: &str) -> &str {
+    let start = output.len().saturating_sub(MESSAGE_BYTES);
+    let start = (start..output.len()).find(|index| output.is_char_boundary(*index)).unwrap_or(0);
+    output[start..].trim_end()
 }
