@@ -107,7 +107,7 @@ fn only_on_error_debug_holds() {
         nothing_is_held(&mut server);
     }
     let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "on-error": "explode"}));
-    assert!(text.contains("on-error must be one of abort, debug"), "{text}");
+    assert!(text.contains("on-error must be one of abort, debug, ask"), "{text}");
     // Nor does what handles its own errors, or only signals.
     for (code, value) in [
         ("(handler-case (error \"x\") (error () :handled))", "=> :HANDLED"),

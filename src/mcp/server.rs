@@ -64,10 +64,11 @@ impl ServerHandler for Server {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let call = tools::call(&self.desk, &request.name, request.arguments.unwrap_or_default(), &context);
+        let name = request.name.clone();
+        let call = tools::call(&self.desk, request, &context);
         match unwind::caught(call).await {
-            Ok(answer) => answer.map(Into::into),
-            Err(panic) => Err(ErrorData::internal_error(format!("{} failed: {panic}", request.name), None)),
+            Ok(answer) => answer,
+            Err(panic) => Err(ErrorData::internal_error(format!("{name} failed: {panic}"), None)),
         }
     }
 }

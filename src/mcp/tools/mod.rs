@@ -1,6 +1,7 @@
 //! The tools: one small file a family, each with its definitions and its calls.
 
 mod arguments;
+mod ask;
 mod debugger;
 mod definitions;
 mod errors;
@@ -14,8 +15,11 @@ mod wait;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use parking_lot::Mutex;
 use rmcp::RoleServer;
-use rmcp::model::{CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, ToolAnnotations,
+};
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 
@@ -36,11 +40,13 @@ pub(super) struct Desk {
     worker: Option<Worker>,
     /// Results have structured content, too.
     structured: bool,
+    /// A failed evaluation that a person is asked about between two calls.
+    pending: Mutex<Option<ask::Pending>>,
 }
 
 impl Desk {
     pub(super) fn new(session: Session, structured: bool) -> Self {
-        Self { session, unanswered: AtomicUsize::new(0), worker: None, structured }
+        Self { session, unanswered: AtomicUsize::new(0), worker: None, structured, pending: Mutex::default() }
     }
 
     pub(super) fn of_worker(session: Session, worker: Worker, structured: bool) -> Self {
@@ -99,21 +105,32 @@ const REPEATABLE: [&str; 7] = [
 /// Calls a tool.
 pub(super) async fn call(
     desk: &Desk,
-    name: &str,
-    arguments: JsonObject,
+    request: CallToolRequestParams,
     context: &RequestContext<RoleServer>,
-) -> Result<CallToolResult, ErrorData> {
+) -> Result<CallToolResponse, ErrorData> {
     let session = &desk.session;
+    let name = &*request.name;
     if let Some(worker) = &desk.worker
         && let Some(Ticket(number)) = context.extensions.get()
     {
         if !REPEATABLE.contains(&name) && worker.has_begun(*number) {
-            return Ok(result(desk, &worker.lost(session).into()));
+            return Ok(result(desk, &worker.lost(session).into()).into());
         }
         session.number_from(*number);
     }
+    let arguments = request.arguments.unwrap_or_default();
     let answer = match name {
-        evaluate::NAME => evaluate::call(session, &desk.unanswered, arguments, context).await,
+        evaluate::NAME => {
+            let step = match &request.request_state {
+                Some(state) => ask::go_on(session, &desk.pending, state, request.input_responses, context).await,
+                None => evaluate::call(desk, arguments, context).await,
+            };
+            match step {
+                Ok(ask::Step::Ask(question)) => return Ok(question.into()),
+                Ok(ask::Step::Answer(reply)) => Ok(reply),
+                Err(fault) => Err(fault),
+            }
+        }
         errors::DESCRIBE_NAME => errors::describe(session, arguments),
         errors::BACKTRACE_NAME => errors::backtrace(session, arguments),
         errors::HISTORY_NAME => errors::history(session, arguments),
@@ -134,7 +151,7 @@ pub(super) async fn call(
         Err(Fault::Value(sentence)) => Reply::Refused(sentence),
         Err(Fault::Protocol(error)) => return Err(error),
     };
-    Ok(result(desk, &reply))
+    Ok(result(desk, &reply).into())
 }
 
 fn result(desk: &Desk, reply: &Reply) -> CallToolResult {

@@ -1,0 +1,248 @@
+//! `on-error: "ask"`: the user chooses the restart, over elicitation or by repeated calls.
+
+mod common;
+
+use common::{Server, outcome};
+use serde_json::{Value, json};
+
+const CODE: &str =
+    "(format t \"before~%\")\n(list (restart-case (error \"boo\") (take (x) :report \"Take it\" x)) :end)";
+
+/// A server whose client can ask its user.
+fn asking(capabilities: &Value) -> Server {
+    let mut server = Server::start();
+    let client = json!({"name": "raw", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
+    assert_eq!(server.request("initialize", params)["result"]["protocolVersion"], "2025-11-25");
+    server.notify("notifications/initialized", json!({}));
+    server
+}
+
+fn ask(server: &mut Server, code: &str) -> i64 {
+    server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask"}))
+}
+
+/// The next question: its id and its params.
+#[track_caller]
+fn question(server: &mut Server) -> (Value, Value) {
+    let request = server.receive().expect("a question");
+    assert_eq!(request["method"], "elicitation/create", "{request}");
+    (request["id"].clone(), request["params"].clone())
+}
+
+fn reply(server: &mut Server, id: &Value, result: &Value) {
+    server.send(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+}
+
+/// The choice that begins with this, as the question offers it.
+#[track_caller]
+fn offered(params: &Value, name: &str) -> Value {
+    let choices = params["requestedSchema"]["properties"]["restart"]["enum"].as_array().expect("choices");
+    let fits = |choice: &&Value| choice.as_str().unwrap().contains(name);
+    choices.iter().find(fits).unwrap_or_else(|| panic!("no {name} in {choices:?}")).clone()
+}
+
+fn accept(restart: &Value, values: &str) -> Value {
+    json!({"action": "accept", "content": {"restart": restart, "values": values}})
+}
+
+#[test]
+fn the_user_chooses_the_restart() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let call = ask(&mut server, CODE);
+    let (id, params) = question(&mut server);
+    assert_eq!(params["message"], "The Lisp evaluation failed with SIMPLE-ERROR:\nboo\nHow shall it go on?");
+    let schema = &params["requestedSchema"];
+    assert_eq!(
+        schema["properties"]["restart"]["enum"],
+        json!(["1. TAKE - Take it", "2. RETRY - Evaluate this form again.", "3. ABORT - Return to top level."])
+    );
+    assert_eq!(schema["properties"]["values"]["type"], "string");
+    assert_eq!(schema["required"], json!(["restart"]));
+    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "(+ 40 2)"));
+    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation went on as the user chose: 1. TAKE.\n\n\
+                    [stdout]\nbefore\n\n=> (42 :END)";
+    assert_eq!(server.outcome(call), (expected.to_owned(), false));
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+#[test]
+fn every_further_error_is_asked_about() {
+    let mut server = asking(&json!({"elicitation": {"form": {}}}));
+    let call = ask(
+        &mut server,
+        "(list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))",
+    );
+    for (message, values) in [("one", "1"), ("two", "(/ 1 0)"), ("two", "2")] {
+        let (id, params) = question(&mut server);
+        assert!(params["message"].as_str().unwrap().contains(message), "{params}");
+        reply(&mut server, &id, &accept(&offered(&params, "TAKE"), values));
+    }
+    let (text, is_error) = server.outcome(call);
+    assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
+    assert!(text.contains("\nThe values that the user gave failed: DIVISION-BY-ZERO: "), "{text}");
+}
+
+#[test]
+fn declining_aborts_and_says_so() {
+    for action in ["decline", "cancel"] {
+        let mut server = asking(&json!({"elicitation": {}}));
+        server.evaluate("(defvar *cleaned* nil)");
+        let call = ask(&mut server, "(unwind-protect (error \"boo\") (setf *cleaned* t))");
+        let (id, _) = question(&mut server);
+        reply(&mut server, &id, &json!({"action": action}));
+        let (text, is_error) = server.outcome(call);
+        let said = "[notice]\nThe user chose no restart: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+        assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
+        assert_eq!(server.evaluate("*cleaned*"), "=> T");
+    }
+}
+
+#[test]
+fn a_useless_answer_leaves_it_held() {
+    for answer in [
+        json!({"result": {"action": "accept"}}),
+        json!({"result": {"action": "accept", "content": {"restart": "whichever"}}}),
+        json!({"result": {"action": "accept", "content": {"restart": "9. NONE - such"}}}),
+        json!({"error": {"code": -32601, "message": "not today"}}),
+    ] {
+        let mut server = asking(&json!({"elicitation": {}}));
+        let call = ask(&mut server, CODE);
+        let (id, _) = question(&mut server);
+        let mut message = json!({"jsonrpc": "2.0", "id": id});
+        message.as_object_mut().unwrap().extend(answer.as_object().unwrap().clone());
+        server.send(&message);
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && text.starts_with("[notice]\nThe ") && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": "TAKE", "values": "1"}));
+        assert_eq!(text, "=> (1 :END)");
+    }
+}
+
+#[test]
+fn who_cannot_ask_debugs() {
+    for capabilities in [json!({}), json!({"elicitation": {"url": {}}})] {
+        let mut server = asking(&capabilities);
+        let call = ask(&mut server, CODE);
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && text.contains("\n\n[Debugger]\nHeld. Restarts:\n  1. TAKE - Take it\n"), "{text}");
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": 1, "values": "1"}));
+        assert_eq!(text, "=> (1 :END)");
+    }
+}
+
+#[test]
+fn nobody_is_asked_about_a_success_or_a_timeout() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let call = ask(&mut server, "(+ 1 2)");
+    assert_eq!(server.outcome(call), ("=> 3".to_owned(), false));
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(loop)", "on-error": "ask", "timeout": 0.2}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
+}
+
+#[test]
+fn a_cancelled_call_withdraws_its_question() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let call = ask(&mut server, CODE);
+    let (id, _) = question(&mut server);
+    server.notify("notifications/cancelled", json!({"requestId": call}));
+    let withdrawn = server.receive().expect("a message");
+    assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
+    assert_eq!(withdrawn["params"]["requestId"], id);
+    server.goes_on();
+    let (text, is_error) = server.call_tool("frame-locals", json!({"frame": 0}));
+    assert!(is_error && text.starts_with("no evaluation is held"), "{text}");
+    // A late answer is nobody's.
+    reply(&mut server, &id, &json!({"action": "decline"}));
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+#[test]
+fn the_server_leaves_while_it_asks() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    ask(&mut server, CODE);
+    question(&mut server);
+    assert!(server.finish().status.success());
+}
+
+// ---- Revision 2026-07-28: the call is repeated with the input
+
+/// Calls without a handshake; `more` is added to the params.
+fn call(server: &mut Server, capabilities: &Value, code: &str, more: Value) -> Value {
+    let mut params = json!({
+        "name": "evaluate-lisp",
+        "arguments": {"code": code, "on-error": "ask"},
+        "_meta": {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": capabilities,
+        },
+    });
+    if let Value::Object(more) = more {
+        params.as_object_mut().unwrap().extend(more);
+    }
+    server.request("tools/call", params)
+}
+
+#[test]
+fn the_call_is_repeated_with_the_choice() {
+    let can = json!({"elicitation": {"form": {}}});
+    let mut server = Server::start();
+    let code = "(format t \"once~%\") (list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))";
+    let mut answer = call(&mut server, &can, code, Value::Null);
+    let mut states = Vec::new();
+    for (message, values) in [("one", "1"), ("two", "2")] {
+        let result = &answer["result"];
+        assert_eq!(result["resultType"], "input_required", "{answer}");
+        let request = &result["inputRequests"]["restart"];
+        assert_eq!(request["method"], "elicitation/create", "{answer}");
+        assert!(request["params"]["message"].as_str().unwrap().contains(message), "{answer}");
+        let chosen = accept(&offered(&request["params"], "TAKE"), values);
+        let state = result["requestState"].clone();
+        assert!(state.is_string() && !states.contains(&state), "{answer}");
+        states.push(state.clone());
+        answer = call(&mut server, &can, code, json!({"inputResponses": {"restart": chosen}, "requestState": state}));
+    }
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+    let (text, is_error) = outcome(&answer);
+    assert!(!is_error && text.ends_with("\n\n[stdout]\nonce\n\n=> (1 2)"), "{text}");
+    // Nothing is evaluated twice by a call that comes late.
+    let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": states[0]});
+    let (text, is_error) = outcome(&call(&mut server, &can, code, late));
+    assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[test]
+fn a_repeated_call_can_decline_or_say_nothing() {
+    let can = json!({"elicitation": {}});
+    let mut server = Server::start();
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let state = first["result"]["requestState"].clone();
+    // Without an answer the question comes again.
+    let again = call(&mut server, &can, CODE, json!({"requestState": state}));
+    assert_eq!(again["result"]["inputRequests"], first["result"]["inputRequests"]);
+    let state = again["result"]["requestState"].clone();
+    let no = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": state});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, no));
+    assert!(
+        is_error && text.starts_with("[notice]\nThe user chose no restart: the evaluation was aborted.\n\n"),
+        "{text}"
+    );
+    // Another evaluation in between releases it.
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let between = call(&mut server, &can, "(+ 1 2)", Value::Null);
+    assert!(outcome(&between).0.ends_with("=> 3"), "{between}");
+    let late =
+        json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": first["result"]["requestState"]});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
+    assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[test]
+fn who_cannot_be_asked_again_debugs() {
+    let mut server = Server::start();
+    let (text, is_error) = outcome(&call(&mut server, &json!({}), CODE, Value::Null));
+    assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+}
