@@ -20,7 +20,7 @@ MODES = ["handshake"] if LINE == 1 else ["handshake", "discovered", "unannounced
 RpcError = exceptions.McpError if LINE == 1 else exceptions.MCPError
 
 # The SDKs do not tell how their server ended, so a shell in between notes it.
-NOTE_STATUS = '"$1"; echo $? >"$2"'
+NOTE_STATUS = 'status=$1; shift; "$@"; echo $? >"$status"'
 
 
 def plain(model):
@@ -63,8 +63,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(mode):
-    """A server for as long as the block lasts; afterwards it must have ended well, and said nothing stray."""
+async def serve(mode, arguments=(), choose=None):
+    """A server for as long as the block lasts; afterwards it must have ended well, and said nothing stray.
+
+    `choose` answers in place of the user what the server asks.
+    """
     stray = []
 
     async def received(message):
@@ -73,11 +76,11 @@ async def serve(mode):
 
     with tempfile.TemporaryDirectory() as directory:
         status = Path(directory, "status")
-        parameters = StdioServerParameters(command="sh", args=["-c", NOTE_STATUS, "sh", BINARY, str(status)])
+        parameters = StdioServerParameters(command="sh", args=["-c", NOTE_STATUS, "sh", str(status), BINARY, *arguments])
         with open(Path(directory, "stderr"), "w+") as stderr:
             transport = stdio_client(parameters, errlog=stderr)
             with one_failure():
-                async with (opened_1 if LINE == 1 else opened_2)(mode, transport, received) as server:
+                async with (opened_1 if LINE == 1 else opened_2)(mode, transport, received, choose) as server:
                     yield server
             stderr.seek(0)
             # SBCL's own runtime says it when a stack overflows.
@@ -99,17 +102,20 @@ def one_failure():
 
 
 @asynccontextmanager
-async def opened_1(mode, transport, received):
+async def opened_1(mode, transport, received, choose):
     async def filtered(message):
         if not isinstance(getattr(message, "root", None), types.ProgressNotification):
             await received(message)
 
-    async with transport as (incoming, outgoing), ClientSession(incoming, outgoing, message_handler=filtered) as client:
+    async with (
+        transport as (incoming, outgoing),
+        ClientSession(incoming, outgoing, message_handler=filtered, elicitation_callback=choose) as client,
+    ):
         yield Server(mode, client, plain(await client.initialize()))
 
 
 @asynccontextmanager
-async def opened_2(mode, transport, received):
+async def opened_2(mode, transport, received, choose):
     from mcp import Client
 
     async def filtered(message):
@@ -117,7 +123,7 @@ async def opened_2(mode, transport, received):
             await received(message)
 
     sdk_mode = {"handshake": "legacy", "discovered": "auto", "unannounced": "2026-07-28"}[mode]
-    async with Client(transport, mode=sdk_mode, message_handler=filtered) as client:
+    async with Client(transport, mode=sdk_mode, message_handler=filtered, elicitation_callback=choose) as client:
         info = {
             "protocolVersion": client.protocol_version,
             "capabilities": plain(client.server_capabilities),

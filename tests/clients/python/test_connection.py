@@ -68,7 +68,7 @@ async def test_leaves_when_the_client_does_whatever_is_running(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             code = "(progn (sb-thread:make-thread (lambda () (loop))) (sb-thread:make-thread (lambda () (sleep 600))) :on)"
-            assert await server.evaluate(code) == "=> :ON"
+            assert (await server.evaluate(code)).endswith("=> :ON")
 
 
 @pytest.mark.skipif(LINE == 1, reason="1.x itself fails when it is answered while it closes")

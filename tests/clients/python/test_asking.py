@@ -1,0 +1,60 @@
+"""The user chooses the restart of a failed evaluation."""
+
+import anyio
+import pytest
+
+from mcp import types
+from server import serve
+
+pytestmark = pytest.mark.anyio
+
+CODE = '(format t "before~%") (list (restart-case (error "boo") (take (x) :report "Take it" x)) :end)'
+
+
+def user(questions, *answers):
+    """A user who gives these answers: a restart's name and values, or None for none."""
+    answers = list(answers)
+
+    async def choose(context, params):
+        questions.append(params.message)
+        answer = answers.pop(0)
+        if answer is None:
+            return types.ElicitResult(action="decline")
+        schema = getattr(params, "requested_schema", None) or params.requestedSchema
+        (restart,) = [choice for choice in schema["properties"]["restart"]["enum"] if f" {answer[0]} " in choice]
+        return types.ElicitResult(action="accept", content={"restart": restart, "values": answer[1]})
+
+    return choose
+
+
+async def test_the_user_chooses_the_restart(mode):
+    questions = []
+    with anyio.fail_after(60):
+        async with serve(mode, choose=user(questions, ("TAKE", "(/ 1 0)"), ("TAKE", "(+ 40 2)"))) as server:
+            text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})
+            assert not is_error, text
+            assert text.endswith("\n\n[stdout]\nbefore\n\n=> (42 :END)"), text
+            assert "the evaluation went on as the user chose: 1. TAKE." in text
+            assert await server.evaluate("(+ 1 2)") == "=> 3"
+    question = "The Lisp evaluation failed with SIMPLE-ERROR:\nboo\nHow shall it go on?"
+    assert questions == [question, question]
+
+
+async def test_the_user_declines(mode):
+    questions = []
+    with anyio.fail_after(60):
+        async with serve(mode, choose=user(questions, None)) as server:
+            text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})
+            assert is_error and "The user chose no restart: the evaluation was aborted." in text, text
+            assert "[Debugger]" not in text
+            text, is_error = await server.call("abort-evaluation", {})
+            assert is_error and text.startswith("no evaluation is held")
+    assert len(questions) == 1
+
+
+async def test_a_client_that_cannot_ask_debugs(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})
+            assert is_error and "\n\n[Debugger]\nHeld. " in text, text
+            assert await server.call("invoke-restart", {"restart": "TAKE", "values": "7"}) == ("=> (7 :END)", False)

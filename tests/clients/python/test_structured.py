@@ -1,0 +1,33 @@
+"""Structured content: the SDK itself checks it against the schemas."""
+
+import anyio
+import pytest
+
+from server import plain, serve
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_structured_content_fits_its_schemas(mode):
+    with anyio.fail_after(60):
+        async with serve(mode, ["--structured-content"]) as server:
+            assert all(tool["outputSchema"]["type"] == "object" for tool in await server.tools())
+            for tool, arguments, part in [
+                ("evaluate-lisp", {"code": "(format t \"x~%\") (values 1 2)"}, {"stdout": "x\n", "values": ["1", "2"]}),
+                ("evaluate-lisp", {"code": "(error \"x\")", "on-error": "debug"}, {"held": True}),
+                ("describe-last-error", {}, {}),
+                ("get-backtrace", {"locals": True}, {}),
+                ("error-history", {}, {}),
+                ("eval-in-frame", {"frame": 0, "code": "1"}, {"values": ["1"]}),
+                ("frame-locals", {"frame": 0}, {}),
+                ("abort-evaluation", {}, {"aborted": True}),
+                ("frame-locals", {"frame": 0}, {}),
+                ("list-definitions", {}, {"definitions": []}),
+                ("describe-symbol", {"name": "car"}, {}),
+                ("configure-limits", {}, {"timeout": 30, "maxOutput": 100000}),
+                ("reset-session", {}, {"reset": True}),
+            ]:
+                result = plain(await server.client.call_tool(tool, arguments))
+                content = result["structuredContent"]
+                assert {name: content[name] for name in part} == part, (tool, content)
+                assert result["content"][0]["text"]
