@@ -482,7 +482,7 @@ fn progress_is_reported_to_those_who_ask() {
 #[test]
 fn output_is_reported_as_it_comes() {
     let mut server = Server::ready();
-    let arguments = json!({"code": "(print :begun) (sleep 1.2) (print :ended) (sleep 1.2)"});
+    let arguments = json!({"code": "(format t \"begun~%\") (sleep 1.2) (format t \"ended~%\") (sleep 1.2)"});
     let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": 7}});
     let id = server.post("tools/call", call);
     let mut messages = Vec::new();
@@ -494,7 +494,7 @@ fn output_is_reported_as_it_comes() {
         assert_eq!(message["params"]["progressToken"], 7, "{message}");
         messages.push(message["params"]["message"].as_str().unwrap().trim().to_owned());
     };
-    assert_eq!(messages, [":BEGUN", ":ENDED"]);
+    assert_eq!(messages, ["begun", "ended"]);
     assert!(outcome(&answer).0.contains("[stdout]"), "{answer}");
     server.goes_on();
 }
