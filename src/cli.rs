@@ -10,6 +10,7 @@ use clap::builder::styling::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use crate::confinement::Confinement;
 use crate::handover::board::Board;
 use crate::mcp::stdio::Stdio;
 use crate::{BootError, Evaluation, ImageConfig, Limits, Session, report};
@@ -62,6 +63,8 @@ struct Serve {
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
+    #[command(flatten)]
+    confinement: Confinement,
 }
 
 /// What comes back after a crash.
@@ -107,6 +110,14 @@ struct Options {
 /// A time limit on the command line; `None` for none.
 #[derive(Debug, Clone, Copy)]
 struct Timeout(Option<Duration>);
+
+impl Serve {
+    /// Boots Lisp, confined as was asked; or a sentence that says why not.
+    fn session(&self) -> Result<Session, String> {
+        self.confinement.apply()?;
+        self.options.session().map_err(|error| error.to_string())
+    }
+}
 
 impl Options {
     fn session(&self) -> Result<Session, BootError> {
@@ -157,7 +168,7 @@ fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(Serve { options, structured_content, .. }: Serve, stdio: Stdio, board: i32) -> i32 {
+fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
     // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
@@ -165,7 +176,7 @@ fn work(Serve { options, structured_content, .. }: Serve, stdio: Stdio, board: i
         Ok(board) => board,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let session = match options.session() {
+    let session = match serve.session() {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -174,8 +185,8 @@ fn work(Serve { options, structured_content, .. }: Serve, stdio: Stdio, board: i
             return status;
         }
     };
-    start_logging(options.log);
-    let status = mcp::serve_supervised(stdio, session, board, structured_content)
+    start_logging(serve.options.log);
+    let status = mcp::serve_supervised(stdio, session, board, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all_but(None);
     status
@@ -188,9 +199,9 @@ fn greet(stdio: &Stdio) {
 }
 
 /// Lisp in this very process.
-fn serve_alone(Serve { options, structured_content, .. }: Serve, stdio: Stdio) -> i32 {
+fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
-    let session = match options.session() {
+    let session = match serve.session() {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -198,8 +209,8 @@ fn serve_alone(Serve { options, structured_content, .. }: Serve, stdio: Stdio) -
             return complain(&reason);
         }
     };
-    start_logging(options.log);
-    mcp::serve(stdio, session, structured_content)
+    start_logging(serve.options.log);
+    mcp::serve(stdio, session, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
 }
 

@@ -24,6 +24,8 @@
 #![deny(unsafe_code)]
 
 mod config;
+#[cfg(feature = "mcp")]
+mod confinement;
 mod error;
 #[cfg(feature = "mcp")]
 mod handover;

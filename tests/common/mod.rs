@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -46,15 +47,25 @@ impl Server {
 
     /// Starts the server with arguments.
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
-        let mut server = Self::start_unread(arguments);
+        Self::start_with_environment(arguments, &[])
+    }
+
+    /// Starts the server with arguments and environment variables of its own.
+    pub(crate) fn start_with_environment(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
+        let mut server = Self::spawn(arguments, variables);
         server.read_on();
         server
     }
 
     /// Starts the server and leaves its stdout alone until [`Self::read_on`].
     pub(crate) fn start_unread(arguments: &[&str]) -> Self {
+        Self::spawn(arguments, &[])
+    }
+
+    fn spawn(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut child = Command::new(BINARY)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

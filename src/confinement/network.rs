@@ -1,0 +1,33 @@
+//! No network, by seccomp: Landlock knows of TCP alone.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// The bit that marks the calls of the x32 interface, which reach the same kernel.
+#[cfg(target_arch = "x86_64")]
+const X32: libc::c_long = 0x4000_0000;
+
+/// Refuses this process, and what it starts, all sockets but Unix ones.
+pub(super) fn confine() -> Result<(), String> {
+    let program = filter().map_err(|error| error.to_string())?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| format!("it needs seccomp ({error})"))
+}
+
+fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
+    let is_other = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, unix)?;
+    let other_family = vec![SeccompRule::new(vec![is_other])?];
+    let mut refused = BTreeMap::from([
+        (libc::SYS_socket, other_family.clone()),
+        // It makes sockets as well, unseen by filters.
+        (libc::SYS_io_uring_setup, Vec::new()),
+    ]);
+    #[cfg(target_arch = "x86_64")]
+    refused.extend([(X32 | libc::SYS_socket, other_family), (X32 | libc::SYS_io_uring_setup, Vec::new())]);
+    let refusal = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(refused.into_iter().collect(), SeccompAction::Allow, refusal, architecture)?.try_into()
+}
