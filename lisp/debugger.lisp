@@ -193,7 +193,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
       (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
         (let ((symbol (sb-di:debug-var-symbol variable))
               (validity (sb-di:debug-var-validity variable location)))
-          (when (symbol-package symbol)
+          (when (and (symbol-package symbol) (plusp (length (symbol-name symbol))))
             (push (list symbol validity
                         (when (eq validity :valid)
                           (let ((value (sb-di:debug-var-value variable frame)))
@@ -223,15 +223,43 @@ the line of the form in the code that was evaluated."
                      (and starts
                           (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))))))))
 
+(defun skip-blank (stream)
+  "Skip whitespace and comments of STREAM."
+  (loop
+    (case (peek-char t stream nil)
+      (#\; (read-line stream nil))
+      (#\# (read-char stream)
+       (cond ((eql #\| (peek-char nil stream nil))
+              (skip-block-comment stream))
+             (t (unread-char #\# stream)
+                (return))))
+      (t (return)))))
+
+(defun skip-block-comment (stream)
+  "Skip a comment of STREAM that begins with a sharp sign, which has been read, and a bar."
+  (let ((depth 0)
+        (last #\#))
+    (loop for character = (read-char stream nil)
+          while character
+          do (cond ((and (char= last #\#) (char= character #\|))
+                    (incf depth)
+                    (setf last #\Space))
+                   ((and (char= last #\|) (char= character #\#))
+                    (setf last #\Space)
+                    (when (zerop (decf depth))
+                      (return)))
+                   (t (setf last character))))))
+
 (defun file-line (file position)
-  "Return the number of the line that holds the character at POSITION of FILE, or NIL."
+  "Return the number of the line that the form begins on which is at POSITION of FILE or after blanks, or NIL."
   (with-open-file (in file :if-does-not-exist nil :external-format '(:utf-8 :replacement #\?))
     (when in
-      (let ((buffer (make-string (min position 10000000)))
-            (line 1))
-        (loop for index below (read-sequence buffer in)
-              when (char= (schar buffer index) #\Newline) do (incf line)
-              finally (return (if (member (peek-char nil in nil) '(#\Newline #\Return)) (1+ line) line)))))))
+      (let ((text (make-string (min (file-length in) 10000000))))
+        (setf text (subseq text 0 (read-sequence text in)))
+        (let* ((start (min position (length text)))
+               (form (make-string-input-stream text start)))
+          (skip-blank form)
+          (1+ (count #\Newline text :end (+ start (file-position form)))))))))
 
 (defun frame-call (number frame condition)
   "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."

@@ -51,14 +51,13 @@
       (invoke-restart restart))))
 
 (defun compiled-line ()
-  "Return the line of the submitted code that the compiler is at, or 0 when it is at none."
-  (if (and *spans* (boundp 'sb-c::*compiler-error-context*))
+  "Return the line of the submitted code that the compiler is at: its form's when the compiler does not say, 0 when it
+is at none, or there is but one."
+  (if (and *spans* (boundp 'sb-c::*compiler-error-bailout*))
       (let* ((context (ignore-errors (sb-c::find-error-context nil)))
              (start (and context
                          (gethash (sb-c::compiler-error-context-original-form context) *spans*))))
-        (if start
-            (values (line-and-column *code* start))
-            0))
+        (values (line-and-column *code* (or start *form-start*))))
       0))
 
 (defun push-warning (type condition line)
@@ -119,7 +118,7 @@ hold it here."
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
                condition
                (lambda () (error-frame hook)))
-    (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
+    (when (and *hold-errors* (plusp *form-number*) (not finish) (not sb-kernel:*gc-inhibit*))
       (hold condition frames))
     (abandon-evaluation finish)))
 
@@ -216,8 +215,8 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
                        line column start-line start-column))))))
 
 (defun whitespace-end (stream)
-  "Skip whitespace of STREAM and return its position."
-  (peek-char t stream nil)
+  "Skip whitespace and comments of STREAM and return its position."
+  (skip-blank stream)
   (file-position stream))
 
 (defun read-form (stream end start)

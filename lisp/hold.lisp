@@ -31,29 +31,48 @@ conditions are continued."
 
 (defun hold (condition frames)
   "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
-release it."
+release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
   (event *job-id* (event-code :held))
   (mapc #'flush-host-stream *job-streams*)
   (done nil)
   (let ((*held-condition* condition)
-        (*held-frames* frames))
+        (*held-frames* frames)
+        (job nil)
+        (leaving nil))
     (loop
-      (let ((job (catch 'next-command
-                   (with-hold () (or (next-job +evaluation-lane+) :end)))))
-        (when job
-          (unless (eq job :end)
-            (change-job (job-id job)))
-          (when (or (eq job :end) (eql (job-kind job) (job-code :release)))
-            (setf *hold-errors* nil)
-            (return))
-          (multiple-value-bind (success resume)
-              (catch 'next-command
-                (with-hold () (held-command job)))
-            ;; What makes the evaluation go on does so under its own handlers again.
-            (when resume
-              (funcall (the function resume)))
-            (event *job-id* (event-code :held) 1)
-            (done success)))))))
+      (catch 'still-held
+        (unwind-protect
+             (progn
+               (setf job (catch 'next-command
+                           (with-hold () (or (next-job +evaluation-lane+) :end))))
+               (when job
+                 (unless (eq job :end)
+                   (change-job (job-id job)))
+                 (when (or (eq job :end) (eql (job-kind job) (job-code :release)))
+                   (setf *hold-errors* nil
+                         leaving t)
+                   (return))
+                 (multiple-value-bind (success resume)
+                     (catch 'next-command
+                       (with-hold () (held-command job)))
+                   ;; What makes the evaluation go on does so under its own handlers again.
+                   (when resume
+                     (setf leaving t)
+                     (funcall (the function resume))
+                     (setf leaving nil))
+                   (end-held-job success)
+                   (setf job nil))))
+          (unless leaving
+            (when job
+              (refuse "A timer of the session's interrupted this.")
+              (end-held-job nil)
+              (setf job nil))
+            (throw 'still-held nil)))))))
+
+(defun end-held-job (success)
+  "Tell the host that a job is over that leaves the evaluation held."
+  (event *job-id* (event-code :held) 1)
+  (done success))
 
 (defun held-command (job)
   "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on."
@@ -87,6 +106,7 @@ value is true unless one failed, which has been pushed as an error."
      (let ((*hold-errors* nil)
            (*code* text)
            (*form-number* 0)
+           (*form-start* 0)
            (stream (make-string-input-stream text)))
        (loop for form = (read-form stream stream (whitespace-end stream))
              until (eq form stream)
@@ -140,6 +160,7 @@ one's values, and true unless it failed."
         (let ((*hold-errors* nil)
               (*code* text)
               (*form-number* 0)
+              (*form-start* 0)
               (stream (make-string-input-stream text))
               (values '()))
           (loop

@@ -62,7 +62,6 @@ fn the_form_that_failed_is_named() {
 }
 
 #[test]
-#[ignore = "a block comment before a form counts for the form"]
 fn a_block_comment_is_not_the_form() {
     let mut server = Server::ready();
     let text = described(&mut server, "1\n#|\n|#\n*no-such-variable*");
@@ -87,7 +86,6 @@ fn warnings_and_errors_of_the_compiler_name_the_line() {
 }
 
 #[test]
-#[ignore = "a warning without a place within its form does not name the form's line"]
 fn every_warning_of_the_compiler_names_a_line() {
     let mut server = Server::ready();
     let text = server.evaluate("(list 1)\n(defun idle (x)\n  1)");
@@ -107,7 +105,6 @@ fn frames_of_evaluated_functions_name_evaluation_and_line() {
 }
 
 #[test]
-#[ignore = "blank lines and comments before a form of a loaded file count for the form"]
 fn frames_of_loaded_functions_name_file_and_line() {
     let mut server = Server::ready();
     let path = file(

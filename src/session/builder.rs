@@ -197,6 +197,11 @@ impl OutcomeBuilder {
         }
     }
 
+    /// The code.
+    pub(super) fn code(&self) -> &str {
+        &self.code
+    }
+
     /// What was printed so far, as far as it is kept.
     pub(super) fn stdout(&self) -> &str {
         &self.stdout.text

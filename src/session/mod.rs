@@ -94,6 +94,8 @@ struct Inner {
     running: [Mutex<Option<Running>>; 2],
     limits: Mutex<Limits>,
     state: Mutex<State>,
+    /// The code of the evaluation that was held last.
+    held_code: Mutex<String>,
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
     clock: Clock,
@@ -137,6 +139,7 @@ impl Session {
             running: Default::default(),
             limits: Mutex::new(limits),
             state: Mutex::default(),
+            held_code: Mutex::default(),
             held: Mutex::default(),
             clock: Clock::default(),
             evaluations: AtomicU64::new(0),
@@ -292,7 +295,12 @@ impl Session {
     ) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
-        let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
+        // An error after it goes on is in a form of the held code.
+        let code = match kind {
+            JobKind::EvalInFrame(_) => text.to_owned(),
+            _ => self.0.held_code.lock().clone(),
+        };
+        let builder = Box::new(OutcomeBuilder::new(code, limits, timeout));
         self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
     }
 
@@ -499,6 +507,9 @@ impl Inner {
         match running.build {
             Build::Nothing => {}
             Build::Outcome(builder, reply) => {
+                if running.holds {
+                    builder.code().clone_into(&mut self.held_code.lock());
+                }
                 reply(self.evaluated(*builder, success, interrupted, running.holds));
             }
             Build::Resumed(builder, reply) => reply(refused.unwrap_or_else(|| {
