@@ -142,6 +142,9 @@ there are, and the last half of +ALL-FRAMES+ of them as a list of conses of fram
             (loop for number from (max 0 (- count size)) below count
                   collect (aref ring (mod number size))))))
 
+(defvar *half-made-frames* nil
+  "True when the stack was exhausted while a frame was being made, which SBCL then takes for a foreign one.")
+
 (defun user-frames (frame)
   "Return the frames from FRAME out to the boundary, innermost first, as a list of conses of number and frame, and how
 many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from the list."
@@ -149,7 +152,8 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
         (count 0)
         (half (floor +all-frames+ 2)))
     (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
-          do (unless (and (host-frame-p frame) (not (invoke-debugger-frame-p frame)))
+          do (unless (or (and (host-frame-p frame) (not (invoke-debugger-frame-p frame)))
+                         (and *half-made-frames* (foreign-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
              (setf frame (sb-di:frame-down frame)))
@@ -224,31 +228,32 @@ the line of the form in the code that was evaluated."
                           (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))))))))
 
 (defun skip-blank (stream)
-  "Skip whitespace and comments of STREAM."
+  "Skip whitespace and comments of STREAM, but none that does not end."
   (loop
     (case (peek-char t stream nil)
       (#\; (read-line stream nil))
-      (#\# (read-char stream)
-       (cond ((eql #\| (peek-char nil stream nil))
-              (skip-block-comment stream))
-             (t (unread-char #\# stream)
-                (return))))
+      (#\# (let ((start (file-position stream)))
+             (unless (skip-block-comment stream)
+               (file-position stream start)
+               (return))))
       (t (return)))))
 
 (defun skip-block-comment (stream)
-  "Skip a comment of STREAM that begins with a sharp sign, which has been read, and a bar."
-  (let ((depth 0)
-        (last #\#))
-    (loop for character = (read-char stream nil)
-          while character
-          do (cond ((and (char= last #\#) (char= character #\|))
-                    (incf depth)
-                    (setf last #\Space))
-                   ((and (char= last #\|) (char= character #\#))
-                    (setf last #\Space)
-                    (when (zerop (decf depth))
-                      (return)))
-                   (t (setf last character))))))
+  "Skip the block comment of STREAM that begins here. Return true when one did, and ended."
+  (read-char stream)
+  (when (eql #\| (peek-char nil stream nil))
+    (let ((depth 0)
+          (last #\#))
+      (loop for character = (read-char stream nil)
+            while character
+            do (cond ((and (char= last #\#) (char= character #\|))
+                      (incf depth)
+                      (setf last #\Space))
+                     ((and (char= last #\|) (char= character #\#))
+                      (setf last #\Space)
+                      (when (zerop (decf depth))
+                        (return t)))
+                     (t (setf last character)))))))
 
 (defun file-line (file position)
   "Return the number of the line that the form begins on which is at POSITION of FILE or after blanks, or NIL."
@@ -397,7 +402,9 @@ that must wait until the stack is unwound, else NIL."
       (guarded (push-restarts condition) (failure) nil)
       (when condition
         (guarded (push-slots condition) (failure) nil))
-      (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
+      (multiple-value-bind (frames total)
+          (let ((*half-made-frames* (typep condition 'storage-condition)))
+            (guarded (user-frames frame) (failure) (values '() 0)))
         (event *job-id* (event-code :frames) total)
         (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
           ;; Printing calls the user's methods, and there may be little stack left for them.
