@@ -43,6 +43,10 @@ fn heap_limit() -> Option<usize> {
     Some((size / 5 * 2).max(used + size / 10))
 }
 
+/// How long the evaluation thread looks out for the next job before it sleeps: the time in which a program that
+/// evaluates one thing after another comes back.
+const AWAKE: Duration = Duration::from_micros(100);
+
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(u64);
@@ -595,7 +599,7 @@ impl Inner {
         loop {
             let held = *self.held.lock();
             let Some(Held { until }) = held else {
-                let request = queue.pop();
+                let request = queue.pop(AWAKE);
                 if !request.job.kind.concerns_held() {
                     return request;
                 }
@@ -657,7 +661,7 @@ impl Host for Inner {
         let mut request = match lane {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Signals => return None,
-            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(),
+            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
         };
         if lane == Lane::Evaluation {
             request = self.witnessed(request);
