@@ -70,30 +70,34 @@ fn median(times: &mut [Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
-fn resident_kib(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    status
+/// Resident memory of a process and its children, in bytes.
+fn resident(process: u32) -> u64 {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+    let own = read("status")
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0);
+    let children = read(&format!("task/{process}/children"));
+    own * 1024 + children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident).sum::<u64>()
 }
 
 fn main() {
     let server = env!("CARGO_BIN_EXE_sbcl-mcp");
     let mut arguments = vec!["serve".to_owned()];
     arguments.extend(std::env::args().skip(1).filter(|argument| !argument.starts_with("--bench")));
+    assert!(!arguments.iter().any(|argument| argument == "--no-supervisor"), "measured beside it in any case");
 
     let plus = call("evaluate-lisp", r#"{"code":"(+ 1 2)"}"#);
     let mut starts = Vec::new();
-    let mut resident = 0;
+    let mut memory = 0;
     for _ in 0..STARTS {
         let begin = Instant::now();
         let mut client = Client::start(server, &arguments);
         client.initialize();
         assert!(client.ask(&plus).contains("=> 3"), "{}", client.line);
         starts.push(begin.elapsed());
-        resident = resident_kib(client.child.id());
+        memory = resident(client.child.id());
         client.stop();
     }
 
@@ -142,5 +146,5 @@ fn main() {
         );
     }
     println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
-    println!("resident memory then: {:.1} MB", resident as f64 / 1000.0);
+    println!("resident memory then, supervisor and worker: {:.1} MB", memory as f64 / 1e6);
 }

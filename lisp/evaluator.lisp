@@ -305,11 +305,14 @@ this one."
         (*form-start* 0)
         (*spans* (when (find #\Newline code) (make-hash-table :test 'eq))))
     (loop
-      (incf *form-number*)
-      (multiple-value-bind (values more) (evaluate-next-form stream (whitespace-end stream))
-        (unless more
+      (let ((start (whitespace-end stream)))
+        (when (= start (length code))
           (return result))
-        (setf result values)))))
+        (incf *form-number*)
+        (multiple-value-bind (values more) (evaluate-next-form stream start)
+          (unless more
+            (return result))
+          (setf result values))))))
 
 (defun find-user-package (name)
   "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."
@@ -364,7 +367,9 @@ when FUNCTION returns."
           (sb-c::*argument-mismatch-warnings* '())
           (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))
       (multiple-value-prog1 (funcall function)
-        (sb-c::summarize-compilation-unit nil)))))
+        (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
+          (let ((*error-output* (make-broadcast-stream)))
+            (sb-c::summarize-compilation-unit nil)))))))
 
 (defun evaluate-and-print (code package)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."

@@ -103,8 +103,7 @@
              (event-text (host-stream-job-id stream) (host-stream-event-kind stream) 0 string start end))
             (t
              (let ((newline (position #\Newline string :start start :end end :from-end t))
-                   (buffer (or (host-stream-buffer stream)
-                               (setf (host-stream-buffer stream) (make-string +buffer-size+)))))
+                   (buffer (ensure-buffer stream)))
                (setf (host-stream-column stream)
                      (if newline
                          (- end newline 1)

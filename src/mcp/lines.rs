@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -49,15 +50,15 @@ impl Lines {
         &self.buffer[line]
     }
 
-    /// The next line. Nothing is lost when the future is dropped. A last line without a newline counts.
-    pub(super) async fn next(&mut self) -> io::Result<Line> {
+    /// The next line; waiting as in [`Pipe::read`]. Nothing is lost when the future is dropped. A last line without a newline counts.
+    pub(super) async fn next(&mut self, awake: Duration) -> io::Result<Line> {
         loop {
             if let Some(line) = self.buffered() {
                 return Ok(line);
             }
             self.compact();
             self.buffer.reserve(CHUNK);
-            if self.pipe.read(&mut self.buffer).await? == 0 {
+            if self.pipe.read(&mut self.buffer, awake).await? == 0 {
                 return Ok(self.last());
             }
         }

@@ -81,6 +81,11 @@ impl Link {
         self.opened.load(Ordering::Relaxed)
     }
 
+    /// True when nothing waits for an answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.lock().is_empty()
+    }
+
     /// Notes that a request of this line waits for its answer. False when one of that id does already.
     pub(super) fn expect(&self, id: &RequestId, line: u64, batch: Option<&Arc<Mutex<Batch>>>) -> bool {
         let mut in_flight = self.in_flight.lock();

@@ -1,5 +1,6 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
+mod event_loop;
 mod incoming;
 mod lines;
 mod link;
@@ -14,7 +15,6 @@ mod unwind;
 mod wire;
 mod worker;
 
-use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use crate::Session;
 use crate::handover::board::Board;
 use crate::handover::frame::Kind;
+use event_loop::EventLoop;
 use incoming::Refusal;
 use link::Link;
 use server::Server;
@@ -46,22 +47,28 @@ const BAD_NEWS: Duration = Duration::from_secs(2);
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
 pub(crate) fn serve(stdio: Stdio, session: Session, structured: bool) -> io::Result<i32> {
-    run(async {
+    let event_loop = EventLoop::new()?;
+    let (signals, wire, link) = event_loop.prepare(async {
         let signals = Signals::new()?;
         let (wire, link) = Wire::open(stdio, false)?;
-        converse(signals, wire, link, Desk::new(session, structured)).await
-    })
+        io::Result::Ok((signals, wire, link))
+    })?;
+    let desk = Desk::new(session.clone(), structured);
+    event_loop.serve(&session, converse(signals, wire, link, desk))
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does.
 pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board, structured: bool) -> io::Result<i32> {
-    run(async {
+    let event_loop = EventLoop::new()?;
+    let (signals, wire, link, worker) = event_loop.prepare(async {
         let signals = Signals::new()?;
         let (mut wire, link) = Wire::open(stdio, true)?;
         let handover = wire.take_over().await?;
         let worker = worker::take_over(&session, handover, link.clone(), board);
-        converse(signals, wire, link, Desk::of_worker(session, worker, structured)).await
-    })
+        io::Result::Ok((signals, wire, link, worker))
+    })?;
+    let desk = Desk::of_worker(session.clone(), worker, structured);
+    event_loop.serve(&session, converse(signals, wire, link, desk))
 }
 
 async fn converse(mut signals: Signals, wire: Wire, link: Arc<Link>, desk: Desk) -> io::Result<i32> {
@@ -83,7 +90,7 @@ async fn converse(mut signals: Signals, wire: Wire, link: Arc<Link>, desk: Desk)
 
 /// Tells the client, when it asks for the first time, why there is no server.
 pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result<()> {
-    run(async {
+    EventLoop::new()?.prepare(async {
         let (mut wire, link) = Wire::open(stdio, supervised)?;
         if supervised {
             wire.take_over().await?;
@@ -94,10 +101,6 @@ pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result
         }
         finish(&link, 1).await.map(|_| ())
     })
-}
-
-fn run<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
 /// Runs rmcp's loop to its end; the status is 0 unless it broke.

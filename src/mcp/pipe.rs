@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -53,25 +55,37 @@ impl Pipe {
         }
     }
 
-    /// Waits for input and appends it to `buffer`, at most as much as its spare capacity holds; 0 at the end.
-    /// Nothing is lost when the future is dropped.
-    pub(super) async fn read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        match self {
-            Self::Plain(fd) => Ok(rustix::io::retry_on_intr(|| rustix::io::read(fd, spare_capacity(buffer)))?),
-            Self::Polled { fd, short_read_drains } => loop {
-                let mut ready = fd.readable().await?;
-                let room = buffer.capacity() - buffer.len();
-                let result = ready.try_io(|fd| {
-                    Ok(rustix::io::retry_on_intr(|| rustix::io::read(fd.get_ref(), spare_capacity(buffer)))?)
-                });
-                if let Ok(read) = result {
-                    // Spares the read that would only say EAGAIN; the next input is a new event.
-                    if *short_read_drains && read.as_ref().is_ok_and(|n| (1..room).contains(n)) {
-                        ready.clear_ready();
-                    }
-                    return read;
+    /// Waits for input and appends it to `buffer`, at most as much as its spare capacity holds; 0 at the end. For as
+    /// long as `awake` the thread does not sleep, if nothing else is to be done. Nothing is lost when the future is
+    /// dropped.
+    pub(super) async fn read(&self, buffer: &mut Vec<u8>, awake: Duration) -> io::Result<usize> {
+        let (fd, short_read_drains) = match self {
+            Self::Plain(fd) => {
+                return Ok(rustix::io::retry_on_intr(|| rustix::io::read(fd, spare_capacity(buffer)))?);
+            }
+            Self::Polled { fd, short_read_drains } => (fd, *short_read_drains),
+        };
+        let begin = Instant::now();
+        while begin.elapsed() < awake {
+            tokio::task::yield_now().await;
+            match rustix::io::read(fd.get_ref(), spare_capacity(buffer)) {
+                // Other processes may want this processor: the client, for one.
+                Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
+                result => return Ok(result?),
+            }
+        }
+        loop {
+            let mut ready = fd.readable().await?;
+            let room = buffer.capacity() - buffer.len();
+            let result = ready
+                .try_io(|fd| Ok(rustix::io::retry_on_intr(|| rustix::io::read(fd.get_ref(), spare_capacity(buffer)))?));
+            if let Ok(read) = result {
+                // Spares the read that would only say EAGAIN; the next input is a new event.
+                if short_read_drains && read.as_ref().is_ok_and(|n| (1..room).contains(n)) {
+                    ready.clear_ready();
                 }
-            },
+                return read;
+            }
         }
     }
 

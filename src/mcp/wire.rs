@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rmcp::RoleServer;
@@ -20,7 +21,7 @@ use super::link::{Batch, Link};
 use super::output::Output;
 use super::pipe::Pipe;
 use super::stdio::Stdio;
-use crate::handover::{self, Handover};
+use crate::handover::{self, AWAKE, Handover};
 
 /// With this much unread by the client, no more of its requests are taken.
 const MAX_BACKLOG: usize = 64 << 20;
@@ -56,7 +57,7 @@ impl Wire {
 
     /// Reads where the last worker stopped, and goes on there.
     pub(super) async fn take_over(&mut self) -> io::Result<Handover> {
-        let Line::Text(line) = self.lines.next().await? else {
+        let Line::Text(line) = self.lines.next(Duration::ZERO).await? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let handover: Handover = serde_json::from_slice(self.lines.text(line))?;
@@ -200,7 +201,8 @@ impl Transport<RoleServer> for Wire {
                     if !link.output.is_drained_to(MAX_BACKLOG) {
                         link.output.drained_to(MAX_BACKLOG).await;
                     }
-                    self.lines.next().await
+                    // While something is to be answered, that comes first.
+                    self.lines.next(if link.is_idle() { AWAKE } else { Duration::ZERO }).await
                 } => line,
             };
             match line {

@@ -2,6 +2,7 @@
 
 mod builder;
 mod clock;
+pub(crate) mod idle;
 mod queue;
 #[cfg(feature = "mcp")]
 pub(crate) mod restore;
@@ -22,6 +23,7 @@ use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
 use crate::outcome::{Clipped, Definition, ErrorRecord, Local, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
+use idle::PATIENCE;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -43,9 +45,12 @@ fn heap_limit() -> Option<usize> {
     Some((size / 5 * 2).max(used + size / 10))
 }
 
-/// How long the evaluation thread looks out for the next job before it sleeps: the time in which a program that
-/// evaluates one thing after another comes back.
+/// How long a thread looks out for the next job, or the answer, before it sleeps: the time in which a small evaluation
+/// is over, and a program that does one after another comes back.
 const AWAKE: Duration = Duration::from_micros(100);
+
+/// How often it looks before it gives way to other threads.
+const LOOKS: usize = 20;
 
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -372,12 +377,36 @@ fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
         *reply.0.lock() = Some(value);
         reply.1.notify_one();
     }));
+    if let Some(value) = stay_awake(AWAKE, || slot.0.try_lock()?.take()) {
+        return value;
+    }
     let mut value = slot.0.lock();
     loop {
         match value.take() {
             Some(value) => return value,
             None => slot.1.wait(&mut value),
         }
+    }
+}
+
+/// Looks for something until it is there, or `awake` is over.
+fn stay_awake<T>(awake: Duration, look: impl Fn() -> Option<T>) -> Option<T> {
+    if awake.is_zero() {
+        return None;
+    }
+    let until = Instant::now() + awake;
+    loop {
+        for _ in 0..LOOKS {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        // Gives way where there is but one processor for both threads.
+        std::thread::yield_now();
     }
 }
 
@@ -446,7 +475,9 @@ impl Inner {
 
     /// Interrupts what has run too long by now. When to look again.
     fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
-        let mut next = self.watch_heap(now);
+        let idle = self.lanes[Lane::Evaluation as usize].idle();
+        let rested = idle.and_then(|idle| idle.look(now));
+        let mut next = self.watch_heap(now).into_iter().chain(rested).min();
         for lane in [Lane::Evaluation, Lane::Inspection] {
             let mut overdue = None;
             next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
@@ -599,14 +630,14 @@ impl Inner {
         loop {
             let held = *self.held.lock();
             let Some(Held { until }) = held else {
-                let request = queue.pop(AWAKE);
+                let Some(request) = queue.pop(None, AWAKE) else { continue };
                 if !request.job.kind.concerns_held() {
                     return request;
                 }
                 refuse(request);
                 continue;
             };
-            match queue.pop_until(until) {
+            match queue.pop(Some(until), Duration::ZERO) {
                 Some(request) if request.job.kind.concerns_held() => {
                     *self.held.lock() = None;
                     return request;
@@ -661,9 +692,12 @@ impl Host for Inner {
         let mut request = match lane {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Signals => return None,
-            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(Duration::ZERO),
+            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO)?,
         };
         if lane == Lane::Evaluation {
+            if self.lanes[lane as usize].idle().is_some() {
+                self.clock.arm(Instant::now() + PATIENCE);
+            }
             request = self.witnessed(request);
         }
         if lane != Lane::Control {
@@ -691,16 +725,22 @@ impl Host for Inner {
             // the next one is its business.
             crate::exit_now(0);
         }
-        for lane in &self.running {
+        for (index, lane) in self.running.iter().enumerate() {
             let mut slot = lane.lock();
             if let Some(running) = slot.as_mut()
                 && running.id == job
             {
                 if let Event::Done { success } = event {
-                    let running = slot.take();
+                    let mut running = slot.take();
                     drop(slot);
-                    if let Some(running) = running {
-                        self.finish(running, Err(success));
+                    let mut finish = || {
+                        if let Some(running) = running.take() {
+                            self.finish(running, Err(success));
+                        }
+                    };
+                    match self.lanes[index].idle() {
+                        Some(idle) => idle.within(&mut finish),
+                        None => finish(),
                     }
                     return false;
                 }

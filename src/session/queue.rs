@@ -1,20 +1,25 @@
 //! A queue that one Lisp thread waits on.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex};
 
+use super::idle::Idle;
+
 /// First in, first out; any thread pushes, one pops.
-#[derive(Debug)]
 pub(super) struct Queue<T> {
     items: Mutex<VecDeque<T>>,
     pushed: Condvar,
+    /// What the thread that pops does while there is nothing.
+    idle: OnceCell<Arc<dyn Idle>>,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { items: Mutex::default(), pushed: Condvar::new() }
+        Self { items: Mutex::default(), pushed: Condvar::new(), idle: OnceCell::new() }
     }
 }
 
@@ -22,46 +27,71 @@ impl<T> Queue<T> {
     /// Adds at the end.
     pub(super) fn push(&self, item: T) {
         self.items.lock().push_back(item);
+        match self.idle() {
+            Some(idle) => idle.wake(),
+            None => drop(self.pushed.notify_one()),
+        }
+    }
+
+    /// From now on the thread that pops does this while it waits. Only the first one counts.
+    #[cfg(feature = "mcp")]
+    pub(super) fn idle_with(&self, idle: Arc<dyn Idle>) {
+        let _ = self.idle.set(idle);
+        // It may be asleep. The lock: or about to be.
+        drop(self.items.lock());
         self.pushed.notify_one();
     }
 
-    /// Waits for the first and takes it. For as long as `awake` the thread does not sleep: what comes by then is spared
-    /// the time that waking takes, which can be several times that of a small evaluation.
-    pub(super) fn pop(&self, awake: Duration) -> T {
-        let until = Instant::now() + awake;
-        while Instant::now() < until {
-            if let Some(item) = self.items.try_lock().and_then(|mut items| items.pop_front()) {
-                return item;
-            }
-            // Gives way where there is but one processor for both threads.
-            std::thread::yield_now();
-        }
-        let mut items = self.items.lock();
-        loop {
-            match items.pop_front() {
-                Some(item) => return item,
-                None => self.pushed.wait(&mut items),
-            }
-        }
+    /// What the thread that pops does while it waits, if it is more than sleeping.
+    pub(super) fn idle(&self) -> Option<&dyn Idle> {
+        self.idle.get().map(|idle| &**idle)
     }
 
-    /// Waits for the first and takes it; `None` when nothing has come by `deadline`.
-    pub(super) fn pop_until(&self, deadline: Instant) -> Option<T> {
+    /// Waits for the first and takes it; `None` when nothing has come by `deadline`. For as long as `awake` the thread
+    /// does not sleep: what comes by then is spared the time that waking takes, which can be several times that of a
+    /// small evaluation.
+    pub(super) fn pop(&self, deadline: Option<Instant>, awake: Duration) -> Option<T> {
+        if let Some(idle) = self.idle() {
+            return self.pop_idle(idle, deadline);
+        }
+        if let Some(item) = super::stay_awake(awake, || self.items.try_lock()?.pop_front()) {
+            return Some(item);
+        }
         let mut items = self.items.lock();
         loop {
             if let Some(item) = items.pop_front() {
                 return Some(item);
             }
-            if self.pushed.wait_until(&mut items, deadline).timed_out() {
-                return items.pop_front();
+            if let Some(idle) = self.idle() {
+                drop(items);
+                return self.pop_idle(idle, deadline);
+            }
+            match deadline {
+                None => self.pushed.wait(&mut items),
+                Some(deadline) if Instant::now() >= deadline => return None,
+                Some(deadline) => drop(self.pushed.wait_until(&mut items, deadline)),
             }
         }
     }
 
-    /// Puts back what was popped.
+    fn pop_idle(&self, idle: &dyn Idle, deadline: Option<Instant>) -> Option<T> {
+        if !self.items.lock().is_empty() {
+            idle.pass();
+        }
+        loop {
+            if let Some(item) = self.items.lock().pop_front() {
+                return Some(item);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+            idle.idle(deadline);
+        }
+    }
+
+    /// Puts back what was popped, by the thread that pops.
     pub(super) fn push_front(&self, item: T) {
         self.items.lock().push_front(item);
-        self.pushed.notify_one();
     }
 
     /// Takes out the first that `matches`.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::builder::OutcomeBuilder;
+use super::idle::Idle;
 use super::state::{HISTORY, State};
 use super::witness::Witness;
-use super::{Ordering, Session};
+use super::{Lane, Ordering, Session};
 use crate::config::Limits;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 
@@ -56,6 +57,12 @@ impl Session {
     /// Has `witness` told of everything from here on. Only the first one counts.
     pub(crate) fn observe(&self, witness: Arc<dyn Witness>) {
         let _ = self.0.witness.set(witness);
+    }
+
+    /// Has the evaluation thread do this while there is nothing to evaluate. Only the first one counts. From then on
+    /// [`Session::evaluate`] must not be called where this is done.
+    pub(crate) fn idle_with(&self, idle: Arc<dyn Idle>) {
+        self.0.lanes[Lane::Evaluation as usize].idle_with(idle);
     }
 
     /// The next jobs get numbers from this one on.

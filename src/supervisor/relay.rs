@@ -18,7 +18,7 @@ use super::{processes, refusal};
 use crate::config::Limits;
 use crate::handover::board::Slot;
 use crate::handover::frame::Kind;
-use crate::handover::{ErrorChange, Handover, Loss, Restored, line_of_job};
+use crate::handover::{AWAKE, ErrorChange, Handover, Loss, Restored, line_of_job};
 use crate::session::restore::Errors;
 
 /// With so many bytes of requests unanswered, no more are read.
@@ -191,7 +191,7 @@ impl Relay {
         let timeout = self.ending.map(|ending| ending.deadline.saturating_duration_since(Instant::now()));
         // A millisecond more: what is rounded down would spin.
         let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
-        match poll(&mut fds, timeout.as_ref()) {
+        match poll_awake(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -503,4 +503,16 @@ impl Memory {
         }
         Ok(())
     }
+}
+
+/// Polls without going to sleep at once: waking a processor can take longer than an answer.
+fn poll_awake(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> rustix::io::Result<usize> {
+    let begin = Instant::now();
+    while begin.elapsed() < AWAKE {
+        match poll(fds, Some(&Timespec::default())) {
+            Ok(0) => std::thread::yield_now(),
+            result => return result,
+        }
+    }
+    poll(fds, timeout)
 }

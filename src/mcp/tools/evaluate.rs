@@ -1,7 +1,5 @@
 //! evaluate-lisp.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use rmcp::service::RequestContext;
@@ -9,7 +7,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::ask::{self, Step};
-use super::wait::{at_once, wait_reporting};
+use super::wait::wait_reporting;
 use super::{Arguments, Desk, Fault, define};
 use crate::{Evaluation, Limits};
 
@@ -77,36 +75,9 @@ pub(super) async fn call(
     evaluation.hold = hold;
 
     // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
-    let counted = Counted::new(&desk.unanswered);
-    let (answer, mut reply) = oneshot::channel();
+    let (answer, reply) = oneshot::channel();
     let job = session.submit(evaluation, move |outcome| drop(answer.send(outcome)));
-    let early = if counted.alone { at_once(&mut reply) } else { None };
-    let outcome = match early {
-        Some(outcome) => outcome,
-        None => {
-            let printed = |from| session.output_so_far(job, from);
-            wait_reporting(context, reply, || session.cancel(job), printed).await?
-        }
-    };
-    drop(counted);
+    let printed = |from| session.output_so_far(job, from);
+    let outcome = wait_reporting(context, reply, || session.cancel(job), printed).await?;
     if asks { ask::settle(session, &desk.pending, outcome, context).await } else { Ok(Step::Answer(outcome.into())) }
-}
-
-/// An evaluation among those that are not answered yet.
-struct Counted<'a> {
-    unanswered: &'a AtomicUsize,
-    /// There was no other one when it came.
-    alone: bool,
-}
-
-impl<'a> Counted<'a> {
-    fn new(unanswered: &'a AtomicUsize) -> Self {
-        Self { unanswered, alone: unanswered.fetch_add(1, Ordering::Relaxed) == 0 }
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.unanswered.fetch_sub(1, Ordering::Relaxed);
-    }
 }

@@ -13,7 +13,6 @@ mod symbol;
 mod wait;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 use rmcp::RoleServer;
@@ -34,8 +33,6 @@ pub(super) use reply::Reply;
 #[derive(Debug)]
 pub(super) struct Desk {
     session: Session,
-    /// How many evaluations are queued or running.
-    unanswered: AtomicUsize,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
     /// Results have structured content, too.
@@ -46,7 +43,7 @@ pub(super) struct Desk {
 
 impl Desk {
     pub(super) fn new(session: Session, structured: bool) -> Self {
-        Self { session, unanswered: AtomicUsize::new(0), worker: None, structured, pending: Mutex::default() }
+        Self { session, worker: None, structured, pending: Mutex::default() }
     }
 
     pub(super) fn of_worker(session: Session, worker: Worker, structured: bool) -> Self {
@@ -119,11 +116,14 @@ pub(super) async fn call(
         session.number_from(*number);
     }
     let arguments = request.arguments.unwrap_or_default();
+    // What waits is boxed: rmcp moves this future around, and an answer at hand need not carry the room of the others.
     let answer = match name {
         evaluate::NAME => {
             let step = match &request.request_state {
-                Some(state) => ask::go_on(session, &desk.pending, state, request.input_responses, context).await,
-                None => evaluate::call(desk, arguments, context).await,
+                Some(state) => {
+                    Box::pin(ask::go_on(session, &desk.pending, state, request.input_responses, context)).await
+                }
+                None => Box::pin(evaluate::call(desk, arguments, context)).await,
             };
             match step {
                 Ok(ask::Step::Ask(question)) => return Ok(question.into()),
@@ -139,10 +139,10 @@ pub(super) async fn call(
         | debugger::EVAL
         | debugger::RETURN
         | debugger::AGAIN
-        | debugger::ABORT => debugger::call(session, name, arguments, context).await,
-        definitions::NAME => definitions::call(session, arguments, context).await,
-        symbol::NAME => symbol::call(session, arguments, context).await,
-        reset::NAME => reset::call(desk, arguments, context).await,
+        | debugger::ABORT => Box::pin(debugger::call(session, name, arguments, context)).await,
+        definitions::NAME => Box::pin(definitions::call(session, arguments, context)).await,
+        symbol::NAME => Box::pin(symbol::call(session, arguments, context)).await,
+        reset::NAME => Box::pin(reset::call(desk, arguments, context)).await,
         limits::NAME => limits::call(session, arguments),
         unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rmcp::RoleServer;
 use rmcp::model::{ErrorData, ProgressNotificationParam};
 use rmcp::service::RequestContext;
-use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::Fault;
@@ -18,24 +18,6 @@ const OUTPUT_EVERY: Duration = Duration::from_millis(250);
 
 /// Bytes of output in one report.
 const MESSAGE_BYTES: usize = 1000;
-
-/// How long to stay awake for an answer. Waking a thread that has gone to sleep takes longer than a short evaluation.
-const STAY_AWAKE: Duration = Duration::from_micros(25);
-
-/// The answer, if it comes before it is worth going to sleep. For a call that is alone: this blocks the
-/// runtime.
-pub(super) fn at_once<T>(reply: &mut oneshot::Receiver<T>) -> Option<T> {
-    let begin = Instant::now();
-    while begin.elapsed() < STAY_AWAKE {
-        match reply.try_recv() {
-            Ok(answer) => return Some(answer),
-            Err(TryRecvError::Closed) => return None,
-            // Yields, since Lisp's thread may have been woken on this very processor.
-            Err(TryRecvError::Empty) => std::thread::yield_now(),
-        }
-    }
-    None
-}
 
 /// Waits for what `reply` brings. `cancel` is called when the client no longer wants it.
 pub(super) async fn wait<T>(

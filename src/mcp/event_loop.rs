@@ -1,0 +1,146 @@
+//! The event loop, and the two threads that take turns in driving it.
+//!
+//! While the evaluation thread has nothing to evaluate, it drives the loop itself: an evaluation that a client asks for
+//! is read, done and answered on one thread, and nobody has to be woken. While it evaluates, the thread that serves
+//! stands in for it: not at once, since most evaluations are over sooner than another thread can be woken.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::time::timeout_at;
+
+use crate::Session;
+use crate::session::idle::{Idle, PATIENCE};
+
+/// A loop on whichever thread drives it.
+pub(super) struct EventLoop {
+    runtime: Runtime,
+    seat: Mutex<Seat>,
+    /// The seat has changed in a way that concerns the stand-in.
+    changed: Condvar,
+    /// The evaluation thread has something to do.
+    work: Notify,
+    /// The stand-in has nothing to do any more.
+    relieved: Notify,
+}
+
+/// Who drives the loop.
+struct Seat {
+    /// Since when the evaluation thread has been away; `None` while it drives.
+    away: Option<Instant>,
+    /// That is long enough for the stand-in to drive.
+    is_needed: bool,
+    /// What was served is over, with this status.
+    ended: Option<io::Result<i32>>,
+}
+
+impl EventLoop {
+    pub(super) fn new() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None };
+        Ok(Self {
+            runtime,
+            seat: Mutex::new(seat),
+            changed: Condvar::new(),
+            work: Notify::new(),
+            relieved: Notify::new(),
+        })
+    }
+
+    /// Runs `work` on this thread alone.
+    pub(super) fn prepare<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// Runs `service` to its end, on this thread and on the session's evaluation thread.
+    pub(super) fn serve(
+        self,
+        session: &Session,
+        service: impl Future<Output = io::Result<i32>> + Send + 'static,
+    ) -> io::Result<i32> {
+        let this = Arc::new(self);
+        let ending = this.clone();
+        this.runtime.spawn(async move {
+            let status = service.await;
+            ending.seat.lock().ended = Some(status);
+            ending.changed.notify_one();
+            ending.relieved.notify_one();
+        });
+        session.idle_with(this.clone());
+        this.stand_in()
+    }
+
+    /// Drives the loop whenever the evaluation thread is away for long.
+    fn stand_in(&self) -> io::Result<i32> {
+        let mut seat = self.seat.lock();
+        loop {
+            if let Some(status) = seat.ended.take() {
+                return status;
+            }
+            if seat.is_needed {
+                drop(seat);
+                self.runtime.block_on(self.relief());
+                seat = self.seat.lock();
+                seat.is_needed = false;
+            } else {
+                self.changed.wait(&mut seat);
+            }
+        }
+    }
+
+    /// Waits until somebody else drives, or nobody needs to.
+    async fn relief(&self) {
+        loop {
+            {
+                let seat = self.seat.lock();
+                if seat.away.is_none() || seat.ended.is_some() {
+                    return;
+                }
+            }
+            self.relieved.notified().await;
+        }
+    }
+}
+
+impl Idle for EventLoop {
+    fn idle(&self, until: Option<Instant>) {
+        self.seat.lock().away = None;
+        self.relieved.notify_one();
+        self.runtime.block_on(async {
+            match until {
+                None => self.work.notified().await,
+                // Past the time, the caller has what it waited for.
+                Some(until) => drop(timeout_at(until.into(), self.work.notified()).await),
+            }
+        });
+        self.seat.lock().away = Some(Instant::now());
+    }
+
+    fn pass(&self) {
+        self.runtime.block_on(tokio::task::yield_now());
+    }
+
+    fn within(&self, work: &mut dyn FnMut()) {
+        self.runtime.block_on(async { work() });
+    }
+
+    fn look(&self, now: Instant) -> Option<Instant> {
+        let mut seat = self.seat.lock();
+        let until = seat.away.filter(|_| !seat.is_needed)? + PATIENCE;
+        if now < until {
+            return Some(until);
+        }
+        seat.is_needed = true;
+        self.changed.notify_one();
+        None
+    }
+
+    fn wake(&self) {
+        self.work.notify_one();
+    }
+}
