@@ -16,6 +16,9 @@ use crate::mcp::stdio::Stdio;
 use crate::{BootError, Evaluation, ImageConfig, Limits, Session, report};
 use crate::{mcp, supervisor};
 
+/// How long a worker may take to end after its supervisor has.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
 #[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
@@ -172,6 +175,7 @@ fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
     // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
+    outlive_nobody(&stdio);
     let board = match Board::take(board) {
         Ok(board) => board,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
@@ -190,6 +194,20 @@ fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all_but(None);
     status
+}
+
+/// Ends this process when its supervisor is gone and it has not ended by itself: it may be stuck.
+fn outlive_nobody(stdio: &Stdio) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let Ok(input) = stdio.input.try_clone() else { return };
+    let wait = move || {
+        while poll(&mut [PollFd::new(&input, PollFlags::empty())], None) == Err(rustix::io::Errno::INTR) {}
+        std::thread::sleep(LAST_WORDS);
+        supervisor::processes::end_all_but(None);
+        crate::exit_now(1);
+    };
+    // Without it there is still the signal.
+    let _ = std::thread::Builder::new().name("sbcl-mcp-end".to_owned()).spawn(wait);
 }
 
 fn greet(stdio: &Stdio) {

@@ -337,6 +337,40 @@ fn an_evaluation_that_cannot_be_stopped_costs_the_image() {
     assert!(end.transcript.iter().all(|message| message["id"] != id), "a cancelled request was answered");
 }
 
+#[test]
+fn a_worker_that_is_stopped_is_replaced() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    signal(worker(&server), "-STOP");
+    let text = server.evaluate("(f)");
+    assert!(text.ends_with("=> 42") && text.contains("no longer read what was asked of it"), "{text}");
+    let running = server.post_call("evaluate-lisp", json!({"code": "(princ 1) (loop)", "timeout": 0.5}));
+    std::thread::sleep(Duration::from_millis(200));
+    signal(worker(&server), "-STOP");
+    let (text, is_error) = server.outcome(running);
+    assert!(
+        is_error && text.starts_with("[ERROR] TIMEOUT\n") && text.contains("longer than its time limit."),
+        "{text}"
+    );
+    assert_eq!(server.evaluate("(f)"), "=> 42");
+    server.goes_on();
+}
+
+#[test]
+fn a_worker_whose_lisp_threads_all_stand_still_is_replaced() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    // A collection waits for a thread that never stops for it, and every other thread waits for the collection.
+    server.evaluate(
+        "(sb-thread:make-thread (lambda () (sb-sys:without-gcing (loop)))) \
+         (sb-thread:make-thread (lambda () (sleep 0.3) (gc)))",
+    );
+    std::thread::sleep(Duration::from_millis(600));
+    let text = server.evaluate("(f)");
+    assert!(text.ends_with("=> 42"), "{text}");
+    server.goes_on();
+}
+
 // ---- Reset
 
 #[test]

@@ -17,11 +17,21 @@ pub(crate) enum Slot {
     Begun,
     /// The last one of these that came to its end.
     Ended,
+    /// When the last one that began must have been over, in nanoseconds as [`monotonic`] counts them; 0 for never.
+    Due,
     /// Which form of the journal is being restored, from 1.
     Restoring,
+    /// The number of the last line that was read.
+    Heard,
 }
 
-const SLOTS: usize = 3;
+const SLOTS: usize = 5;
+
+/// Nanoseconds since some time in the past that all processes agree on.
+pub(crate) fn monotonic() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
 
 /// The worker's side.
 #[derive(Debug, Clone, Copy)]

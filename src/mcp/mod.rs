@@ -63,7 +63,7 @@ pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board, str
     let (signals, wire, link, worker) = event_loop.prepare(async {
         let signals = Signals::new()?;
         let (mut wire, link) = Wire::open(stdio, true)?;
-        let handover = wire.take_over().await?;
+        let handover = wire.take_over(Some(board)).await?;
         let worker = worker::take_over(&session, handover, link.clone(), board);
         io::Result::Ok((signals, wire, link, worker))
     })?;
@@ -93,7 +93,7 @@ pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result
     EventLoop::new()?.prepare(async {
         let (mut wire, link) = Wire::open(stdio, supervised)?;
         if supervised {
-            wire.take_over().await?;
+            wire.take_over(None).await?;
         }
         if let Ok(Some(id)) = timeout(BAD_NEWS, wire.first_request()).await {
             let code = rmcp::model::ErrorCode::INTERNAL_ERROR;

@@ -21,6 +21,7 @@ use super::link::{Batch, Link};
 use super::output::Output;
 use super::pipe::Pipe;
 use super::stdio::Stdio;
+use crate::handover::board::{Board, Slot};
 use crate::handover::{self, AWAKE, Handover};
 
 /// With this much unread by the client, no more of its requests are taken.
@@ -40,6 +41,8 @@ pub(super) struct Wire {
     /// The numbers of the lines that come next, and of those after them.
     resent: VecDeque<u64>,
     next: u64,
+    /// Where a supervisor sees which line was read last.
+    board: Option<Board>,
 }
 
 /// The least number for the job that a request asks for, among the request's extensions.
@@ -51,12 +54,14 @@ impl Wire {
     pub(super) fn open(stdio: Stdio, supervised: bool) -> io::Result<(Self, Arc<Link>)> {
         let link = Arc::new(Link::new(Output::new(Pipe::writer(stdio.output)?), supervised));
         let lines = Lines::new(Pipe::reader(stdio.input)?);
-        let wire = Self { lines, link: link.clone(), ready: VecDeque::new(), resent: VecDeque::new(), next: 1 };
+        let wire =
+            Self { lines, link: link.clone(), ready: VecDeque::new(), resent: VecDeque::new(), next: 1, board: None };
         Ok((wire, link))
     }
 
     /// Reads where the last worker stopped, and goes on there.
-    pub(super) async fn take_over(&mut self) -> io::Result<Handover> {
+    pub(super) async fn take_over(&mut self, board: Option<Board>) -> io::Result<Handover> {
+        self.board = board;
         let Line::Text(line) = self.lines.next(Duration::ZERO).await? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
@@ -76,10 +81,14 @@ impl Wire {
 
     /// The number of the line that was just read.
     fn number(&mut self) -> u64 {
-        self.resent.pop_front().unwrap_or_else(|| {
+        let number = self.resent.pop_front().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
-        })
+        });
+        if let Some(board) = self.board {
+            board.set(Slot::Heard, number);
+        }
+        number
     }
 
     /// The id of the first request that comes; `None` when none does.

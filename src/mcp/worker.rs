@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::link::Link;
-use crate::handover::board::{Board, Slot};
+use crate::handover::board::{Board, Slot, monotonic};
 use crate::handover::frame::Kind;
 use crate::handover::{Entry, ErrorChange, Handover, Loss, Restored};
 use crate::image::process::is_forked;
@@ -19,6 +19,8 @@ use crate::{Evaluation, Limits, Session};
 const RESTORE_TIME: Duration = Duration::from_secs(30);
 /// How long the answers of what ran before a reset may take to be written.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
+/// How long after its time an evaluation may take to end, or to be given up by this process.
+const GRACE: Duration = Duration::from_secs(3);
 /// Forms that a message names when they could not be restored.
 const NAMED: usize = 10;
 /// Characters of a form that a message shows.
@@ -208,7 +210,11 @@ struct Keeper {
 }
 
 impl Witness for Keeper {
-    fn begun(&self, job: u64) {
+    fn begun(&self, job: u64, timeout: Option<Duration>) {
+        let due = timeout.map_or(0, |timeout| {
+            u64::try_from((timeout + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
+        });
+        self.board.set(Slot::Due, due);
         self.board.set(Slot::Begun, job);
     }
 

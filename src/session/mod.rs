@@ -619,7 +619,7 @@ impl Inner {
             _ => {}
         }
         if let Some(witness) = self.witness.get() {
-            witness.begun(request.job.id);
+            witness.begun(request.job.id, request.timeout);
         }
         request
     }

@@ -1,6 +1,7 @@
 //! Whoever must know what is to outlive this image.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
@@ -8,8 +9,8 @@ use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 /// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
 /// that it belongs to: nothing may block.
 pub(crate) trait Witness: Send + Sync {
-    /// The evaluation lane takes a job.
-    fn begun(&self, job: u64);
+    /// The evaluation lane takes a job, which is interrupted after `timeout`.
+    fn begun(&self, job: u64, timeout: Option<Duration>);
     /// A job of that lane is over.
     fn ended(&self, job: u64);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.

@@ -13,6 +13,7 @@ mod refusal;
 mod relay;
 mod requests;
 mod signals;
+mod watchdog;
 mod worker_process;
 
 use std::ffi::OsString;

@@ -13,6 +13,7 @@ use super::journal::Journal;
 use super::outbox::Outbox;
 use super::requests::Requests;
 use super::signals::Signals;
+use super::watchdog::{self, Watchdog};
 use super::worker_process::{Command, Frame, WorkerProcess, cause};
 use super::{processes, refusal};
 use crate::config::Limits;
@@ -67,6 +68,7 @@ pub(super) struct Relay {
     signals: Signals,
     command: Command,
     worker: WorkerProcess,
+    watchdog: Watchdog,
     /// How the worker ended, if it did.
     ended: Option<WaitStatus>,
     ending: Option<Ending>,
@@ -120,6 +122,7 @@ impl Relay {
             signals,
             command,
             worker,
+            watchdog: Watchdog::new(),
             ended: None,
             ending: None,
             deaths: Vec::new(),
@@ -172,6 +175,12 @@ impl Relay {
         if ready.output && self.output.flush().is_err() {
             return Ok(Next::End(0));
         }
+        let hears = self.output.is_empty() && self.ending.is_none();
+        if let Some((cause, stuck)) = self.watchdog.look(&self.worker, &self.memory.requests, hears)
+            && let Some(status) = self.replace(cause, stuck)?
+        {
+            return Ok(Next::End(status));
+        }
         Ok(self.conclude())
     }
 
@@ -188,7 +197,9 @@ impl Relay {
         let unsent = self.worker.input.as_ref().filter(|input| !input.is_empty());
         let worker_input = unsent.map(|input| push(&mut fds, PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| push(&mut fds, PollFd::new(&self.output, PollFlags::OUT)));
-        let timeout = self.ending.map(|ending| ending.deadline.saturating_duration_since(Instant::now()));
+        let end = self.ending.map(|ending| ending.deadline.saturating_duration_since(Instant::now()));
+        let watch = (self.memory.requests.bytes() > 0 || !self.worker.ready).then_some(watchdog::EVERY);
+        let timeout = end.into_iter().chain(watch).min();
         // A millisecond more: what is rounded down would spin.
         let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         match poll_awake(&mut fds, timeout.as_ref()) {
@@ -381,6 +392,7 @@ impl Relay {
 
     fn renew(&mut self) -> io::Result<()> {
         self.worker = self.command.start()?;
+        self.watchdog = Watchdog::new();
         self.ended = None;
         self.memory.hand_over(&mut self.worker)
     }
