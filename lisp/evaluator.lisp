@@ -178,18 +178,6 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   (dolist (process (set-difference sb-impl::*active-processes* *earlier-children*))
     (ignore-errors (sb-ext:process-kill process 9))))
 
-(defun collect-and-report ()
-  "Collect the garbage of an evaluation that was filling the heap, and push what is left."
-  (flet ((megabytes (bytes) (ceiling bytes 1000000)))
-    (let ((used (sb-kernel:dynamic-usage)))
-      (sb-ext:gc :full t)
-      (event *job-id* (event-code :error-text) 0
-             (with-server-syntax ()
-               (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
-                            in use now, by what the session holds on to."
-                       (megabytes used) (megabytes (sb-ext:dynamic-space-size))
-                       (megabytes (sb-kernel:dynamic-usage))))))))
-
 ;;; Reading
 
 (defun read-and-record (readtable stream character)
@@ -411,6 +399,7 @@ when FUNCTION returns."
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
   (incf **evaluation-count**)
+  (setf **kept-before** (sb-kernel:dynamic-usage))
   (call-with-job-streams
    (lambda ()
      (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
@@ -429,8 +418,6 @@ when FUNCTION returns."
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~{~A~^, ~}. What ~:[they print~;it prints~] comes with later answers; ~
+               (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers; ~
                             reset-session ends ~:*~:[them~;it~]."
-                       (loop for thread in running
-                             collect (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
-                       (null (rest running))))))))
+                       (thread-list running) (null (rest running))))))))

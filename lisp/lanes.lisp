@@ -63,6 +63,8 @@
   "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
   (let ((target (job-argument job))
         (reason (job-flags job)))
+    (when (eql reason +interrupt-heap+)
+      (end-threads-for-heap))
     (dolist (thread (list (svref **lane-threads** +evaluation-lane+) (svref **lane-threads** +inspection-lane+)))
       (ignore-errors
        (sb-thread:interrupt-thread thread (lambda () (interrupt-evaluation target reason)))))))
@@ -164,6 +166,7 @@
   (observe-definitions)
   (protect-user-package)
   (adopt-user-threads)
+  (pushnew 'look-after-heap sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
   (refuse-exit)
   (silence-exhaustion))

@@ -2,14 +2,25 @@
 
 (in-package "SBCL-HOST")
 
+(defun thread-title (thread)
+  "Return what to call THREAD in a sentence."
+  (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
+
+(defun thread-list (threads)
+  "Return what to call THREADS in a sentence; of many, the first ones and how many more."
+  (let ((shown (min 10 (length threads))))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]"
+            (mapcar #'thread-title (subseq threads 0 shown))
+            (and (< shown (length threads)) (- (length threads) shown)))))
+
 (defun contain-thread (condition hook)
   "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
   (let ((frame (error-frame hook))
         (stream *error-output*))
     (with-quiet-debugger ()
       (guarded (with-server-syntax ()
-                 (format stream "~&Error in thread ~A: ~A~%"
-                         (or (sb-thread:thread-name sb-thread:*current-thread*) "(unnamed)")
+                 (format stream "~&Error in ~A: ~A~%"
+                         (thread-title sb-thread:*current-thread*)
                          (type-name-text (class-name-of condition)))
                  (let ((*print-escape* nil))
                    (princ condition stream))
@@ -33,19 +44,30 @@
        (with-boundary ()
          (apply function arguments))))))
 
+(defun thread-limit ()
+  "Return how many threads the user may have: SBCL dies of too many, for want of heap or of memory mappings."
+  (min 1000 (floor (sb-ext:dynamic-space-size) (* 512 1024))))
+
+(defun check-thread-limit ()
+  "Signal an error when the user has as many threads as there may be."
+  (let ((count (length (user-threads))))
+    (when (>= count (thread-limit))
+      (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
+
 (defun adopt-user-threads ()
-  "Make the threads that evaluations start work for the evaluation that started them."
+  "Make the threads that evaluations start work for the evaluation that started them, and not be too many."
   (encapsulate 'sb-thread::start-thread 'sbcl-host
                (lambda (start thread function arguments)
-                 (if (plusp *job-id*)
-                     (let ((job-id *job-id*)
-                           (function (sb-kernel:%coerce-callable-to-fun function)))
-                       (push thread *job-threads*)
-                       (funcall start thread
-                                (lambda (&rest arguments)
-                                  (call-as-thread-of-job job-id function arguments))
-                                arguments))
-                     (funcall start thread function arguments)))))
+                 (cond ((plusp *job-id*)
+                        (check-thread-limit)
+                        (let ((job-id *job-id*)
+                              (function (sb-kernel:%coerce-callable-to-fun function)))
+                          (push thread *job-threads*)
+                          (funcall start thread
+                                   (lambda (&rest arguments)
+                                     (call-as-thread-of-job job-id function arguments))
+                                   arguments)))
+                       (t (funcall start thread function arguments))))))
 
 (define-condition exit-refused (error)
   ()

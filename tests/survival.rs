@@ -264,6 +264,58 @@ fn growing_data_is_stopped_and_the_memory_is_free_again() {
     session.finish();
 }
 
+#[test]
+fn threads_that_fill_the_heap_are_ended() {
+    let mut session = Session::start(&["--heap", "512M"]);
+    let start = format!("(loop repeat 3 do (sb-thread:make-thread (lambda () {GROWTH}) :name \"filler\"))");
+    let ended = "so these were ended: thread filler, thread filler, thread filler.";
+
+    // While an evaluation runs, which nobody can tell from them.
+    let text = session.fails(&format!("{start} (sleep 100)"), 30.0, "HEAP-EXHAUSTED");
+    assert!(text.contains(ended) && text.contains("16 MB are still in use"), "{text}");
+    session.gives("(length (make-array 4000000))", 10.0);
+
+    // While none does.
+    session.gives(&start, 10.0);
+    let mut told = String::new();
+    let end = Instant::now() + Duration::from_secs(30);
+    while !told.contains(ended) {
+        assert!(Instant::now() < end, "{told}");
+        std::thread::sleep(Duration::from_millis(50));
+        told += &session.0.evaluate("(length (sb-thread:list-all-threads))");
+    }
+    session.gives("(length (make-array 4000000))", 10.0);
+    session.finish();
+}
+
+#[test]
+fn threads_without_end_are_refused() {
+    let mut session = Session::start(&["--heap", "512M"]);
+    let code = "(loop (sb-thread:make-thread (lambda () (sleep 1000))))";
+    let text = session.fails(code, 30.0, "SIMPLE-ERROR");
+    assert!(text.contains("There are 1000 threads already.") && text.contains(" and 990 more."), "{text}");
+    session.reset();
+    session.finish();
+}
+
+#[test]
+fn a_heap_that_cannot_be_saved_is_told_of() {
+    let mut session = Session::start(&["--heap", "128M"]);
+    for code in ["(length (make-list 100000000))", &format!("(sb-sys:without-interrupts {GROWTH})")] {
+        let text = session.fails(code, 30.0, "HEAP-EXHAUSTED");
+        assert!(text.contains("heap was ") && text.contains("A new image has taken its place."), "{text}");
+    }
+    session.finish();
+}
+
+#[test]
+fn garbage_does_not_count() {
+    let mut session = Session::start(&["--heap", "128M"]);
+    session.gives("(loop repeat 3000 do (make-array 100000))", 60.0);
+    session.gives("(let ((kept (make-array 3000000))) (loop repeat 300000 do (make-array 1000)) (length kept))", 60.0);
+    session.finish();
+}
+
 // ---- Ends that are none
 
 #[test]

@@ -62,7 +62,7 @@ fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result
     if status != 0 {
         return Err(BootError::Runtime(status));
     }
-    runtime.watch_heap()?;
+    runtime.watch()?;
     let table = callbacks::install(host, random_seed(), config.user_init);
     // SAFETY: SBCL is initialised, and the table is leaked.
     match unsafe { runtime.start(table) }? {

@@ -4,10 +4,12 @@
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicUsize};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
 use super::bindings::sbcl_host;
+use super::heap::{self, Variables};
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
@@ -70,12 +72,25 @@ impl Runtime {
         Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
     }
 
-    /// Has the heap watched.
-    pub(super) fn watch_heap(&self) -> Result<(), BootError> {
-        let allocated: Symbol<*mut usize> = self.symbol("bytes_allocated")?;
-        let size: Symbol<*mut usize> = self.symbol("dynamic_space_size")?;
-        // SAFETY: the symbols are variables of the runtime's, of a type as wide as usize; it is never unloaded.
-        unsafe { super::heap::watch(*allocated, *size) };
+    /// Has the heap watched, and the end of SBCL told by the process' status.
+    pub(super) fn watch(&self) -> Result<(), BootError> {
+        let word = |name| {
+            let variable: Symbol<*mut usize> = self.symbol(name)?;
+            // SAFETY: the symbol is an aligned variable of the runtime's, as wide as usize, which is never unloaded.
+            Ok::<_, BootError>(unsafe { AtomicUsize::from_ptr(*variable) })
+        };
+        let collecting: Symbol<*mut u8> = self.symbol("gc_active_p")?;
+        heap::watch(Variables {
+            allocated: word("bytes_allocated")?,
+            size: word("dynamic_space_size")?,
+            trigger: word("auto_gc_trigger")?,
+            step: word("bytes_consed_between_gcs")?,
+            // SAFETY: as above, but a C `bool`.
+            collecting: unsafe { AtomicU8::from_ptr(*collecting) },
+        });
+        let on_lossage: Symbol<unsafe extern "C" fn(unsafe extern "C" fn())> = self.symbol("set_lossage_handler")?;
+        // SAFETY: it stores the pointer, which stays valid.
+        unsafe { on_lossage(heap::lost) };
         Ok(())
     }
 

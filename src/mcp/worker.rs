@@ -200,6 +200,11 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     text
 }
 
+/// When an evaluation must be over that has so much time from now on, for [`Slot::Due`].
+fn due(time: Duration) -> u64 {
+    u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
+}
+
 /// Tells the supervisor.
 #[derive(Debug)]
 struct Keeper {
@@ -211,11 +216,12 @@ struct Keeper {
 
 impl Witness for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
-        let due = timeout.map_or(0, |timeout| {
-            u64::try_from((timeout + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
-        });
-        self.board.set(Slot::Due, due);
+        self.board.set(Slot::Due, timeout.map_or(0, due));
         self.board.set(Slot::Begun, job);
+    }
+
+    fn extended(&self, more: Duration) {
+        self.board.set(Slot::Due, due(more));
     }
 
     fn ended(&self, job: u64) {

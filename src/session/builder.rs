@@ -285,6 +285,9 @@ impl OutcomeBuilder {
             if error.message.text.trim().is_empty() && error.message.omitted == 0 {
                 error.message.text = match (error.kind.as_str(), self.timeout) {
                     ("TIMEOUT", Some(timeout)) if interrupted.is_some() => timeout_message(timeout),
+                    ("HEAP-EXHAUSTED", _) if interrupted.is_some() => {
+                        "The heap was nearly used up, so the evaluation was stopped.".to_owned()
+                    }
                     ("CANCELLED", _) if interrupted.is_some() => {
                         "The client cancelled the evaluation; what it had done by then stays done.".to_owned()
                     }

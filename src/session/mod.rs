@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldError, InspectError};
+use crate::image::heap::Usage;
 use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
 use crate::outcome::{Clipped, Definition, ErrorRecord, Local, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
@@ -35,14 +36,20 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after its interruption a job may go on, if the image can be replaced.
 const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
 
+/// How long it may go on while garbage is being collected, which takes its time in a large heap.
+const COLLECTION_GRACE: Duration = Duration::from_secs(60);
+
+/// How often to look whether that is the case.
+const COLLECTION_WATCH: Duration = Duration::from_millis(50);
+
 /// How often the heap is looked at while evaluations run.
 const HEAP_WATCH: Duration = Duration::from_millis(10);
 
-/// How full the heap may get during an evaluation, in bytes: SBCL dies when it has no room left to collect garbage in.
-/// What earlier evaluations left counts, but always leaves some room, so that it can be let go of.
+/// How much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage in. What
+/// earlier evaluations left counts, but always leaves some room, so that it can be let go of.
 fn heap_limit() -> Option<usize> {
-    let (used, size) = image::heap::usage()?;
-    Some((size / 5 * 2).max(used + size / 10))
+    let Usage { kept, size, .. } = image::heap::usage()?;
+    Some((size / 5 * 2).max(kept + size / 6))
 }
 
 /// How long a thread looks out for the next job, or the answer, before it sleeps: the time in which a small evaluation
@@ -455,8 +462,8 @@ impl Inner {
         let mut full = None;
         let busy = match self.running[Lane::Evaluation as usize].lock().as_mut() {
             Some(running) => {
-                if let (Some(limit), Some((used, _))) = (running.heap_limit, image::heap::usage())
-                    && used > limit
+                if let (Some(limit), Some(usage)) = (running.heap_limit, image::heap::usage())
+                    && (usage.kept > limit || usage.used > limit + usage.size / 4)
                 {
                     full = Some(running.id);
                     // Once: unwinding takes its time, and so does collecting the garbage.
@@ -502,9 +509,15 @@ impl Inner {
     fn give_up_stuck(&self, lane: Lane, now: Instant) -> Option<Instant> {
         let witness = self.witness.get()?;
         let mut slot = self.running[lane as usize].lock();
-        let end = slot.as_ref()?.interrupted_at? + INTERRUPTION_GRACE;
+        let running = slot.as_mut()?;
+        let since = running.interrupted_at?;
+        if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
+            running.collected_at = Some(now);
+            witness.extended(INTERRUPTION_GRACE);
+        }
+        let end = running.collected_at.unwrap_or(since) + INTERRUPTION_GRACE;
         if now < end {
-            return Some(end);
+            return Some(end.min(now + COLLECTION_WATCH));
         }
         let running = slot.take()?;
         drop(slot);

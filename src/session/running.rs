@@ -71,12 +71,14 @@ pub(super) struct Running {
     pub(super) build: Build,
     /// When it is interrupted (again).
     pub(super) deadline: Option<Instant>,
-    /// How full the heap may get, in bytes.
+    /// How much of the heap it may keep, in bytes.
     pub(super) heap_limit: Option<usize>,
     /// Why it was first interrupted.
     pub(super) interrupted: Option<Interrupt>,
     /// When that was.
     pub(super) interrupted_at: Option<Instant>,
+    /// When garbage was last seen being collected after that.
+    pub(super) collected_at: Option<Instant>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.
@@ -94,6 +96,7 @@ impl Running {
             heap_limit: None,
             interrupted: None,
             interrupted_at: None,
+            collected_at: None,
             holds: false,
             unchanged: false,
             refused: None,

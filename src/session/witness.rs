@@ -11,6 +11,8 @@ use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 pub(crate) trait Witness: Send + Sync {
     /// The evaluation lane takes a job, which is interrupted after `timeout`.
     fn begun(&self, job: u64, timeout: Option<Duration>);
+    /// It gets so much more time from now on.
+    fn extended(&self, more: Duration);
     /// A job of that lane is over.
     fn ended(&self, job: u64);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.

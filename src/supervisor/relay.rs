@@ -20,7 +20,8 @@ use crate::config::Limits;
 use crate::handover::board::Slot;
 use crate::handover::frame::Kind;
 use crate::handover::{AWAKE, ErrorChange, Handover, Loss, Restored, line_of_job};
-use crate::session::restore::Errors;
+use crate::image::heap::LOST_TO_HEAP;
+use crate::session::restore::{Errors, failed};
 
 /// With so many bytes of requests unanswered, no more are read.
 const MAX_REQUESTS: usize = 96 << 20;
@@ -355,7 +356,9 @@ impl Relay {
             };
             return Ok(Some(status));
         }
-        self.replace(cause(status), None)
+        let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
+        let stuck = by_heap.then(|| Box::new(failed("HEAP-EXHAUSTED", "The heap was used up".to_owned())));
+        self.replace(cause(status), stuck)
     }
 
     /// Ends the worker, if that is still to be done, and starts another where it stopped. The status when there is no

@@ -13,6 +13,7 @@ use super::outbox::Outbox;
 use super::processes;
 use crate::handover::board::SharedBoard;
 use crate::handover::frame::{HEADER, Kind, parse};
+use crate::image::heap;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;
@@ -143,7 +144,8 @@ pub(super) fn cause(status: WaitStatus) -> String {
         return format!("was killed by signal {signal} ({name}{hint})");
     }
     match status.exit_status() {
-        Some(1) => "ended its process with status 1: SBCL could not go on, and says why on stderr".to_owned(),
+        Some(heap::LOST) => "could not go on, and says why on stderr".to_owned(),
+        Some(heap::LOST_TO_HEAP) => "could not go on and was ended".to_owned(),
         Some(status) => format!("ended its process with status {status}"),
         None => "ended".to_owned(),
     }

@@ -1,0 +1,64 @@
+;;;; When the heap is nearly used up: what fills it is stopped, and its garbage collected. The host looks at it while
+;;;; evaluations run; here it is looked at for threads that outlive them.
+
+(in-package "SBCL-HOST")
+
+(defglobal **kept-before** 0
+  "Bytes in use when the last evaluation began.")
+
+(defun heap-limit ()
+  "Return how many bytes the user's threads may keep, as the host reckons for evaluations."
+  (let ((size (sb-ext:dynamic-space-size)))
+    (max (* 2 (floor size 5)) (+ **kept-before** (floor size 6)))))
+
+(defun collect-what-was-new ()
+  "Collect the generations that hold what was allocated since the last evaluation began. Collecting all of them would
+copy all that is kept several times, and there may be no room for that."
+  (sb-ext:gc :gen 2))
+
+(defun megabytes (bytes)
+  "Return BYTES in millions."
+  (ceiling bytes 1000000))
+
+(defglobal **ending-threads** '()
+  "The threads that END-THREADS-FOR-HEAP was the last to end.")
+
+(defun end-threads-for-heap ()
+  "End the user's threads, for the heap is nearly used up and nobody can tell which of them fills it. Say so."
+  (let ((threads (set-difference (user-threads) **ending-threads**))
+        (used (sb-kernel:dynamic-usage)))
+    (when threads
+      (setf **ending-threads** threads)
+      (dolist (thread threads)
+        (ignore-errors (sb-thread:terminate-thread thread)))
+      (event 0 (event-code :notice) 0
+             (with-server-syntax ()
+               (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
+                       (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
+      threads)))
+
+(defun await-ending-threads ()
+  "Give the threads that END-THREADS-FOR-HEAP was the last to end one second to unwind."
+  (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
+    (dolist (thread **ending-threads**)
+      (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
+        (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
+
+(defun collect-and-report ()
+  "Collect the garbage of an evaluation that was filling the heap, and push what is left."
+  (let ((used (sb-kernel:dynamic-usage)))
+    (await-ending-threads)
+    (collect-what-was-new)
+    (event *job-id* (event-code :error-text) 0
+           (with-server-syntax ()
+             (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
+                          in use now, by what the session holds on to."
+                     (megabytes used) (megabytes (sb-ext:dynamic-space-size))
+                     (megabytes (sb-kernel:dynamic-usage)))))))
+
+(defun look-after-heap ()
+  "End the user's threads if they keep too much. Called after each collection, in a thread of SBCL's own."
+  (when (and (> (sb-kernel:dynamic-usage) (heap-limit))
+             (end-threads-for-heap))
+    (await-ending-threads)
+    (collect-what-was-new)))
