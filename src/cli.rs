@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use crate::confinement::Confinement;
 use crate::handover::board::Board;
 use crate::mcp::stdio::Stdio;
-use crate::{BootError, Evaluation, ImageConfig, Limits, Session, report};
+use crate::{Evaluation, ImageConfig, Limits, Session, report};
 use crate::{mcp, supervisor};
 
 /// How long a worker may take to end after its supervisor has.
@@ -66,8 +66,6 @@ struct Serve {
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
-    #[command(flatten)]
-    confinement: Confinement,
 }
 
 /// What comes back after a crash.
@@ -79,7 +77,7 @@ enum Restore {
     None,
 }
 
-/// Sizes, limits and logging.
+/// Sizes, limits, logging and what Lisp may not do.
 #[derive(Debug, Args)]
 struct Options {
     /// Time limit of an evaluation, 0 for none.
@@ -108,22 +106,18 @@ struct Options {
     /// What to log on stderr, such as "debug" or "sbcl=debug,rmcp=info".
     #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn,rmcp=off", value_parser = filter)]
     log: EnvFilter,
+    #[command(flatten)]
+    confinement: Confinement,
 }
 
 /// A time limit on the command line; `None` for none.
 #[derive(Debug, Clone, Copy)]
 struct Timeout(Option<Duration>);
 
-impl Serve {
+impl Options {
     /// Boots Lisp, confined as was asked; or a sentence that says why not.
     fn session(&self) -> Result<Session, String> {
         self.confinement.apply()?;
-        self.options.session().map_err(|error| error.to_string())
-    }
-}
-
-impl Options {
-    fn session(&self) -> Result<Session, BootError> {
         let image = ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
@@ -132,7 +126,7 @@ impl Options {
         };
         let limits =
             Limits { timeout: self.timeout.0, max_output: self.max_output, hold: self.hold, ..Limits::default() };
-        Session::start(&image, limits)
+        Session::start(&image, limits).map_err(|error| error.to_string())
     }
 }
 
@@ -180,7 +174,7 @@ fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
         Ok(board) => board,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let session = match serve.session() {
+    let session = match serve.options.session() {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -219,7 +213,7 @@ fn greet(stdio: &Stdio) {
 /// Lisp in this very process.
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
-    let session = match serve.session() {
+    let session = match serve.options.session() {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");

@@ -44,6 +44,17 @@ pub enum BootError {
     /// A size is out of range.
     #[error(transparent)]
     Limit(#[from] LimitError),
+    /// The system's limit for this process leaves no room for heap and stacks.
+    #[error(
+        "SBCL needs {} MiB of address space for its heap and stacks, and this process may use {} MiB: make them smaller \
+         (--heap, --control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
+    )]
+    AddressSpace {
+        /// What is needed, in bytes.
+        needed: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// `libsbcl` could not be loaded.
     #[error("cannot load SBCL's runtime library {path}: {reason}")]
     Library {

@@ -4,7 +4,7 @@
 //! use sbcl::{Evaluation, ImageConfig, Limits, Session};
 //!
 //! let session = Session::start(&ImageConfig::default(), Limits::default())?;
-//! session.evaluate(Evaluation::new("(defun square (x) (* x x))"));
+//! assert!(!session.evaluate(Evaluation::new("(defun square (x) (* x x))")).is_error());
 //! let outcome = session.evaluate(Evaluation::new("(square 12)"));
 //! assert_eq!(outcome.result.unwrap()[0].text, "144");
 //!

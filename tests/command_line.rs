@@ -72,6 +72,26 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_limit_that_leaves_no_room_is_told_of() {
+    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let script = format!("ulimit -v 4000000; '{program}' eval 1; '{program}' eval --heap 1G --control-stack 64M 1");
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(stdout(&output), "=> 1\n");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("address space") && complaint.contains("3906 MiB"), "{complaint}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn eval_can_be_confined() {
+    let code = "(with-open-file (s \"/proc/self/comm\" :direction :output :if-exists :append) (write-line \"x\" s))";
+    assert_eq!(run(&["eval", code], "").status.code(), Some(0));
+    let output = run(&["eval", "--read-only", "--no-network", code], "");
+    assert!(stdout(&output).contains("Permission denied"), "{}", stdout(&output));
+}
+
+#[test]
 fn sizes_out_of_range_are_status_1() {
     let output = run(&["eval", "--heap", "1M", "1"], "");
     assert_eq!(output.status.code(), Some(1));

@@ -18,6 +18,11 @@ use crate::error::BootError;
 /// How far the one boot of this process has come. It only ever moves forward.
 static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
 
+/// Threads with a control stack before the user makes any: the lanes, and SBCL's own.
+const THREADS: u64 = 6;
+/// Address space that is taken besides the heap and the stacks, in bytes: twice what was seen.
+const BESIDES: u64 = 512 << 20;
+
 #[repr(u8)]
 enum State {
     Fresh,
@@ -32,6 +37,7 @@ enum State {
 /// See [`BootError`]. After one that comes from SBCL itself no further boot is possible in this process.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
     config.check()?;
+    check_address_space(config)?;
     STATE.compare_exchange(State::Fresh as u8, State::Booting as u8, Ordering::AcqRel, Ordering::Acquire).map_err(
         |state| {
             if state == State::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
@@ -51,6 +57,15 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), Boot
     let state = if result.is_ok() { State::Running } else { State::Failed };
     STATE.store(state as u8, Ordering::Release);
     result
+}
+
+/// Looks whether SBCL will find room for its heap: it ends the process where it does not.
+fn check_address_space(config: &ImageConfig) -> Result<(), BootError> {
+    let needed = config.heap + THREADS * config.control_stack + BESIDES;
+    match rustix::process::getrlimit(rustix::process::Resource::As).current {
+        Some(limit) if limit < needed => Err(BootError::AddressSpace { needed, limit }),
+        _ => Ok(()),
+    }
 }
 
 fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
