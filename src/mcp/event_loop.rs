@@ -86,7 +86,6 @@ impl EventLoop {
                 drop(seat);
                 self.runtime.block_on(self.relief());
                 seat = self.seat.lock();
-                seat.is_needed = false;
             } else {
                 self.changed.wait(&mut seat);
             }
@@ -97,8 +96,10 @@ impl EventLoop {
     async fn relief(&self) {
         loop {
             {
-                let seat = self.seat.lock();
+                let mut seat = self.seat.lock();
                 if seat.away.is_none() || seat.ended.is_some() {
+                    // Under the same lock: what is looked at from now on is another absence.
+                    seat.is_needed = false;
                     return;
                 }
             }
