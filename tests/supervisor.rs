@@ -147,7 +147,7 @@ fn ways_to_die() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for (code, word) in [
-        (ABORT, "status"),
+        (ABORT, "SBCL itself or foreign code gave up, and stderr says more."),
         (
             r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)"#,
             "status 0",

@@ -144,7 +144,7 @@ pub(super) fn cause(status: WaitStatus) -> String {
         return format!("was killed by signal {signal} ({name}{hint})");
     }
     match status.exit_status() {
-        Some(heap::LOST) => "could not go on, and says why on stderr".to_owned(),
+        Some(heap::LOST) => "could not go on: SBCL itself or foreign code gave up, and stderr says more".to_owned(),
         Some(heap::LOST_TO_HEAP) => "could not go on and was ended".to_owned(),
         Some(status) => format!("ended its process with status {status}"),
         None => "ended".to_owned(),
