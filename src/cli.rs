@@ -167,8 +167,11 @@ fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// A worker, on its supervisor's pipes.
 fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
     // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
-    let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
+    #[cfg(target_os = "linux")]
+    {
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+        let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
+    }
     outlive_nobody(&stdio);
     let board = match Board::take(board) {
         Ok(board) => board,

@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 
 use crate::image::process::{SharedPage, share};
@@ -61,7 +60,7 @@ pub(crate) struct SharedBoard(OwnedFd);
 impl SharedBoard {
     /// A new one, all zero.
     pub(crate) fn new() -> io::Result<Self> {
-        let fd = rustix::fs::memfd_create(c"sbcl-mcp-board", MemfdFlags::CLOEXEC)?;
+        let fd = unnamed_file()?;
         rustix::fs::ftruncate(&fd, 4096)?;
         Ok(Self(fd))
     }
@@ -80,4 +79,17 @@ impl SharedBoard {
         let start = slot as usize * 8;
         u64::from_ne_bytes(bytes[start..start + 8].try_into().expect("eight bytes"))
     }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn unnamed_file() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::memfd_create(c"sbcl-mcp-board", rustix::fs::MemfdFlags::CLOEXEC)?)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn unnamed_file() -> io::Result<OwnedFd> {
+    let path = std::env::temp_dir().join(format!("sbcl-mcp-board-{}-{}", std::process::id(), monotonic()));
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file.into())
 }

@@ -16,7 +16,9 @@ use crate::error::BootError;
 unsafe extern "C" {
     // ffi/embed.S
     static sbcl_embedded_core_start: u8;
+    #[cfg(target_os = "linux")]
     static sbcl_embedded_library_start: u8;
+    #[cfg(target_os = "linux")]
     static sbcl_embedded_library_end: u8;
 }
 

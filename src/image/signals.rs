@@ -158,6 +158,20 @@ unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t,
     }
 }
 
+/// True for a signal that a thread of this process sent to another.
+///
+/// # Safety
+/// `info` is what a handler was given.
+unsafe fn is_from_here(info: *mut siginfo_t) -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const TO_A_THREAD: c_int = libc::SI_TKILL;
+    // Other systems do not say how it was sent.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const TO_A_THREAD: c_int = 0;
+    // SAFETY: the caller's.
+    unsafe { (TO_A_THREAD == 0 || (*info).si_code == TO_A_THREAD) && (*info).si_pid() == libc::getpid() }
+}
+
 /// The handler of the faults and of SBCL's own signal.
 extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the table was published before this handler was installed, and is never freed. What runs here is
@@ -168,7 +182,7 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         let sbcl = table.sbcl[signal as usize].assume_init_ref();
         if LISP_ONLY.contains(&signal) {
             // From elsewhere than SBCL it means nothing.
-            if lisp && (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid() {
+            if lisp && is_from_here(info) {
                 deliver(sbcl, signal, info, context);
             }
             return;

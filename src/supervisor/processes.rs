@@ -10,6 +10,7 @@ const ROUNDS: usize = 5;
 /// Makes orphans of the worker's this process' children.
 pub(super) fn adopt_orphans() {
     // Without it they can still be found while their parents live.
+    #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use rustix::process::{Pid, WaitStatus};
@@ -36,8 +37,7 @@ impl Command {
         let board = SharedBoard::new()?;
         let (requests, to) = io::pipe()?;
         let (from, answers) = io::pipe()?;
-        // The same program even if its file has been replaced since.
-        let mut command = std::process::Command::new("/proc/self/exe");
+        let mut command = std::process::Command::new(this_program()?);
         command.arg0("sbcl-mcp").args(&self.arguments).arg(format!("--board={}", board.inherit(true)?));
         command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
         // What the terminal sends to everybody is for the supervisor.
@@ -56,6 +56,17 @@ impl Command {
             bye: None,
         })
     }
+}
+
+/// This very program, even if its file has been replaced since.
+#[cfg(target_os = "linux")]
+fn this_program() -> io::Result<PathBuf> {
+    Ok(PathBuf::from("/proc/self/exe"))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn this_program() -> io::Result<PathBuf> {
+    std::env::current_exe()
 }
 
 /// A worker that was started.
