@@ -20,13 +20,15 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     let is_other = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, unix)?;
     let other_family = vec![SeccompRule::new(vec![is_other])?];
-    let mut refused = BTreeMap::from([
+    let refused = BTreeMap::from([
         (libc::SYS_socket, other_family.clone()),
         // It makes sockets as well, unseen by filters.
         (libc::SYS_io_uring_setup, Vec::new()),
+        #[cfg(target_arch = "x86_64")]
+        (X32 | libc::SYS_socket, other_family),
+        #[cfg(target_arch = "x86_64")]
+        (X32 | libc::SYS_io_uring_setup, Vec::new()),
     ]);
-    #[cfg(target_arch = "x86_64")]
-    refused.extend([(X32 | libc::SYS_socket, other_family), (X32 | libc::SYS_io_uring_setup, Vec::new())]);
     let refusal = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(refused.into_iter().collect(), SeccompAction::Allow, refusal, architecture)?.try_into()
