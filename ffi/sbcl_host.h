@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 1u
+#define SBCL_HOST_CONTRACT 2u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -129,6 +129,15 @@ struct sbcl_host {
 /* Exported by the core (save-lisp-and-die :callable-exports): starts the Lisp threads. Returns the core's
  * SBCL_HOST_CONTRACT; when that differs from host->contract, nothing was started. */
 extern uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
+
+/* Exported by the core as well: unwinds the evaluation, or the thread, whose control stack is used up. Does not
+ * return. */
+extern void (*sbcl_host_stack_lost)(void);
+
+/* Of the shim, for the handler of SIGSEGV: when ADDRESS is in the last page of the calling Lisp thread's control stack,
+ * which it reaches when what handles an exhausted stack exhausts it again, gives up what handles it, has the thread go
+ * on in sbcl_host_stack_lost, and returns 1. Else 0. */
+int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 
 /* Of the shim: 1 when the calling thread is known to SBCL. Async-signal-safe. */
 int32_t sbcl_host_is_lisp_thread(void);

@@ -30,4 +30,6 @@
 
 (funcall (intern "PREPARE-CORE" "SBCL-HOST"))
 (sb-ext:lock-package "SBCL-HOST")
-(sb-ext:save-lisp-and-die (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT") :callable-exports (list (intern "SBCL-HOST-START" "SBCL-HOST")))
+(sb-ext:save-lisp-and-die (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT") 
+                           :callable-exports (list (intern "SBCL-HOST-START" "SBCL-HOST")
+                                                   (intern "SBCL-HOST-STACK-LOST" "SBCL-HOST")))

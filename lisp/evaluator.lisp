@@ -135,6 +135,20 @@ hold it here."
           ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
           (t (funcall invoke-debugger condition)))))
 
+(defun unwind-from-stack-end ()
+  "End what this thread does: its control stack is used up for the second time, by what handles the first. There is
+little room, and cleanup forms may use that up as well: then this is called once more."
+  (unless *abandon*
+    (sb-thread:abort-thread))
+  (let ((told (eq *failed* t)))
+    (setf *failed* :without-stack)
+    (funcall (the function *abandon*)
+             (lambda ()
+               (unless told
+                 (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
+                 (event *job-id* (event-code :error-text) 0
+                        "Control stack exhausted while that was being handled: there is little room for handlers."))))))
+
 (defun abort-evaluation ()
   "What the restart ABORT does."
   (let ((hook (frame-pointer-here)))

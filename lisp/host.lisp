@@ -2,7 +2,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 1
+(defconstant +contract+ 2
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -123,6 +123,16 @@ be undefined behaviour, and Lisp's float traps would kill it."
                 :argument (aref words 2)
                 :text (copy-text (aref words 3) (aref words 4))
                 :name (copy-text (aref words 5) (aref words 6))))))
+
+(defun guard-stack-end ()
+  "Protect the last page of this thread's control stack, which SBCL does only for its first thread: what overruns it
+would write into another thread's memory."
+  (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
+                 1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
+
+(define-alien-callable sbcl-host-stack-lost void ()
+  "Unwind from the end of the control stack."
+  (unwind-from-stack-end))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
   "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version."

@@ -105,6 +105,7 @@
                                   nil (sb-thread:make-semaphore))
          (lambda ()
            (let ((ended nil))
+             (guard-stack-end)
              (unwind-protect
                   (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
                          (setf ended t))

@@ -39,6 +39,7 @@
   "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
   (let ((*job-id* job-id)
         (*spare-buffer* nil))
+    (guard-stack-end)
     (call-with-job-streams
      (lambda ()
        (with-boundary ()

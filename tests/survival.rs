@@ -217,6 +217,24 @@ fn runaway_recursion_is_an_error_each_time() {
     let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {RECURSION})) :default :dead)");
     let text = session.gives(&thread, 10.0);
     assert!(text.contains(exhausted) && text.contains("=> :DEAD"), "{text}");
+    // Where it is handled.
+    session.gives("(progn (defun r (n) (+ 1 (r (1+ n)))) (defun h () (handler-bind ((storage-condition (lambda (c) c (h)))) (r 0))))", 10.0);
+    for code in [
+        "(handler-bind ((storage-condition (lambda (c) c (r 0)))) (r 0))",
+        "(handler-bind ((serious-condition (lambda (c) c (r 0)))) (error \"x\"))",
+        "(h)",
+        "(handler-case (h) (storage-condition () (h)))",
+        "(unwind-protect (h) (r 0))",
+        "(unwind-protect (r 0) (r 0))",
+        "(unwind-protect (unwind-protect (h) (h)) (h))",
+    ] {
+        for _ in 0..3 {
+            session.fails(code, 10.0, exhausted);
+        }
+        session.gives("(sb-ext:gc :full t)", 10.0);
+    }
+    let thread = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (unwind-protect (h) (h)))) :default :dead)";
+    assert!(session.gives(thread, 10.0).contains("=> :DEAD"));
     let specials = "(labels ((r (n) (let ((*x* n)) (declare (special *x*)) (+ 1 (r (1+ n)))))) (r 0))";
     session.fails(specials, 10.0, "SB-KERNEL::BINDING-STACK-EXHAUSTED");
     session.finish();

@@ -70,10 +70,10 @@ fn check_address_space(config: &ImageConfig) -> Result<(), BootError> {
 
 fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
     let signals = Saved::take();
-    let is_lisp_thread = runtime.is_lisp_thread()?;
+    let (is_lisp_thread, catch_stack_loss) = (runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
     // SAFETY: once a process (STATE), on a thread made for it.
     let status = unsafe { runtime.initialize(&arguments(runtime, config)) }?;
-    signals.narrow(is_lisp_thread);
+    signals.narrow(is_lisp_thread, catch_stack_loss);
     if status != 0 {
         return Err(BootError::Runtime(status));
     }

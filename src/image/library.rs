@@ -10,6 +10,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
 use super::bindings::sbcl_host;
 use super::heap::{self, Variables};
+use super::signals::CatchStackLoss;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
@@ -72,6 +73,11 @@ impl Runtime {
     /// The shim's `sbcl_host_is_lisp_thread`.
     pub(super) fn is_lisp_thread(&self) -> Result<unsafe extern "C" fn() -> i32, BootError> {
         Ok(*self.symbol("sbcl_host_is_lisp_thread")?)
+    }
+
+    /// The shim's `sbcl_host_catch_stack_loss`.
+    pub(super) fn catch_stack_loss(&self) -> Result<CatchStackLoss, BootError> {
+        Ok(*self.symbol("sbcl_host_catch_stack_loss")?)
     }
 
     /// Has the heap watched, and the end of SBCL told by the process' status.

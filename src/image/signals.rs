@@ -61,7 +61,11 @@ struct Table {
     before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
     sbcl: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
     is_lisp_thread: unsafe extern "C" fn() -> i32,
+    catch_stack_loss: CatchStackLoss,
 }
+
+/// `sbcl_host_catch_stack_loss`.
+pub(super) type CatchStackLoss = unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32;
 
 /// Null until [`Saved::narrow`].
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
@@ -109,12 +113,12 @@ impl Saved {
     }
 
     /// Puts the filter in front of SBCL's handlers and gives the host its signals back.
-    pub(super) fn narrow(self, is_lisp_thread: unsafe extern "C" fn() -> i32) {
+    pub(super) fn narrow(self, is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) {
         let mut sbcl = [const { MaybeUninit::zeroed() }; LAST_SIGNAL];
         for signal in all() {
             sbcl[signal as usize] = current_action(signal);
         }
-        let table = Box::leak(Box::new(Table { before: self.actions, sbcl, is_lisp_thread }));
+        let table = Box::leak(Box::new(Table { before: self.actions, sbcl, is_lisp_thread, catch_stack_loss }));
         TABLE.store(table, Ordering::Release);
         for signal in filtered() {
             // SAFETY: filled from sigaction(2) just above.
@@ -199,8 +203,13 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             }
             return;
         }
-        if lisp && HOST_DEPTH.get() == 0 && deliver(sbcl, signal, info, context) {
-            return;
+        if lisp && HOST_DEPTH.get() == 0 {
+            if signal == libc::SIGSEGV && (table.catch_stack_loss)((*info).si_addr(), context) != 0 {
+                return;
+            }
+            if deliver(sbcl, signal, info, context) {
+                return;
+            }
         }
         let before = table.before[signal as usize].assume_init_ref();
         if !deliver(before, signal, info, context) {
