@@ -14,20 +14,41 @@
   nil)
 
 (defmacro with-hold (() &body body)
-  "Evaluate BODY so that nothing of the held evaluation's can end the hold: neither its handlers, nor its timers, whose
-conditions are continued."
-  `(let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
-         (*debugger-hook* nil)
-         (sb-debug:*stack-top-hint* nil)
-         (sb-kernel::*current-error-depth* 0)
-         (*break-on-signals* nil)
-         (sb-impl::*deadline* nil)
-         (*on-debugger* (lambda (condition)
-                          (let ((restart (find-restart 'continue condition)))
-                            (if restart
-                                (invoke-restart restart)
-                                (throw 'next-command nil))))))
-     (with-interrupts ,@body)))
+  "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
+timers signal: that is continued, or ends BODY with NIL."
+  `(catch 'contained
+     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+           (*debugger-hook* nil)
+           (sb-debug:*stack-top-hint* nil)
+           (sb-kernel::*current-error-depth* 0)
+           (*break-on-signals* nil)
+           (sb-impl::*deadline* nil)
+           (*on-debugger* (lambda (condition)
+                            (let ((restart (find-restart 'continue condition)))
+                              (if restart
+                                  (invoke-restart restart)
+                                  (throw 'contained nil))))))
+       ,@body)))
+
+(defun contain-interruption (function)
+  "Call FUNCTION, which interrupts this thread while an evaluation is held and nothing is being done with it, as a timer
+does. Wherever it unwinds to, it ends here."
+  (let ((sb-thread::*interrupt-handler* nil))
+    (block contained
+      (unwind-protect (with-hold () (funcall (the function function)))
+        (return-from contained)))))
+
+(defun next-held-job ()
+  "Wait for the next job and return it, or NIL when there will be none. What was to interrupt this thread meanwhile does
+so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
+  (without-interrupts
+    (let ((job (next-job +evaluation-lane+)))
+      (when job
+        (change-job (job-id job)))
+      (allow-with-interrupts
+        (call-until-abandoned
+         (lambda () (with-hold () (with-interrupts nil)))))
+      job)))
 
 (defun hold (condition frames)
   "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
@@ -37,24 +58,21 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
   (done nil)
   (let ((*held-condition* condition)
         (*held-frames* frames)
+        (sb-thread::*interrupt-handler* #'contain-interruption)
         (job nil)
         (leaving nil))
     (loop
       (catch 'still-held
         (unwind-protect
              (progn
-               (setf job (catch 'next-command
-                           (with-hold () (or (next-job +evaluation-lane+) :end))))
-               (when job
-                 (unless (eq job :end)
-                   (change-job (job-id job)))
-                 (when (or (eq job :end) (eql (job-kind job) (job-code :release)))
-                   (setf *hold-errors* nil
-                         leaving t)
-                   (return))
+               (setf job (next-held-job))
+               (when (or (null job) (eql (job-kind job) (job-code :release)))
+                 (setf *hold-errors* nil
+                       leaving t)
+                 (return))
+               (let ((sb-thread::*interrupt-handler* nil))
                  (multiple-value-bind (success resume)
-                     (catch 'next-command
-                       (with-hold () (held-command job)))
+                     (with-hold () (with-interrupts (held-command job)))
                    ;; What makes the evaluation go on does so under its own handlers again.
                    (when resume
                      (setf leaving t)

@@ -595,10 +595,9 @@ fn timers_and_handlers_cannot_end_a_hold() {
 }
 
 #[test]
-#[ignore = "a timer that unwinds the held thread costs the image"]
 fn timers_in_the_held_thread_cannot_end_a_hold() {
     let mut server = Server::ready();
-    for does in ["(error \"from the timer\")", "(throw 'out :thrown)"] {
+    for does in ["(error \"from the timer\")", "(throw 'out :thrown)", "(abort)", "(sb-thread:abort-thread)"] {
         let code = format!(
             "(catch 'out (let ((timer (sb-ext:make-timer (lambda () {does}) :thread sb-thread:*current-thread*)))\n  \
              (sb-ext:schedule-timer timer 0.3) (cerror \"go\" \"held\") :went-on))"
