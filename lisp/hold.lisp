@@ -13,6 +13,10 @@
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
+(defun say (text)
+  "Have the host tell TEXT."
+  (event *job-id* (event-code :notice) 0 text))
+
 (defmacro with-hold (() &body body)
   "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
 timers signal: that is continued, or ends BODY with NIL."
@@ -133,14 +137,84 @@ value is true unless one failed, which has been pushed as an error."
                            (sb-di:eval-in-frame frame form)
                            (eval form))))))))
 
+(defun argument-count (function)
+  "Return how many arguments FUNCTION takes at least and, or NIL, at most, as far as SBCL knows."
+  (let ((minimum 0)
+        (maximum 0)
+        (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function))
+                         (sb-kernel:%fun-lambda-list function)
+                         :unknown)))
+    (unless (sb-int:proper-list-p lambda-list)
+      (return-from argument-count (values 0 nil)))
+    (loop with optional = nil
+          for parameter in lambda-list
+          do (case parameter
+               (&optional (setf optional t))
+               (&aux (return))
+               ((&rest &key &allow-other-keys sb-int:&more) (return (setf maximum nil)))
+               (t (incf maximum)
+                  (unless optional (incf minimum)))))
+    (values minimum maximum)))
+
+(defun interactive-arguments (restart)
+  "Return a list whose one element is the list of arguments that RESTART's interactive function comes to when there is
+nobody to ask; or NIL when it does not."
+  (let* ((in (make-concatenated-stream))
+         (nobody (make-two-way-stream in (make-broadcast-stream)))
+         (*standard-input* in)
+         (*query-io* nobody)
+         (*debug-io* nobody)
+         (*terminal-io* nobody))
+    (values
+     (call-until-abandoned
+      (lambda ()
+        (let ((*hold-errors* nil))
+          (guarded (let ((arguments (funcall (sb-kernel::restart-interactive-function restart))))
+                     (and (sb-int:proper-list-p arguments) (list arguments)))
+              (failure)
+            nil)))))))
+
+(defun refuse-arguments (restart minimum maximum count)
+  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments, with COUNT of them."
+  (refuse "The restart ~A takes ~A~A~A."
+          (restart-name restart)
+          (cond ((eql maximum 0) "no values")
+                ((eql minimum maximum) (format nil "~D value~:P" minimum))
+                (maximum (format nil "~:[~D to ~D~;up to ~*~D~] value~:P" (zerop minimum) minimum maximum))
+                ((zerop minimum) "values")
+                (t (format nil "at least ~D value~:P" minimum)))
+          (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
+          (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
+
+(defun restart-arguments (restart text)
+  "Return the arguments to invoke RESTART with, and true unless there is something wrong with them, which has been
+pushed: the values of the expressions in TEXT or, without any, what its interactive function returns."
+  (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
+    (multiple-value-bind (arguments success) (evaluate-arguments text nil)
+      (cond ((not success)
+             (say "`values` failed: the restart was not invoked, and the evaluation is still held.")
+             (return-from restart-arguments (values '() nil)))
+            ((and (null arguments) (sb-kernel::restart-interactive-function restart))
+             (let ((found (interactive-arguments restart)))
+               (unless found
+                 (return-from restart-arguments
+                   (values '() (refuse-arguments restart minimum maximum 0))))
+               (setf arguments (first found)))))
+      (let ((count (length arguments)))
+        (values arguments
+                (or (<= minimum count (or maximum count))
+                    (refuse-arguments restart minimum maximum count)))))))
+
 (defun restart-command (job)
   "Invoke a restart."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
-      (multiple-value-bind (arguments success) (evaluate-arguments (job-text job) nil)
+      (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
         (values success
                 (when success
-                  (lambda () (apply #'invoke-restart restart arguments))))))))
+                  (lambda ()
+                    (apply #'invoke-restart restart arguments)
+                    (say "The restart returned: the evaluation is still held."))))))))
 
 ;;; Frames
 
@@ -169,8 +243,7 @@ value is true unless one failed, which has been pushed as an error."
   "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Return a list of the last
 one's values, and true unless it failed."
   (unless (frame-has-variables-p frame)
-    (event *job-id* (event-code :notice) 0
-           "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+    (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
   (call-with-recorded-warnings
    (lambda ()
      (call-until-abandoned
@@ -212,6 +285,8 @@ one's values, and true unless it failed."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+        (unless success
+          (say "The code failed: the frame did not return, and the evaluation is still held."))
         (values success
                 (when success
                   (lambda ()

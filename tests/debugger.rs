@@ -317,10 +317,11 @@ fn failing_values_of_a_restart_leave_it_held() {
     let mut server = Server::ready();
     hold(&mut server, "(restart-case (error \"held\") (take (x) x))");
     let before = described(&mut server);
-    let text = bad(&mut server, "invoke-restart", json!({"restart": "take", "values": "(/ 1 0)"}));
-    assert!(text.starts_with("[ERROR] DIVISION-BY-ZERO\n"), "{text}");
-    let text = bad(&mut server, "invoke-restart", json!({"restart": "take", "values": "(list 1"}));
-    assert!(text.starts_with("[ERROR] END-OF-FILE\n"), "{text}");
+    for (values, kind) in [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(list 1", "END-OF-FILE")] {
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "take", "values": values}));
+        let said = "[notice]\n`values` failed: the restart was not invoked, and the evaluation is still held.\n\n";
+        assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
+    }
     assert_eq!(described(&mut server), before);
     assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 3);
     assert_eq!(restart_with(&mut server, "take", ":taken"), "=> :TAKEN");
@@ -331,9 +332,81 @@ fn a_restart_that_returns_leaves_it_held() {
     let mut server = Server::ready();
     server.evaluate("(defvar *called* 0)");
     hold(&mut server, "(restart-bind ((count-me (lambda () (incf *called*)))) (error \"x\"))");
-    restart(&mut server, "count-me");
+    let said = "[notice]\nThe restart returned: the evaluation is still held.\n\n; No values";
+    assert_eq!(restart(&mut server, "count-me"), said);
     assert!(in_frame(&mut server, 0, "*called*").ends_with("=> 1"));
     good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[test]
+fn a_restart_without_its_values_is_refused_and_stays() {
+    let mut server = Server::ready();
+    let give = ": give them in `values`, as Lisp expressions.";
+    let takes = |what: &str| format!("The restart {what}");
+    for (code, name, refusals, values, expected) in [
+        (
+            "(+ 1 *no-such-variable*)",
+            "use-value",
+            vec![("", "USE-VALUE takes 1 value"), ("1 2", "USE-VALUE takes 1 value; 2 were given")],
+            "41",
+            "=> 42",
+        ),
+        (
+            "(let ((x 5)) (check-type x string) x)",
+            "store-value",
+            vec![("", "STORE-VALUE takes 1 value")],
+            "\"a\"",
+            "=> \"a\"",
+        ),
+        ("(no-such-function 1)", "return-value", vec![("; none", "RETURN-VALUE takes values")], ":back", "=> :BACK"),
+        ("(restart-case (error \"x\") (take (x) x))", "take", vec![("", "TAKE takes 1 value")], "1", "=> 1"),
+        (
+            "(block b (restart-bind ((pair (lambda (a &optional b) (return-from b (list a b))))) (error \"x\")))",
+            "pair",
+            vec![("", "PAIR takes 1 to 2 values"), ("1 2 3", "PAIR takes 1 to 2 values; 3 were given")],
+            "1",
+            "=> (1 NIL)",
+        ),
+        (
+            "(block b (restart-bind ((some (lambda (a &rest more) (return-from b (list a more))))) (error \"x\")))",
+            "some",
+            vec![("", "SOME takes at least 1 value")],
+            "1 2",
+            "=> (1 (2))",
+        ),
+    ] {
+        hold(&mut server, code);
+        let before = described(&mut server);
+        for (values, said) in refusals {
+            let text = bad(&mut server, "invoke-restart", json!({"restart": name, "values": values}));
+            assert_eq!(text, takes(said) + give, "{code} {values}");
+        }
+        assert_eq!(described(&mut server), before);
+        let text = restart_with(&mut server, name, values);
+        assert!(text.ends_with(expected), "{code}: {text}");
+    }
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
+    assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+}
+
+#[test]
+fn a_restart_that_asks_nobody_finds_its_own_values() {
+    let mut server = Server::ready();
+    let code = |interactive: &str| {
+        format!("(restart-case (error \"x\") (take (x) :interactive (lambda () {interactive}) x))")
+    };
+    hold(&mut server, &code("(list 5)"));
+    assert_eq!(restart(&mut server, "take"), "=> 5");
+    hold(&mut server, &code("(list 5)"));
+    assert_eq!(restart_with(&mut server, "take", "6"), "=> 6");
+    for interactive in ["(list (read *query-io*))", "(error \"not me\")", "7", "(list 1 2)", "(read-line)"] {
+        hold(&mut server, &code(interactive));
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "take"}));
+        assert!(text.starts_with("The restart TAKE takes 1 value"), "{interactive}: {text}");
+        assert_eq!(restart_with(&mut server, "take", "6"), "=> 6");
+    }
 }
 
 #[test]
@@ -432,7 +505,8 @@ fn a_frame_returns_other_values() {
     let report = hold(&mut server, "(list :got (mid 3))");
     let frame = frame_of(&report, "(INNER 3)");
     let failed = bad(&mut server, "return-from-frame", json!({"frame": frame, "code": "(/ x 0)"}));
-    assert!(failed.contains("[ERROR] DIVISION-BY-ZERO\n"), "{failed}");
+    let said = "[notice]\nThe code failed: the frame did not return, and the evaluation is still held.\n\n";
+    assert!(failed.starts_with(&format!("{said}[ERROR] DIVISION-BY-ZERO\n")), "{failed}");
     let refused = bad(&mut server, "return-from-frame", json!({"frame": 0, "code": "1"}));
     assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
     let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(values (* x 10) :two)"}));
