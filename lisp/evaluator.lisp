@@ -405,6 +405,10 @@ when FUNCTION returns."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
+(defvar *place-values* '()
+  "What the places of an assertion that goes on are set to, in their order: for each one a list of its new value, or NIL
+to leave it as it is.")
+
 (defvar *job-threads* '()
   "The threads that this evaluation started.")
 
@@ -415,7 +419,8 @@ when FUNCTION returns."
    (lambda ()
      (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
            (*earlier-children* sb-impl::*active-processes*)
-           (*job-threads* '()))
+           (*job-threads* '())
+           (*place-values* '()))
        (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
          (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                     (run-timed #'run)

@@ -120,22 +120,23 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                       for index from 1
                       collect (format nil "~D ~A" index (restart-name restart)))))))
 
-(defun evaluate-arguments (text frame)
-  "Return a list of the values of the expressions in TEXT, evaluated in FRAME, or globally when that is NIL. The second
-value is true unless one failed, which has been pushed as an error."
-  (call-until-abandoned
-   (lambda ()
-     (let ((*hold-errors* nil)
-           (*code* text)
-           (*form-number* 0)
-           (*form-start* 0)
-           (stream (make-string-input-stream text)))
-       (loop for form = (read-form stream stream (whitespace-end stream))
-             until (eq form stream)
-             collect (with-boundary ()
-                       (if frame
-                           (sb-di:eval-in-frame frame form)
-                           (eval form))))))))
+(defun evaluate-arguments (text)
+  "Return a list of the values of the expressions in TEXT. The second value is true unless one failed, which has been
+pushed as an error."
+  (multiple-value-bind (arguments success)
+      (call-until-abandoned
+       (lambda ()
+         (let ((*hold-errors* nil)
+               (*code* text)
+               (*form-number* 0)
+               (*form-start* 0)
+               (stream (make-string-input-stream text)))
+           (loop for form = (read-form stream stream (whitespace-end stream))
+                 until (eq form stream)
+                 collect (with-boundary () (eval form))))))
+    (unless success
+      (say "`values` failed: the restart was not invoked, and the evaluation is still held."))
+    (values arguments success)))
 
 (defun argument-count (function)
   "Return how many arguments FUNCTION takes at least and, or NIL, at most, as far as SBCL knows."
@@ -190,9 +191,8 @@ nobody to ask; or NIL when it does not."
   "Return the arguments to invoke RESTART with, and true unless there is something wrong with them, which has been
 pushed: the values of the expressions in TEXT or, without any, what its interactive function returns."
   (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
-    (multiple-value-bind (arguments success) (evaluate-arguments text nil)
+    (multiple-value-bind (arguments success) (evaluate-arguments text)
       (cond ((not success)
-             (say "`values` failed: the restart was not invoked, and the evaluation is still held.")
              (return-from restart-arguments (values '() nil)))
             ((and (null arguments) (sb-kernel::restart-interactive-function restart))
              (let ((found (interactive-arguments restart)))
@@ -205,16 +205,52 @@ pushed: the values of the expressions in TEXT or, without any, what its interact
                 (or (<= minimum count (or maximum count))
                     (refuse-arguments restart minimum maximum count)))))))
 
+(defun assertion-places (restart)
+  "Return the places that RESTART sets anew and true, when it is the CONTINUE of a failed ASSERT; else NIL and NIL."
+  (if (equal '(lambda () :in sb-kernel:assert-error)
+             (sb-kernel:%fun-name (sb-kernel::restart-function restart)))
+      ;; What it reports is all that knows the places.
+      (let ((report (sb-kernel::restart-report-function restart)))
+        (values (and (sb-kernel:closurep report)
+                     (find-if #'consp (sb-kernel:%closure-values report)))
+                t))
+      (values '() nil)))
+
+(defun answer-assertions ()
+  "Have the places of an assertion that CONTINUE-ASSERTION goes on with set without asking for it."
+  (encapsulate 'sb-impl::assert-prompt 'sbcl-host
+               (lambda (assert-prompt place value)
+                 (cond ((null *place-values*) (funcall assert-prompt place value))
+                       ((first *place-values*) (first (pop *place-values*)))
+                       (t (pop *place-values*) value)))))
+
+(defun continue-assertion (restart places text)
+  "Return true and a function that goes on with RESTART, of an assertion, its first PLACES set to the values of the
+expressions in TEXT."
+  (multiple-value-bind (new success) (evaluate-arguments text)
+    (cond ((not success) nil)
+          ((> (length new) (length places))
+           (refuse-arguments restart 0 (length places) (length new)))
+          (t
+           (values t
+                   (lambda ()
+                     (setf *place-values* (loop for nil in places
+                                                collect (and new (list (pop new)))))
+                     (invoke-restart restart)))))))
+
 (defun restart-command (job)
   "Invoke a restart."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
-      (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
-        (values success
-                (when success
-                  (lambda ()
-                    (apply #'invoke-restart restart arguments)
-                    (say "The restart returned: the evaluation is still held."))))))))
+      (multiple-value-bind (places assertion) (assertion-places restart)
+        (if assertion
+            (continue-assertion restart places (job-text job))
+            (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
+              (values success
+                      (when success
+                        (lambda ()
+                          (apply #'invoke-restart restart arguments)
+                          (say "The restart returned: the evaluation is still held."))))))))))
 
 ;;; Frames
 

@@ -165,5 +165,6 @@
   (protect-user-package)
   (adopt-user-threads)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (answer-assertions)
   (refuse-exit)
   (silence-exhaustion))

@@ -275,15 +275,46 @@ fn an_assertion_without_places_goes_on_when_it_holds() {
 }
 
 #[test]
-#[ignore = "CONTINUE of an assertion with places reads the value from *query-io*, which is empty"]
-fn an_assertion_with_a_place_takes_its_new_value() {
+fn an_assertion_with_places_takes_their_new_values() {
     let mut server = Server::ready();
-    hold(&mut server, "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)");
+    let one = "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)";
+    hold(&mut server, one);
     assert_eq!(restart_with(&mut server, "CONTINUE", "2"), "=> 2");
-    hold(&mut server, "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)");
+    hold(&mut server, one);
     let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "3"}));
     assert!(still.contains("\nn is 3\n"), "{still}");
-    assert_eq!(restart_with(&mut server, "CONTINUE", "2"), "=> 2");
+    // Without a new value the place keeps the one it has.
+    let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(still.contains("\nn is 3\n") && still.ends_with(TOOLS), "{still}");
+    let failed = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "(car 1)"}));
+    assert!(failed.starts_with("[notice]\n`values` failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"), "{failed}");
+    let many = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
+    let said = "The restart CONTINUE takes up to 1 value; 2 were given: give them in `values`, as Lisp expressions.";
+    assert_eq!(many, said);
+    assert_eq!(restart_with(&mut server, "CONTINUE", "(1+ 1)"), "=> 2");
+
+    let two = "(let ((a 1) (b (list 2))) (assert (and (eql a 5) (eql (car b) 6)) (a (car b))) (list a b))";
+    hold(&mut server, two);
+    let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "5"}));
+    assert!(still.contains("\nThe assertion "), "{still}");
+    assert_eq!(restart_with(&mut server, "CONTINUE", "5 6"), "=> (5 (6))");
+    hold(&mut server, "(let ((n 1)) (assert (null n) (n)) :null)");
+    assert_eq!(restart_with(&mut server, "CONTINUE", "nil"), "=> :NULL");
+    hold(&mut server, "(assert (= 1 2))");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
+    assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
+}
+
+#[test]
+fn an_assertion_that_nobody_holds_still_asks() {
+    let mut server = Server::ready();
+    let asks = "(handler-bind ((simple-error #'continue)) (let ((n 1)) (assert (= n 2) (n)) n))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": asks}));
+    assert!(text.contains("[ERROR] END-OF-FILE\n"), "{text}");
+    // Nor do the values that one got reach the next.
+    hold(&mut server, &format!("(let ((n 1)) (assert (= n 2) (n)) (list n {asks}))"));
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2"}));
+    assert!(text.contains("[ERROR] END-OF-FILE\n"), "{text}");
 }
 
 #[test]
