@@ -132,7 +132,7 @@ hold it here."
   (let ((*debugger-hook* *debugger-hook*))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
           (*abandon* (fail-with condition (frame-pointer-here)))
-          ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
+          ((host-started-p) (contain-thread condition (frame-pointer-here)))
           (t (funcall invoke-debugger condition)))))
 
 (defun abort-evaluation ()

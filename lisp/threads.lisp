@@ -2,8 +2,9 @@
 
 (in-package "SBCL-HOST")
 
-(defun contain-thread (condition hook)
-  "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
+(defun report-thread-error (condition hook)
+  "Print CONDITION, which nothing in this thread handled and which entered the debugger through the function with frame
+pointer HOOK."
   (let ((frame (error-frame hook))
         (stream *error-output*))
     (with-quiet-debugger ()
@@ -21,7 +22,11 @@
                          do (format stream "~D: (~S~{ ~S~})~%" number (call-name call)
                                     (sb-int:ensure-list (call-arguments call))))))
           (failure)
-        (format stream "~&(the condition's report failed)~%"))))
+        (format stream "~&(the condition's report failed)~%")))))
+
+(defun contain-thread (condition hook)
+  "Report CONDITION, as REPORT-THREAD-ERROR does, and end the thread."
+  (report-thread-error condition hook)
   (sb-thread:abort-thread))
 
 (defun call-as-thread-of-job (job-id function arguments)
@@ -34,18 +39,20 @@
          (apply function arguments))))))
 
 (defun adopt-user-threads ()
-  "Make the threads that evaluations start work for the evaluation that started them."
+  "Make the threads that evaluations start work for the evaluation that started them. Those of timers are nobody's."
   (encapsulate 'sb-thread::start-thread 'sbcl-host
                (lambda (start thread function arguments)
-                 (if (plusp *job-id*)
-                     (let ((job-id *job-id*)
-                           (function (sb-kernel:%coerce-callable-to-fun function)))
-                       (push thread *job-threads*)
-                       (funcall start thread
-                                (lambda (&rest arguments)
-                                  (call-as-thread-of-job job-id function arguments))
-                                arguments))
-                     (funcall start thread function arguments)))))
+                 (let ((job-id *job-id*)
+                       (function (sb-kernel:%coerce-callable-to-fun function)))
+                   (when (plusp job-id)
+                     (push thread *job-threads*))
+                   (funcall start thread
+                            (lambda (&rest arguments)
+                              (if (plusp job-id)
+                                  (call-as-thread-of-job job-id function arguments)
+                                  (with-boundary ()
+                                    (apply function arguments))))
+                            arguments)))))
 
 (define-condition exit-refused (error)
   ()
