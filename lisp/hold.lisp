@@ -71,8 +71,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
              (progn
                (setf job (next-held-job))
                (when (or (null job) (eql (job-kind job) (job-code :release)))
-                 (setf *hold-errors* nil
-                       leaving t)
+                 (setf leaving t)
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
                  (multiple-value-bind (success resume)
@@ -80,6 +79,9 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                    ;; What makes the evaluation go on does so under its own handlers again.
                    (when resume
                      (setf leaving t)
+                     (when (eq resume :release)
+                       (event *job-id* (event-code :released))
+                       (return))
                      (funcall (the function resume))
                      (setf leaving nil))
                    (end-held-job success)
@@ -89,7 +91,9 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
               (refuse "A timer of the session's interrupted this.")
               (end-held-job nil)
               (setf job nil))
-            (throw 'still-held nil)))))))
+            (throw 'still-held nil))))))
+  ;; Its cleanup forms are not held again.
+  (setf *hold-errors* nil))
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
@@ -97,7 +101,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
   (done success))
 
 (defun held-command (job)
-  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on."
+  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on, or :RELEASE."
   (let ((kind (job-kind job)))
     (cond ((eql kind (job-code :invoke-restart)) (restart-command job))
           ((eql kind (job-code :frame-locals)) (locals-command job))
@@ -247,10 +251,12 @@ expressions in TEXT."
             (continue-assertion restart places (job-text job))
             (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
               (values success
-                      (when success
-                        (lambda ()
-                          (apply #'invoke-restart restart arguments)
-                          (say "The restart returned: the evaluation is still held."))))))))))
+                      (cond ((not success) nil)
+                            ((eq (sb-kernel::restart-function restart) #'abort-evaluation) :release)
+                            (t
+                             (lambda ()
+                               (apply #'invoke-restart restart arguments)
+                               (say "The restart returned: the evaluation is still held.")))))))))))
 
 ;;; Frames
 

@@ -102,6 +102,19 @@ fn declining_aborts_and_says_so() {
 }
 
 #[test]
+fn choosing_abort_aborts_and_says_so() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let call = ask(&mut server, "(error \"boo\")");
+    let (id, params) = question(&mut server);
+    reply(&mut server, &id, &accept(&offered(&params, "ABORT"), ""));
+    let (text, is_error) = server.outcome(call);
+    let said = "[notice]\nThe user chose 2. ABORT: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+    assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
+    let (text, _) = server.call_tool("describe-last-error", json!({}));
+    assert!(text.starts_with("Error: SIMPLE-ERROR\n"), "{text}");
+}
+
+#[test]
 fn a_useless_answer_leaves_it_held() {
     for answer in [
         json!({"result": {"action": "accept"}}),

@@ -425,9 +425,8 @@ fn a_restart_without_its_values_is_refused_and_stays() {
 #[test]
 fn a_restart_that_asks_nobody_finds_its_own_values() {
     let mut server = Server::ready();
-    let code = |interactive: &str| {
-        format!("(restart-case (error \"x\") (take (x) :interactive (lambda () {interactive}) x))")
-    };
+    let code =
+        |interactive: &str| format!("(restart-case (error \"x\") (take (x) :interactive (lambda () {interactive}) x))");
     hold(&mut server, &code("(list 5)"));
     assert_eq!(restart(&mut server, "take"), "=> 5");
     hold(&mut server, &code("(list 5)"));
@@ -583,8 +582,21 @@ fn the_restart_abort_releases() {
     let mut server = Server::ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
-    let (text, _) = server.call_tool("invoke-restart", json!({"restart": "ABORT"}));
-    assert!(!text.contains("[Debugger]"), "{text}");
+    let before = described(&mut server);
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_eq!(described(&mut server), before, "aborting leaves the error state alone");
+    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 1);
+    nothing_is_held(&mut server);
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+    // One of the user's is a restart like any other.
+    hold(&mut server, "(list (restart-case (error \"x\") (abort () :mine)))");
+    assert_eq!(restart(&mut server, "ABORT"), "=> (:MINE)");
+    // Cleanup forms that fail, or do not end, are not held again.
+    hold(&mut server, "(unwind-protect (error \"x\") (error \"y\"))");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    nothing_is_held(&mut server);
+    hold(&mut server, "(unwind-protect (error \"x\") (loop))");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
     nothing_is_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
@@ -673,6 +685,36 @@ fn time_limits_do_not_run_while_held_and_begin_anew() {
     assert!(text.contains("[ERROR] TIMEOUT\n"), "{text}");
     assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
     server.goes_on();
+}
+
+#[test]
+fn what_goes_on_has_its_own_time_limit() {
+    let mut server = Server::ready();
+    let held = |server: &mut Server, code: &str, timeout: f64| {
+        let arguments = json!({"code": code, "on-error": "debug", "timeout": timeout});
+        assert!(bad(server, "evaluate-lisp", arguments).ends_with(TOOLS));
+    };
+    held(&mut server, "(progn (cerror \"go\" \"x\") (loop))", 0.5);
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
+
+    good(&mut server, "configure-limits", json!({"timeout": 0.5}));
+    server.evaluate("(defun f () (declare (optimize debug)) (cerror \"go\" \"x\") :f)");
+    let slow = "(progn (f) (sleep 1) (cerror \"go\" \"y\") (sleep 1) :done)";
+    held(&mut server, slow, 10.0);
+    // What is evaluated in a frame is an evaluation of its own.
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
+    assert!(bad(&mut server, "return-from-frame", json!({"frame": 1, "code": "1"})).contains("\ny\n"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    // No limit at all, and one that was the session's when it began.
+    held(&mut server, slow, 0.0);
+    assert!(bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})).contains("\ny\n"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
+    good(&mut server, "configure-limits", json!({"timeout": 60}));
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
 }
 
 #[test]

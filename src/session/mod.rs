@@ -103,8 +103,8 @@ struct Inner {
     running: [Mutex<Option<Running>>; 2],
     limits: Mutex<Limits>,
     state: Mutex<State>,
-    /// The code of the evaluation that was held last.
-    held_code: Mutex<String>,
+    /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
+    held_as: Mutex<Option<OutcomeBuilder>>,
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
     clock: Clock,
@@ -148,7 +148,7 @@ impl Session {
             running: Default::default(),
             limits: Mutex::new(limits),
             state: Mutex::default(),
-            held_code: Mutex::default(),
+            held_as: Mutex::default(),
             held: Mutex::default(),
             clock: Clock::default(),
             evaluations: AtomicU64::new(0),
@@ -239,12 +239,13 @@ impl Session {
     }
 
     /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
-    /// empty. `reply` gets what the evaluation comes to; it runs as in [`submit`](Self::submit), like those below.
+    /// empty. `reply` gets what the evaluation comes to, or `None` when the restart is the session's own `ABORT`, which
+    /// does what [`abort_held`](Self::abort_held) does; it runs as in [`submit`](Self::submit), like those below.
     pub fn invoke_restart(
         &self,
         restart: &RestartDesignator,
         values: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+        reply: impl FnOnce(Result<Option<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
         let (number, name) = match restart {
             RestartDesignator::Number(number) => (*number, ""),
@@ -282,12 +283,12 @@ impl Session {
         code: &str,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, Box::new(reply)))
+        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, always(reply)))
     }
 
     /// Calls the function of a frame of the held evaluation again, with the same arguments.
     pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, Box::new(reply)))
+        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, always(reply)))
     }
 
     /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
@@ -304,12 +305,7 @@ impl Session {
     ) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
-        // An error after it goes on is in a form of the held code.
-        let code = match kind {
-            JobKind::EvalInFrame(_) => text.to_owned(),
-            _ => self.0.held_code.lock().clone(),
-        };
-        let builder = Box::new(OutcomeBuilder::new(code, limits, timeout));
+        let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
         self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
     }
 
@@ -362,6 +358,13 @@ impl Session {
     fn inspect(&self, kind: JobKind, text: &str, name: &str, build: Build) {
         self.0.enqueue(Lane::Inspection, kind, utf32(text), utf32(name), Some(INSPECTION_TIMEOUT), build);
     }
+}
+
+/// The reply of what never aborts.
+fn always(
+    reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+) -> Reply<Result<Option<Outcome>, HoldError>> {
+    Box::new(|result| reply(result.and_then(|outcome| outcome.ok_or(HoldError::NothingHeld))))
 }
 
 /// Text as Lisp takes it.
@@ -514,7 +517,11 @@ impl Inner {
                 witness.stuck(Some(builder.finish(false, running.interrupted)));
                 std::mem::forget(reply);
             }
-            Build::Resumed(builder, reply) | Build::Inside(builder, reply) => {
+            Build::Resumed(builder, reply) if !running.released => {
+                witness.stuck(Some(builder.finish(false, running.interrupted)));
+                std::mem::forget(reply);
+            }
+            Build::Inside(builder, reply) => {
                 witness.stuck(Some(builder.finish(false, running.interrupted)));
                 std::mem::forget(reply);
             }
@@ -538,30 +545,27 @@ impl Inner {
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
         }
-        let refused = running.refused.map(|reason| Err(HoldError::Refused(reason)));
+        let refused = running.refused.map(HoldError::Refused);
         match running.build {
             Build::Nothing => {}
             Build::Outcome(builder, reply) => {
                 if running.holds {
-                    builder.code().clone_into(&mut self.held_code.lock());
+                    *self.held_as.lock() = Some(builder.anew());
                 }
                 reply(self.evaluated(*builder, success, interrupted, running.holds));
             }
-            Build::Resumed(builder, reply) => reply(refused.unwrap_or_else(|| {
-                Ok(if running.unchanged {
-                    // The restart's arguments or the code to return failed.
-                    self.evaluated_inside(*builder, success, interrupted)
-                } else {
-                    self.evaluated(*builder, success, interrupted, running.holds)
-                })
-            })),
+            Build::Resumed(builder, reply) => reply(match refused {
+                Some(error) => Err(error),
+                None if running.released => Ok(None),
+                // The restart's arguments or the code to return failed, or the restart returned.
+                None if running.unchanged => Ok(Some(self.evaluated_inside(*builder, success, interrupted))),
+                None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
+            }),
             Build::Inside(builder, reply) => {
-                reply(refused.unwrap_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted))));
+                reply(refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err));
             }
-            Build::Locals(builder, reply) => {
-                reply(running_refusal(refused).map_or_else(|| Ok(builder.locals()), Err));
-            }
-            Build::Release(reply) => reply(running_refusal(refused).map_or(Ok(()), Err)),
+            Build::Locals(builder, reply) => reply(refused.map_or_else(|| Ok(builder.locals()), Err)),
+            Build::Release(reply) => reply(refused.map_or(Ok(()), Err)),
             Build::Definitions(builder, reply) => reply(builder.definitions(success, interrupted)),
             Build::Symbol(builder, reply) => reply(builder.symbol(success, interrupted)),
             Build::Reset(builder, reply) => {
@@ -638,8 +642,13 @@ impl Inner {
                 continue;
             };
             match queue.pop(Some(until), Duration::ZERO) {
-                Some(request) if request.job.kind.concerns_held() => {
+                Some(mut request) if request.job.kind.concerns_held() => {
                     *self.held.lock() = None;
+                    if let (Build::Resumed(builder, _), Some(held)) = (&mut request.build, &*self.held_as.lock()) {
+                        // What was held goes on under its own limits. An error is in a form of its code.
+                        request.timeout = held.timeout();
+                        **builder = held.anew();
+                    }
                     return request;
                 }
                 Some(request) => {
@@ -667,14 +676,11 @@ impl Inner {
     }
 }
 
-fn running_refusal(refused: Option<Result<Outcome, HoldError>>) -> Option<HoldError> {
-    refused.and_then(Result::err)
-}
-
 /// Answers what concerns a held evaluation when there is none.
 fn refuse(request: Request) {
     match request.build {
-        Build::Resumed(_, reply) | Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
+        Build::Resumed(_, reply) => reply(Err(HoldError::NothingHeld)),
+        Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
         Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
         Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
         _ => {}
@@ -750,6 +756,12 @@ impl Host for Inner {
                         running.unchanged = unchanged;
                     }
                     Event::Refused(reason) => running.refused = Some(reason.to_owned()),
+                    Event::Released => {
+                        let end = Instant::now() + RELEASE_TIMEOUT;
+                        running.released = true;
+                        running.deadline = Some(end);
+                        self.clock.arm(end);
+                    }
                     Event::Notice(text) => {
                         drop(slot);
                         self.state.lock().notices.push(text.to_owned());

@@ -235,7 +235,12 @@ async fn follow(
                 drop(answer.send(outcome));
             });
             let mut after = match wait(context, reply, || session.cancel(job)).await? {
-                Ok(outcome) => outcome,
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => {
+                    let name = name.unwrap_or_default();
+                    before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
+                    return Ok(ControlFlow::Break(Outcome { held: false, ..before }));
+                }
                 Err(error) => {
                     before.held &= error != HoldError::NothingHeld;
                     before.notices.push(format!("The user chose restart {number}, but {error}"));
