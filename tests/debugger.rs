@@ -641,6 +641,11 @@ fn a_reset_releases() {
     assert_eq!(text, "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
     nothing_is_held(&mut server);
     assert_eq!(described(&mut server), NO_ERROR);
+    // The answer of a reset is fixed: the next one says it.
+    assert_eq!(server.evaluate("1"), format!("{RELEASED}=> 1"));
+    assert_eq!(server.evaluate("2"), "=> 2");
+    good(&mut server, "reset-session", json!({}));
+    assert_eq!(server.evaluate("3"), "=> 3");
     server.goes_on();
 }
 
