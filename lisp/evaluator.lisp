@@ -79,18 +79,6 @@ is at none, or there is but one."
 (defvar *hold-errors* nil
   "True when an error of this evaluation is to be held where it happened.")
 
-(defvar *abandon* nil
-  "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
-the evaluation. The argument is a function to call there, or NIL.")
-
-(defvar *failed* nil
-  "True once this evaluation has failed and is being unwound.")
-
-(defun abandon-evaluation (finish)
-  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail."
-  (setf *failed* t)
-  (funcall (the function *abandon*) finish))
-
 (defun push-cleanup-failure (condition)
   "Say that CONDITION ended a cleanup form of an evaluation that has failed already: the first error is the one kept."
   (with-quiet-debugger ()
@@ -146,50 +134,6 @@ hold it here."
              (lambda () (error-frame hook)))
     (abandon-evaluation nil)))
 
-(defvar *interrupted* nil
-  "True while what ran is being captured because it was interrupted.")
-
-(defun interrupt-evaluation (job-id reason)
-  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
-an interrupt. Unwinds without a condition, which the user's handlers would swallow."
-  (when (and *abandon* (eql job-id *job-id*))
-    (unless *interrupted*
-      (let ((hook (frame-pointer-here))
-            (*on-debugger* nil)
-            (*interrupted* t))
-        ;; Printing arguments may be what does not end: then the next interrupt does without.
-        (with-interrupts
-          (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
-                         ((eql reason +interrupt-cancel+) "CANCELLED")
-                         (t "HEAP-EXHAUSTED"))
-                   (lambda ())
-                   nil
-                   (lambda () (interrupted-frame hook))))))
-    (abandon-evaluation (lambda ()
-                          (end-children)
-                          (when (eql reason +interrupt-heap+)
-                            (collect-and-report))))))
-
-(defvar *earlier-children* '()
-  "The processes that were running when this evaluation began.")
-
-(defun end-children ()
-  "End the processes that this evaluation started."
-  (dolist (process (set-difference sb-impl::*active-processes* *earlier-children*))
-    (ignore-errors (sb-ext:process-kill process 9))))
-
-(defun collect-and-report ()
-  "Collect the garbage of an evaluation that was filling the heap, and push what is left."
-  (flet ((megabytes (bytes) (ceiling bytes 1000000)))
-    (let ((used (sb-kernel:dynamic-usage)))
-      (sb-ext:gc :full t)
-      (event *job-id* (event-code :error-text) 0
-             (with-server-syntax ()
-               (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
-                            in use now, by what the session holds on to."
-                       (megabytes used) (megabytes (sb-ext:dynamic-space-size))
-                       (megabytes (sb-kernel:dynamic-usage))))))))
-
 ;;; Reading
 
 (defun read-and-record (readtable stream character)
@@ -201,7 +145,6 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
             (setf (gethash object *spans*) start))
           (values kind object)))
       (sb-impl::read-object? readtable stream character)))
-
 
 (defun push-reader-position (condition)
   "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
@@ -336,21 +279,6 @@ this one."
       (funcall function)
       (let ((*package* (with-boundary () (find-user-package name))))
         (funcall function))))
-
-(defun call-until-abandoned (function)
-  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it was abandoned."
-  (declare (type function function))
-  (let ((finish
-          (block evaluation
-            (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
-                  (*on-debugger* nil)
-                  (*debugger-hook* nil)
-                  (*failed* nil)
-                  (*interrupted* nil))
-              (return-from call-until-abandoned (values (funcall function) t))))))
-    (when finish
-      (funcall (the function finish)))
-    (values nil nil)))
 
 (defun call-with-recorded-warnings (function)
   "Call FUNCTION as one compilation unit whose warnings are pushed. What is still undefined at its end is warned of only

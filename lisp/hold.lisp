@@ -110,6 +110,19 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
           ((eql kind (job-code :restart-frame)) (restart-frame-command job))
           (t (refuse "This cannot be asked of a held evaluation.")))))
 
+(defmacro do-held-forms ((form text result) &body body)
+  "Evaluate BODY with FORM bound to each form in TEXT in turn, and return RESULT. An error in this is not held."
+  (let ((stream (gensym "STREAM")))
+    `(let* ((*hold-errors* nil)
+            (*code* ,text)
+            (*form-number* 0)
+            (*form-start* 0)
+            (,stream (make-string-input-stream *code*)))
+       (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
+             until (eq ,form ,stream)
+             do (progn ,@body)
+             finally (return ,result)))))
+
 ;;; Restarts
 
 (defun find-held-restart (number name)
@@ -130,14 +143,9 @@ pushed as an error."
   (multiple-value-bind (arguments success)
       (call-until-abandoned
        (lambda ()
-         (let ((*hold-errors* nil)
-               (*code* text)
-               (*form-number* 0)
-               (*form-start* 0)
-               (stream (make-string-input-stream text)))
-           (loop for form = (read-form stream stream (whitespace-end stream))
-                 until (eq form stream)
-                 collect (with-boundary () (eval form))))))
+         (let ((arguments '()))
+           (do-held-forms (form text (nreverse arguments))
+             (push (with-boundary () (eval form)) arguments)))))
     (unless success
       (say "`values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
@@ -290,23 +298,15 @@ one's values, and true unless it failed."
    (lambda ()
      (call-until-abandoned
       (lambda ()
-        (let ((*hold-errors* nil)
-              (*code* text)
-              (*form-number* 0)
-              (*form-start* 0)
-              (stream (make-string-input-stream text))
-              (values '()))
-          (loop
-            (let ((form (read-form stream stream (whitespace-end stream))))
-              (when (eq form stream)
-                (return values))
-              (incf *form-number*)
-              (setf values
-                    (multiple-value-list
-                     (with-boundary ()
-                       (if (frame-has-variables-p frame)
-                           (sb-di:eval-in-frame frame form)
-                           (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))))))))))
+        (let ((values '()))
+          (do-held-forms (form text values)
+            (incf *form-number*)
+            (setf values
+                  (multiple-value-list
+                   (with-boundary ()
+                     (if (frame-has-variables-p frame)
+                         (sb-di:eval-in-frame frame form)
+                         (sb-impl::eval-tlf form 0 (evaluation-lexenv)))))))))))))
 
 (defun eval-command (job)
   "Evaluate code in a frame and push its values."
