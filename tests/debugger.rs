@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::Server;
+use common::{Server, bad, good, last_error};
 use serde_json::{Value, json};
 
 const NOTHING_HELD: &str =
@@ -19,22 +19,6 @@ const TOOLS: &str =
 fn hold(server: &mut Server, code: &str) -> String {
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
     assert!(is_error && text.contains("\n\n[Debugger]\nHeld. Restarts:\n"), "{code} is not held:\n{text}");
-    text
-}
-
-/// Calls a tool that must succeed.
-#[track_caller]
-fn good(server: &mut Server, tool: &str, arguments: Value) -> String {
-    let (text, is_error) = server.call_tool(tool, arguments);
-    assert!(!is_error, "{tool}:\n{text}");
-    text
-}
-
-/// Calls a tool that must fail.
-#[track_caller]
-fn bad(server: &mut Server, tool: &str, arguments: Value) -> String {
-    let (text, is_error) = server.call_tool(tool, arguments);
-    assert!(is_error, "{tool} succeeds:\n{text}");
     text
 }
 
@@ -56,11 +40,6 @@ fn in_frame(server: &mut Server, frame: u64, code: &str) -> String {
 #[track_caller]
 fn nothing_is_held(server: &mut Server) {
     assert_eq!(bad(server, "frame-locals", json!({"frame": 0})), NOTHING_HELD);
-}
-
-/// What describe-last-error says.
-fn described(server: &mut Server) -> String {
-    good(server, "describe-last-error", json!({}))
 }
 
 /// The number of the frame whose line in the report begins with this call.
@@ -88,7 +67,7 @@ fn the_report_ends_with_the_restarts_and_the_tools() {
     assert!(report.ends_with(&expected), "{report}");
     // Numbered alike wherever they are shown.
     let restarts = expected.split_once("Restarts:").unwrap().1.split_once("\nTools").unwrap().0;
-    assert!(described(&mut server).contains(&format!("Available Restarts:{restarts}\n\n")));
+    assert!(last_error(&mut server).contains(&format!("Available Restarts:{restarts}\n\n")));
     let backtrace = good(&mut server, "get-backtrace", json!({}));
     for line in report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0.lines() {
         assert!(backtrace.contains(&format!("\n  {line}")), "{line}\n{backtrace}");
@@ -135,7 +114,7 @@ fn timeouts_cancels_and_exhausted_stacks_are_never_held() {
     std::thread::sleep(Duration::from_millis(300));
     server.notify("notifications/cancelled", json!({"requestId": id}));
     nothing_is_held(&mut server);
-    assert!(described(&mut server).starts_with("Error: CANCELLED\n"));
+    assert!(last_error(&mut server).starts_with("Error: CANCELLED\n"));
     server.goes_on();
 }
 
@@ -187,7 +166,7 @@ fn an_undefined_function_is_defined_and_called_again() {
     let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n";
     assert_eq!(text, format!("{said}=> BASE-PRICE"));
     assert_eq!(restart(&mut server, "CONTINUE"), "=> 30");
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
     nothing_is_held(&mut server);
 }
 
@@ -327,9 +306,9 @@ fn the_next_error_is_held_again() {
     let second = bad(&mut server, "invoke-restart", json!({"restart": "use-it", "values": "1"}));
     assert!(second.starts_with("[stdout]\nbetween\n\n[ERROR] SIMPLE-ERROR\ntwo\n"), "{second}");
     assert!(second.ends_with(TOOLS), "{second}");
-    assert!(described(&mut server).starts_with("Error: SIMPLE-ERROR\n  two\n"));
+    assert!(last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  two\n"));
     assert_eq!(restart_with(&mut server, "use-it", "2"), "=> (1 2)");
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
     assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 2);
 }
 
@@ -337,9 +316,9 @@ fn the_next_error_is_held_again() {
 fn the_next_error_knows_its_form() {
     let mut server = Server::ready();
     hold(&mut server, ":first\n\n(progn (cerror \"go\" \"one\")\n  (error \"two\"))");
-    assert!(described(&mut server).contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"));
+    assert!(last_error(&mut server).contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"));
     bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
-    let text = described(&mut server);
+    let text = last_error(&mut server);
     assert!(text.contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"), "{text}");
 }
 
@@ -347,13 +326,13 @@ fn the_next_error_knows_its_form() {
 fn failing_values_of_a_restart_leave_it_held() {
     let mut server = Server::ready();
     hold(&mut server, "(restart-case (error \"held\") (take (x) x))");
-    let before = described(&mut server);
+    let before = last_error(&mut server);
     for (values, kind) in [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(list 1", "END-OF-FILE")] {
         let text = bad(&mut server, "invoke-restart", json!({"restart": "take", "values": values}));
         let said = "[notice]\n`values` failed: the restart was not invoked, and the evaluation is still held.\n\n";
         assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
     }
-    assert_eq!(described(&mut server), before);
+    assert_eq!(last_error(&mut server), before);
     assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 3);
     assert_eq!(restart_with(&mut server, "take", ":taken"), "=> :TAKEN");
 }
@@ -407,12 +386,12 @@ fn a_restart_without_its_values_is_refused_and_stays() {
         ),
     ] {
         hold(&mut server, code);
-        let before = described(&mut server);
+        let before = last_error(&mut server);
         for (values, said) in refusals {
             let text = bad(&mut server, "invoke-restart", json!({"restart": name, "values": values}));
             assert_eq!(text, takes(said) + give, "{code} {values}");
         }
-        assert_eq!(described(&mut server), before);
+        assert_eq!(last_error(&mut server), before);
         let text = restart_with(&mut server, name, values);
         assert!(text.ends_with(expected), "{code}: {text}");
     }
@@ -500,7 +479,7 @@ fn an_error_in_a_frame_does_not_lose_the_held_one() {
     server.evaluate("(defun work (x) (declare (optimize debug)) (cerror \"go\" \"the held one\") x)");
     let report = hold(&mut server, "(work 5)");
     let frame = frame_of(&report, "(WORK 5)");
-    let before = (described(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+    let before = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
     assert!(before.0.contains("\nId: E1\n"), "{}", before.0);
     for (code, kind) in [
         ("(car x)", "TYPE-ERROR"),
@@ -512,7 +491,7 @@ fn an_error_in_a_frame_does_not_lose_the_held_one() {
         let text = bad(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
         assert!(text.contains(&format!("[ERROR] {kind}\n")), "{code}: {text}");
         assert!(!text.contains("[Debugger]"), "{text}");
-        let after = (described(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+        let after = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
         assert_eq!(after, before, "{code}");
     }
     let history = good(&mut server, "error-history", json!({}));
@@ -522,7 +501,7 @@ fn an_error_in_a_frame_does_not_lose_the_held_one() {
     assert!(inside.starts_with("Error: SIMPLE-ERROR\n  inside\n"), "{inside}");
     assert_eq!(in_frame(&mut server, frame, "x"), "=> 5");
     assert_eq!(restart(&mut server, "CONTINUE"), "=> 5");
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
 }
 
 #[test]
@@ -541,7 +520,7 @@ fn a_frame_returns_other_values() {
     assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
     let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(values (* x 10) :two)"}));
     assert_eq!(text, "=> (:GOT (30 :TWO))");
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
 }
 
 #[test]
@@ -569,10 +548,10 @@ fn aborting_runs_the_cleanup_forms() {
     let mut server = Server::ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))\n(setf *cleaned* :wrong)");
-    let before = described(&mut server);
+    let before = last_error(&mut server);
     assert!(in_frame(&mut server, 0, "*cleaned*").ends_with("=> NIL"));
     assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
-    assert_eq!(described(&mut server), before, "aborting leaves the error state alone");
+    assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
     nothing_is_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
@@ -582,9 +561,9 @@ fn the_restart_abort_releases() {
     let mut server = Server::ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
-    let before = described(&mut server);
+    let before = last_error(&mut server);
     assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
-    assert_eq!(described(&mut server), before, "aborting leaves the error state alone");
+    assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
     assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 1);
     nothing_is_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
@@ -640,7 +619,7 @@ fn a_reset_releases() {
     let text = good(&mut server, "reset-session", json!({}));
     assert_eq!(text, "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
     nothing_is_held(&mut server);
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
     // The answer of a reset is fixed: the next one says it.
     assert_eq!(server.evaluate("1"), format!("{RELEASED}=> 1"));
     assert_eq!(server.evaluate("2"), "=> 2");
@@ -787,7 +766,7 @@ fn nothing_is_held_in_plain_words() {
     ] {
         assert_eq!(bad(&mut server, tool, arguments), NOTHING_HELD, "{tool}");
     }
-    assert_eq!(described(&mut server), NO_ERROR);
+    assert_eq!(last_error(&mut server), NO_ERROR);
     server.goes_on();
 }
 
@@ -795,7 +774,7 @@ fn nothing_is_held_in_plain_words() {
 fn what_is_not_there_is_refused_with_what_is() {
     let mut server = Server::ready();
     hold(&mut server, "(cerror \"go\" \"x\")");
-    let before = described(&mut server);
+    let before = last_error(&mut server);
     let there_are = "There are: 1 CONTINUE, 2 RETRY, 3 ABORT.";
     for (restart, named) in
         [(json!(7), "7"), (json!("7"), "7"), (json!("nope"), "nope"), (json!("cl:continue"), "cl:continue")]
@@ -824,7 +803,7 @@ fn what_is_not_there_is_refused_with_what_is() {
     }
     let missing = server.request("tools/call", json!({"name": "eval-in-frame", "arguments": {"frame": 1}}));
     assert_eq!(missing["error"]["code"], -32602, "{missing}");
-    assert_eq!(described(&mut server), before);
+    assert_eq!(last_error(&mut server), before);
     assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
 }
 

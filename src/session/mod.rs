@@ -2,12 +2,14 @@
 
 mod builder;
 mod clock;
+mod hold;
 pub(crate) mod idle;
 mod queue;
 #[cfg(feature = "mcp")]
 pub(crate) mod restore;
 mod running;
 mod state;
+mod watch;
 pub(crate) mod witness;
 
 use std::sync::Arc;
@@ -20,30 +22,21 @@ use parking_lot::Mutex;
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldError, InspectError};
 use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
-use crate::outcome::{Clipped, Definition, ErrorRecord, Local, Outcome, SymbolDescription};
+use crate::outcome::{Clipped, Definition, ErrorRecord, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
+use hold::{Held, RELEASE_TIMEOUT};
 use idle::PATIENCE;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
+use watch::{HEAP_WATCH, INTERRUPTION_GRACE, heap_limit};
 use witness::Witness;
+
+pub use hold::RestartDesignator;
 
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long after its interruption a job may go on, if the image can be replaced.
-const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
-
-/// How often the heap is looked at while evaluations run.
-const HEAP_WATCH: Duration = Duration::from_millis(10);
-
-/// How full the heap may get during an evaluation, in bytes: SBCL dies when it has no room left to collect garbage in.
-/// What earlier evaluations left counts, but always leaves some room, so that it can be let go of.
-fn heap_limit() -> Option<usize> {
-    let (used, size) = image::heap::usage()?;
-    Some((size / 5 * 2).max(used + size / 10))
-}
 
 /// How long a thread looks out for the next job, or the answer, before it sleeps: the time in which a small evaluation
 /// is over, and a program that does one after another comes back.
@@ -116,25 +109,6 @@ struct Inner {
     witness: OnceCell<Arc<dyn Witness>>,
     /// The evaluation that runs, or is held, binds the package.
     local: AtomicBool,
-}
-
-/// How an evaluation is held.
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    /// When it is released at last.
-    until: Instant,
-}
-
-/// How long releasing a held evaluation may take before its cleanup forms are abandoned.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Which restart to invoke.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RestartDesignator {
-    /// By its number, from 1, in the report.
-    Number(u64),
-    /// By its name, without package.
-    Name(String),
 }
 
 impl Session {
@@ -232,83 +206,6 @@ impl Session {
         self.0.state.lock().history()
     }
 
-    /// True while a failed evaluation is held.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.0.held.lock().is_some()
-    }
-
-    /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
-    /// empty. `reply` gets what the evaluation comes to, or `None` when the restart is the session's own `ABORT`, which
-    /// does what [`abort_held`](Self::abort_held) does; it runs as in [`submit`](Self::submit), like those below.
-    pub fn invoke_restart(
-        &self,
-        restart: &RestartDesignator,
-        values: &str,
-        reply: impl FnOnce(Result<Option<Outcome>, HoldError>) + Send + 'static,
-    ) -> JobId {
-        let (number, name) = match restart {
-            RestartDesignator::Number(number) => (*number, ""),
-            RestartDesignator::Name(name) => (0, name.as_str()),
-        };
-        self.ask_held(JobKind::InvokeRestart(number), values, name, |builder| Build::Resumed(builder, Box::new(reply)))
-    }
-
-    /// Shows the local variables of a frame of the held evaluation.
-    pub fn frame_locals(
-        &self,
-        frame: u64,
-        reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::FrameLocals(frame), "", "", |_| {
-            Build::Locals(InspectionBuilder::default(), Box::new(reply))
-        })
-    }
-
-    /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
-    /// as it is.
-    pub fn eval_in_frame(
-        &self,
-        frame: u64,
-        code: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::EvalInFrame(frame), code, "", |builder| Build::Inside(builder, Box::new(reply)))
-    }
-
-    /// Returns the values of `code` from a frame of the held evaluation, which goes on.
-    pub fn return_from_frame(
-        &self,
-        frame: u64,
-        code: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, always(reply)))
-    }
-
-    /// Calls the function of a frame of the held evaluation again, with the same arguments.
-    pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, always(reply)))
-    }
-
-    /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
-    pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::Release, "", "", |_| Build::Release(Box::new(reply)))
-    }
-
-    fn ask_held(
-        &self,
-        kind: JobKind,
-        text: &str,
-        name: &str,
-        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
-    ) -> JobId {
-        let limits = *self.0.limits.lock();
-        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
-        let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
-        self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
-    }
-
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
     pub fn definitions(&self, reply: impl FnOnce(Result<Vec<Definition>, InspectError>) + Send + 'static) {
         self.inspect(JobKind::Definitions, "", "", Build::Definitions(InspectionBuilder::default(), Box::new(reply)));
@@ -358,13 +255,6 @@ impl Session {
     fn inspect(&self, kind: JobKind, text: &str, name: &str, build: Build) {
         self.0.enqueue(Lane::Inspection, kind, utf32(text), utf32(name), Some(INSPECTION_TIMEOUT), build);
     }
-}
-
-/// The reply of what never aborts.
-fn always(
-    reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-) -> Reply<Result<Option<Outcome>, HoldError>> {
-    Box::new(|result| reply(result.and_then(|outcome| outcome.ok_or(HoldError::NothingHeld))))
 }
 
 /// Text as Lisp takes it.
@@ -450,89 +340,6 @@ impl Inner {
             None,
             Build::Nothing,
         );
-    }
-
-    /// Interrupts an evaluation that fills the heap. When to look again: soon, as long as there are evaluations at all,
-    /// so that beginning one need not wake the clock.
-    fn watch_heap(&self, now: Instant) -> Option<Instant> {
-        let mut full = None;
-        let busy = match self.running[Lane::Evaluation as usize].lock().as_mut() {
-            Some(running) => {
-                if let (Some(limit), Some((used, _))) = (running.heap_limit, image::heap::usage())
-                    && used > limit
-                {
-                    full = Some(running.id);
-                    // Once: unwinding takes its time, and so does collecting the garbage.
-                    running.heap_limit = None;
-                }
-                true
-            }
-            None => false,
-        };
-        if let Some(id) = full {
-            self.interrupt(Lane::Evaluation, id, Interrupt::Heap);
-        }
-        let evaluations = self.evaluations.load(Ordering::Relaxed);
-        (self.watched.swap(evaluations, Ordering::Relaxed) != evaluations || busy).then(|| now + HEAP_WATCH)
-    }
-
-    /// Interrupts what has run too long by now. When to look again.
-    fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
-        let idle = self.lanes[Lane::Evaluation as usize].idle();
-        let rested = idle.and_then(|idle| idle.look(now));
-        let mut next = self.watch_heap(now).into_iter().chain(rested).min();
-        for lane in [Lane::Evaluation, Lane::Inspection] {
-            let mut overdue = None;
-            next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
-            if let Some(running) = self.running[lane as usize].lock().as_mut()
-                && let Some(deadline) = running.deadline
-            {
-                if deadline <= now {
-                    overdue = Some(running.id);
-                    // Cleanup forms may hold on: ask again.
-                    running.deadline = Some(now + Duration::from_secs(1));
-                }
-                next = next.into_iter().chain(running.deadline).min();
-            }
-            if let Some(id) = overdue {
-                self.interrupt(lane, id, Interrupt::Timeout);
-            }
-        }
-        next
-    }
-
-    /// Gives the image up when an interrupted job does not end. When to look again.
-    fn give_up_stuck(&self, lane: Lane, now: Instant) -> Option<Instant> {
-        let witness = self.witness.get()?;
-        let mut slot = self.running[lane as usize].lock();
-        let end = slot.as_ref()?.interrupted_at? + INTERRUPTION_GRACE;
-        if now < end {
-            return Some(end);
-        }
-        let running = slot.take()?;
-        drop(slot);
-        match running.build {
-            // Whoever waits for the answer gets it from the next image, and must not see this one give up.
-            Build::Outcome(builder, reply) => {
-                witness.stuck(Some(builder.finish(false, running.interrupted)));
-                std::mem::forget(reply);
-            }
-            Build::Resumed(builder, reply) if !running.released => {
-                witness.stuck(Some(builder.finish(false, running.interrupted)));
-                std::mem::forget(reply);
-            }
-            Build::Inside(builder, reply) => {
-                witness.stuck(Some(builder.finish(false, running.interrupted)));
-                std::mem::forget(reply);
-            }
-            _ => {
-                self.finish(running, Err(false));
-                // Time for that answer to be written.
-                std::thread::sleep(Duration::from_millis(50));
-                witness.stuck(None);
-            }
-        }
-        None
     }
 
     /// Turns what ran into an answer: `Ok` for a job that was interrupted before it began.
@@ -626,64 +433,6 @@ impl Inner {
             witness.begun(request.job.id, request.timeout);
         }
         request
-    }
-
-    /// The next job of the evaluation lane. While an evaluation is held, that is one that concerns it, or its release.
-    fn next_evaluation(&self) -> Request {
-        let queue = &self.lanes[Lane::Evaluation as usize];
-        loop {
-            let held = *self.held.lock();
-            let Some(Held { until }) = held else {
-                let Some(request) = queue.pop(None, AWAKE) else { continue };
-                if !request.job.kind.concerns_held() {
-                    return request;
-                }
-                refuse(request);
-                continue;
-            };
-            match queue.pop(Some(until), Duration::ZERO) {
-                Some(mut request) if request.job.kind.concerns_held() => {
-                    *self.held.lock() = None;
-                    if let (Build::Resumed(builder, _), Some(held)) = (&mut request.build, &*self.held_as.lock()) {
-                        // What was held goes on under its own limits. An error is in a form of its code.
-                        request.timeout = held.timeout();
-                        **builder = held.anew();
-                    }
-                    return request;
-                }
-                Some(request) => {
-                    queue.push_front(request);
-                    return self.release("The evaluation that was held for debugging has been released.");
-                }
-                None => {
-                    return self
-                        .release("The evaluation that was held for debugging has been released: its time was up.");
-                }
-            }
-        }
-    }
-
-    /// A job that releases the held evaluation; the next answer says why.
-    fn release(&self, notice: &str) -> Request {
-        *self.held.lock() = None;
-        self.state.lock().notices.push(notice.to_owned());
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        Request {
-            job: Job { id, kind: JobKind::Release, text: Vec::new(), name: Vec::new() },
-            timeout: Some(RELEASE_TIMEOUT),
-            build: Build::Nothing,
-        }
-    }
-}
-
-/// Answers what concerns a held evaluation when there is none.
-fn refuse(request: Request) {
-    match request.build {
-        Build::Resumed(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
-        _ => {}
     }
 }
 
