@@ -74,8 +74,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                  (setf leaving t)
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
-                 (multiple-value-bind (success resume)
-                     (with-hold () (with-interrupts (held-command job)))
+                 (multiple-value-bind (success resume) (run-held-command job)
                    ;; What makes the evaluation go on does so under its own handlers again.
                    (when resume
                      (setf leaving t)
@@ -99,6 +98,18 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
   "Tell the host that a job is over that leaves the evaluation held."
   (event *job-id* (event-code :held) 1)
   (done success))
+
+(defun run-held-command (job)
+  "Do JOB so that what interrupts it abandons nothing else. Return what HELD-COMMAND does."
+  (let* ((resume nil)
+         (success (call-until-abandoned
+                   (lambda ()
+                     (with-hold ()
+                       (with-interrupts
+                         (multiple-value-bind (success next) (held-command job)
+                           (setf resume next)
+                           success)))))))
+    (values success resume)))
 
 (defun held-command (job)
   "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on, or :RELEASE."
@@ -154,7 +165,8 @@ pushed as an error."
   "Return how many arguments FUNCTION takes at least and, or NIL, at most, as far as SBCL knows."
   (let ((minimum 0)
         (maximum 0)
-        (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function))
+        (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function)
+                             (typep function 'sb-kernel:interpreted-function))
                          (sb-kernel:%fun-lambda-list function)
                          :unknown)))
     (unless (sb-int:proper-list-p lambda-list)

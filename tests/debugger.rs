@@ -395,6 +395,12 @@ fn a_restart_without_its_values_is_refused_and_stays() {
         let text = restart_with(&mut server, name, values);
         assert!(text.ends_with(expected), "{code}: {text}");
     }
+    let interpreted = "(restart-case (error \"x\") (take (x) x))";
+    server.evaluate(&format!("(defun interpreted () (let ((*evaluator-mode* :interpret)) (eval '{interpreted})))"));
+    hold(&mut server, "(interpreted)");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "TAKE"}));
+    assert_eq!(text, format!("The restart TAKE takes 1 value{give}"));
+    assert_eq!(restart_with(&mut server, "TAKE", "1"), "=> 1");
     hold(&mut server, "(cerror \"go\" \"x\")");
     let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
     assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
@@ -444,6 +450,26 @@ fn locals_of_a_frame() {
     let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
     assert!(shown.contains("(INNER 2)\n     at evaluation 1, line 2\n     B = 2\n     TEXT = \"x\"\n"), "{shown}");
     good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[test]
+fn locals_that_do_not_print_leave_it_held() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defclass endless () ()) (defmethod print-object ((object endless) stream) (loop))\n\
+         (defun f (x) (declare (optimize debug)) (cerror \"go\" \"held\") (error \"now ~A\" (type-of x)))",
+    );
+    let report = hold(&mut server, "(f 1)");
+    let frame = frame_of(&report, "(F 1)");
+    in_frame(&mut server, frame, "(setf x (make-instance 'endless)) 1");
+    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    let text = bad(&mut server, "frame-locals", json!({"frame": frame}));
+    assert!(text.starts_with("Printing the local variables did not end within the time limit"), "{text}");
+    in_frame(&mut server, frame, "(setf x 2)");
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": frame})), "X = 2");
+    in_frame(&mut server, frame, "(setf x :symbol)");
+    let next = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(next.contains("[ERROR] SIMPLE-ERROR\nnow KEYWORD\n") && next.ends_with(TOOLS), "{next}");
 }
 
 #[test]

@@ -38,6 +38,10 @@ pub use hold::RestartDesignator;
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What is said when local variables cannot be shown in time.
+const LOCALS_UNPRINTED: &str =
+    "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
+
 /// How long a thread looks out for the next job, or the answer, before it sleeps: the time in which a small evaluation
 /// is over, and a program that does one after another comes back.
 const AWAKE: Duration = Duration::from_micros(100);
@@ -371,7 +375,11 @@ impl Inner {
             Build::Inside(builder, reply) => {
                 reply(refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err));
             }
-            Build::Locals(builder, reply) => reply(refused.map_or_else(|| Ok(builder.locals()), Err)),
+            Build::Locals(builder, reply) => reply(match refused {
+                Some(error) => Err(error),
+                None if success => Ok(builder.locals()),
+                None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+            }),
             Build::Release(reply) => reply(refused.map_or(Ok(()), Err)),
             Build::Definitions(builder, reply) => reply(builder.definitions(success, interrupted)),
             Build::Symbol(builder, reply) => reply(builder.symbol(success, interrupted)),

@@ -42,7 +42,7 @@ pub(super) fn tools() -> [Tool; 6] {
                 },
                 "values": {
                     "type": "string",
-                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
+                    "description": "Lisp expressions for the restart's arguments, or for the new values of an assertion's places: `41`, or `1 (list 2)`.",
                 },
             }),
             &["restart"],
