@@ -57,14 +57,14 @@ so before it returns: an interrupt on the way out of NEXT-JOB would lose the job
 (defun hold (condition frames)
   "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
 release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
-  (event *job-id* (event-code :held))
-  (mapc #'flush-host-stream *job-streams*)
-  (done nil)
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-interruption)
         (job nil)
         (leaving nil))
+    (event *job-id* (event-code :held))
+    (mapc #'flush-host-stream *job-streams*)
+    (done nil)
     (loop
       (catch 'still-held
         (unwind-protect
