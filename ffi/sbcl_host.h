@@ -96,7 +96,8 @@ enum sbcl_event {
   SBCL_EVENT_LOCAL_TEXT = 27,    /* continue */
   SBCL_EVENT_HELD = 28,          /* when this job is over, the evaluation is held; number: 0 by an error of this job's,
                                     1 as it was before it */
-  SBCL_EVENT_REFUSED = 29        /* text: why what was asked of a held evaluation cannot be done */
+  SBCL_EVENT_REFUSED = 29,       /* text: why what was asked of a held evaluation cannot be done */
+  SBCL_EVENT_RELEASED = 30       /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
 };
 
 /* What an SBCL_EVENT_ITEM is. */

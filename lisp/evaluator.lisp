@@ -79,18 +79,6 @@ is at none, or there is but one."
 (defvar *hold-errors* nil
   "True when an error of this evaluation is to be held where it happened.")
 
-(defvar *abandon* nil
-  "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
-the evaluation. The argument is a function to call there, or NIL.")
-
-(defvar *failed* nil
-  "True once this evaluation has failed and is being unwound.")
-
-(defun abandon-evaluation (finish)
-  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail."
-  (setf *failed* t)
-  (funcall (the function *abandon*) finish))
-
 (defun push-cleanup-failure (condition)
   "Say that CONDITION ended a cleanup form of an evaluation that has failed already: the first error is the one kept."
   (with-quiet-debugger ()
@@ -132,22 +120,8 @@ hold it here."
   (let ((*debugger-hook* *debugger-hook*))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
           (*abandon* (fail-with condition (frame-pointer-here)))
-          ((plusp *job-id*) (contain-thread condition (frame-pointer-here)))
+          ((host-started-p) (contain-thread condition (frame-pointer-here)))
           (t (funcall invoke-debugger condition)))))
-
-(defun unwind-from-stack-end ()
-  "End what this thread does: its control stack is used up for the second time, by what handles the first. There is
-little room, and cleanup forms may use that up as well: then this is called once more."
-  (unless *abandon*
-    (sb-thread:abort-thread))
-  (let ((told (eq *failed* t)))
-    (setf *failed* :without-stack)
-    (funcall (the function *abandon*)
-             (lambda ()
-               (unless told
-                 (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
-                 (event *job-id* (event-code :error-text) 0
-                        "Control stack exhausted while that was being handled: there is little room for handlers."))))))
 
 (defun abort-evaluation ()
   "What the restart ABORT does."
@@ -160,38 +134,6 @@ little room, and cleanup forms may use that up as well: then this is called once
              (lambda () (error-frame hook)))
     (abandon-evaluation nil)))
 
-(defvar *interrupted* nil
-  "True while what ran is being captured because it was interrupted.")
-
-(defun interrupt-evaluation (job-id reason)
-  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
-an interrupt. Unwinds without a condition, which the user's handlers would swallow."
-  (when (and *abandon* (eql job-id *job-id*))
-    (unless *interrupted*
-      (let ((hook (frame-pointer-here))
-            (*on-debugger* nil)
-            (*interrupted* t))
-        ;; Printing arguments may be what does not end: then the next interrupt does without.
-        (with-interrupts
-          (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
-                         ((eql reason +interrupt-cancel+) "CANCELLED")
-                         (t "HEAP-EXHAUSTED"))
-                   (lambda ())
-                   nil
-                   (lambda () (interrupted-frame hook))))))
-    (abandon-evaluation (lambda ()
-                          (end-children)
-                          (when (eql reason +interrupt-heap+)
-                            (collect-and-report))))))
-
-(defvar *earlier-children* '()
-  "The processes that were running when this evaluation began.")
-
-(defun end-children ()
-  "End the processes that this evaluation started."
-  (dolist (process (set-difference sb-impl::*active-processes* *earlier-children*))
-    (ignore-errors (sb-ext:process-kill process 9))))
-
 ;;; Reading
 
 (defun read-and-record (readtable stream character)
@@ -203,7 +145,6 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
             (setf (gethash object *spans*) start))
           (values kind object)))
       (sb-impl::read-object? readtable stream character)))
-
 
 (defun push-reader-position (condition)
   "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
@@ -339,21 +280,6 @@ this one."
       (let ((*package* (with-boundary () (find-user-package name))))
         (funcall function))))
 
-(defun call-until-abandoned (function)
-  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it was abandoned."
-  (declare (type function function))
-  (let ((finish
-          (block evaluation
-            (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
-                  (*on-debugger* nil)
-                  (*debugger-hook* nil)
-                  (*failed* nil)
-                  (*interrupted* nil))
-              (return-from call-until-abandoned (values (funcall function) t))))))
-    (when finish
-      (funcall (the function finish)))
-    (values nil nil)))
-
 (defun call-with-recorded-warnings (function)
   "Call FUNCTION as one compilation unit whose warnings are pushed. What is still undefined at its end is warned of only
 when FUNCTION returns."
@@ -407,6 +333,10 @@ when FUNCTION returns."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
+(defvar *place-values* '()
+  "What the places of an assertion that goes on are set to, in their order: for each one a list of its new value, or NIL
+to leave it as it is.")
+
 (defvar *job-threads* '()
   "The threads that this evaluation started.")
 
@@ -418,7 +348,8 @@ when FUNCTION returns."
    (lambda ()
      (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
            (*earlier-children* sb-impl::*active-processes*)
-           (*job-threads* '()))
+           (*job-threads* '())
+           (*place-values* '()))
        (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
          (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                     (run-timed #'run)

@@ -13,51 +13,74 @@
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
+(defun say (text)
+  "Have the host tell TEXT."
+  (event *job-id* (event-code :notice) 0 text))
+
 (defmacro with-hold (() &body body)
-  "Evaluate BODY so that nothing of the held evaluation's can end the hold: neither its handlers, nor its timers, whose
-conditions are continued."
-  `(let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
-         (*debugger-hook* nil)
-         (sb-debug:*stack-top-hint* nil)
-         (sb-kernel::*current-error-depth* 0)
-         (*break-on-signals* nil)
-         (sb-impl::*deadline* nil)
-         (*on-debugger* (lambda (condition)
-                          (let ((restart (find-restart 'continue condition)))
-                            (if restart
-                                (invoke-restart restart)
-                                (throw 'next-command nil))))))
-     (with-interrupts ,@body)))
+  "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
+timers signal: that is continued, or ends BODY with NIL."
+  `(catch 'contained
+     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+           (*debugger-hook* nil)
+           (sb-debug:*stack-top-hint* nil)
+           (sb-kernel::*current-error-depth* 0)
+           (*break-on-signals* nil)
+           (sb-impl::*deadline* nil)
+           (*on-debugger* (lambda (condition)
+                            (let ((restart (find-restart 'continue condition)))
+                              (if restart
+                                  (invoke-restart restart)
+                                  (throw 'contained nil))))))
+       ,@body)))
+
+(defun contain-interruption (function)
+  "Call FUNCTION, which interrupts this thread while an evaluation is held and nothing is being done with it, as a timer
+does. Wherever it unwinds to, it ends here."
+  (let ((sb-thread::*interrupt-handler* nil))
+    (block contained
+      (unwind-protect (with-hold () (funcall (the function function)))
+        (return-from contained)))))
+
+(defun next-held-job ()
+  "Wait for the next job and return it, or NIL when there will be none. What was to interrupt this thread meanwhile does
+so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
+  (without-interrupts
+    (let ((job (next-job +evaluation-lane+)))
+      (when job
+        (change-job (job-id job)))
+      (allow-with-interrupts
+        (call-until-abandoned
+         (lambda () (with-hold () (with-interrupts nil)))))
+      job)))
 
 (defun hold (condition frames)
   "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
 release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
-  (event *job-id* (event-code :held))
-  (mapc #'flush-host-stream *job-streams*)
-  (done nil)
   (let ((*held-condition* condition)
         (*held-frames* frames)
+        (sb-thread::*interrupt-handler* #'contain-interruption)
         (job nil)
         (leaving nil))
+    (event *job-id* (event-code :held))
+    (mapc #'flush-host-stream *job-streams*)
+    (done nil)
     (loop
       (catch 'still-held
         (unwind-protect
              (progn
-               (setf job (catch 'next-command
-                           (with-hold () (or (next-job +evaluation-lane+) :end))))
-               (when job
-                 (unless (eq job :end)
-                   (change-job (job-id job)))
-                 (when (or (eq job :end) (eql (job-kind job) (job-code :release)))
-                   (setf *hold-errors* nil
-                         leaving t)
-                   (return))
-                 (multiple-value-bind (success resume)
-                     (catch 'next-command
-                       (with-hold () (held-command job)))
+               (setf job (next-held-job))
+               (when (or (null job) (eql (job-kind job) (job-code :release)))
+                 (setf leaving t)
+                 (return))
+               (let ((sb-thread::*interrupt-handler* nil))
+                 (multiple-value-bind (success resume) (run-held-command job)
                    ;; What makes the evaluation go on does so under its own handlers again.
                    (when resume
                      (setf leaving t)
+                     (when (eq resume :release)
+                       (event *job-id* (event-code :released))
+                       (return))
                      (funcall (the function resume))
                      (setf leaving nil))
                    (end-held-job success)
@@ -67,15 +90,29 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
               (refuse "A timer of the session's interrupted this.")
               (end-held-job nil)
               (setf job nil))
-            (throw 'still-held nil)))))))
+            (throw 'still-held nil))))))
+  ;; Its cleanup forms are not held again.
+  (setf *hold-errors* nil))
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
   (event *job-id* (event-code :held) 1)
   (done success))
 
+(defun run-held-command (job)
+  "Do JOB so that what interrupts it abandons nothing else. Return what HELD-COMMAND does."
+  (let* ((resume nil)
+         (success (call-until-abandoned
+                   (lambda ()
+                     (with-hold ()
+                       (with-interrupts
+                         (multiple-value-bind (success next) (held-command job)
+                           (setf resume next)
+                           success)))))))
+    (values success resume)))
+
 (defun held-command (job)
-  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on."
+  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on, or :RELEASE."
   (let ((kind (job-kind job)))
     (cond ((eql kind (job-code :invoke-restart)) (restart-command job))
           ((eql kind (job-code :frame-locals)) (locals-command job))
@@ -83,6 +120,19 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
           ((eql kind (job-code :return-from-frame)) (return-command job))
           ((eql kind (job-code :restart-frame)) (restart-frame-command job))
           (t (refuse "This cannot be asked of a held evaluation.")))))
+
+(defmacro do-held-forms ((form text result) &body body)
+  "Evaluate BODY with FORM bound to each form in TEXT in turn, and return RESULT. An error in this is not held."
+  (let ((stream (gensym "STREAM")))
+    `(let* ((*hold-errors* nil)
+            (*code* ,text)
+            (*form-number* 0)
+            (*form-start* 0)
+            (,stream (make-string-input-stream *code*)))
+       (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
+             until (eq ,form ,stream)
+             do (progn ,@body)
+             finally (return ,result)))))
 
 ;;; Restarts
 
@@ -98,31 +148,135 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                       for index from 1
                       collect (format nil "~D ~A" index (restart-name restart)))))))
 
-(defun evaluate-arguments (text frame)
-  "Return a list of the values of the expressions in TEXT, evaluated in FRAME, or globally when that is NIL. The second
-value is true unless one failed, which has been pushed as an error."
-  (call-until-abandoned
-   (lambda ()
-     (let ((*hold-errors* nil)
-           (*code* text)
-           (*form-number* 0)
-           (*form-start* 0)
-           (stream (make-string-input-stream text)))
-       (loop for form = (read-form stream stream (whitespace-end stream))
-             until (eq form stream)
-             collect (with-boundary ()
-                       (if frame
-                           (sb-di:eval-in-frame frame form)
-                           (eval form))))))))
+(defun evaluate-arguments (text)
+  "Return a list of the values of the expressions in TEXT. The second value is true unless one failed, which has been
+pushed as an error."
+  (multiple-value-bind (arguments success)
+      (call-until-abandoned
+       (lambda ()
+         (let ((arguments '()))
+           (do-held-forms (form text (nreverse arguments))
+             (push (with-boundary () (eval form)) arguments)))))
+    (unless success
+      (say "`values` failed: the restart was not invoked, and the evaluation is still held."))
+    (values arguments success)))
+
+(defun argument-count (function)
+  "Return how many arguments FUNCTION takes at least and, or NIL, at most, as far as SBCL knows."
+  (let ((minimum 0)
+        (maximum 0)
+        (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function)
+                             (typep function 'sb-kernel:interpreted-function))
+                         (sb-kernel:%fun-lambda-list function)
+                         :unknown)))
+    (unless (sb-int:proper-list-p lambda-list)
+      (return-from argument-count (values 0 nil)))
+    (loop with optional = nil
+          for parameter in lambda-list
+          do (case parameter
+               (&optional (setf optional t))
+               (&aux (return))
+               ((&rest &key &allow-other-keys sb-int:&more) (return (setf maximum nil)))
+               (t (incf maximum)
+                  (unless optional (incf minimum)))))
+    (values minimum maximum)))
+
+(defun interactive-arguments (restart)
+  "Return a list whose one element is the list of arguments that RESTART's interactive function comes to when there is
+nobody to ask; or NIL when it does not."
+  (let* ((in (make-concatenated-stream))
+         (nobody (make-two-way-stream in (make-broadcast-stream)))
+         (*standard-input* in)
+         (*query-io* nobody)
+         (*debug-io* nobody)
+         (*terminal-io* nobody))
+    (values
+     (call-until-abandoned
+      (lambda ()
+        (let ((*hold-errors* nil))
+          (guarded (let ((arguments (funcall (sb-kernel::restart-interactive-function restart))))
+                     (and (sb-int:proper-list-p arguments) (list arguments)))
+              (failure)
+            nil)))))))
+
+(defun refuse-arguments (restart minimum maximum count)
+  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments, with COUNT of them."
+  (refuse "The restart ~A takes ~A~A~A."
+          (restart-name restart)
+          (cond ((eql maximum 0) "no values")
+                ((eql minimum maximum) (format nil "~D value~:P" minimum))
+                (maximum (format nil "~:[~D to ~D~;up to ~*~D~] value~:P" (zerop minimum) minimum maximum))
+                ((zerop minimum) "values")
+                (t (format nil "at least ~D value~:P" minimum)))
+          (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
+          (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
+
+(defun restart-arguments (restart text)
+  "Return the arguments to invoke RESTART with, and true unless there is something wrong with them, which has been
+pushed: the values of the expressions in TEXT or, without any, what its interactive function returns."
+  (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
+    (multiple-value-bind (arguments success) (evaluate-arguments text)
+      (cond ((not success)
+             (return-from restart-arguments (values '() nil)))
+            ((and (null arguments) (sb-kernel::restart-interactive-function restart))
+             (let ((found (interactive-arguments restart)))
+               (unless found
+                 (return-from restart-arguments
+                   (values '() (refuse-arguments restart minimum maximum 0))))
+               (setf arguments (first found)))))
+      (let ((count (length arguments)))
+        (values arguments
+                (or (<= minimum count (or maximum count))
+                    (refuse-arguments restart minimum maximum count)))))))
+
+(defun assertion-places (restart)
+  "Return the places that RESTART sets anew and true, when it is the CONTINUE of a failed ASSERT; else NIL and NIL."
+  (if (equal '(lambda () :in sb-kernel:assert-error)
+             (sb-kernel:%fun-name (sb-kernel::restart-function restart)))
+      ;; What it reports is all that knows the places.
+      (let ((report (sb-kernel::restart-report-function restart)))
+        (values (and (sb-kernel:closurep report)
+                     (find-if #'consp (sb-kernel:%closure-values report)))
+                t))
+      (values '() nil)))
+
+(defun answer-assertions ()
+  "Have the places of an assertion that CONTINUE-ASSERTION goes on with set without asking for it."
+  (encapsulate 'sb-impl::assert-prompt 'sbcl-host
+               (lambda (assert-prompt place value)
+                 (cond ((null *place-values*) (funcall assert-prompt place value))
+                       ((first *place-values*) (first (pop *place-values*)))
+                       (t (pop *place-values*) value)))))
+
+(defun continue-assertion (restart places text)
+  "Return true and a function that goes on with RESTART, of an assertion, its first PLACES set to the values of the
+expressions in TEXT."
+  (multiple-value-bind (new success) (evaluate-arguments text)
+    (cond ((not success) nil)
+          ((> (length new) (length places))
+           (refuse-arguments restart 0 (length places) (length new)))
+          (t
+           (values t
+                   (lambda ()
+                     (setf *place-values* (loop for nil in places
+                                                collect (and new (list (pop new)))))
+                     (invoke-restart restart)))))))
 
 (defun restart-command (job)
   "Invoke a restart."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
-      (multiple-value-bind (arguments success) (evaluate-arguments (job-text job) nil)
-        (values success
-                (when success
-                  (lambda () (apply #'invoke-restart restart arguments))))))))
+      (multiple-value-bind (places assertion) (assertion-places restart)
+        (if assertion
+            (continue-assertion restart places (job-text job))
+            (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
+              (values success
+                      (cond ((not success) nil)
+                            ((eq (sb-kernel::restart-function restart) #'abort-evaluation) :release)
+                            (t
+                             (lambda ()
+                               (apply #'invoke-restart restart arguments)
+                               (say "The restart returned: the evaluation is still held.")))))))))))
 
 ;;; Frames
 
@@ -151,29 +305,20 @@ value is true unless one failed, which has been pushed as an error."
   "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Return a list of the last
 one's values, and true unless it failed."
   (unless (frame-has-variables-p frame)
-    (event *job-id* (event-code :notice) 0
-           "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+    (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
   (call-with-recorded-warnings
    (lambda ()
      (call-until-abandoned
       (lambda ()
-        (let ((*hold-errors* nil)
-              (*code* text)
-              (*form-number* 0)
-              (*form-start* 0)
-              (stream (make-string-input-stream text))
-              (values '()))
-          (loop
-            (let ((form (read-form stream stream (whitespace-end stream))))
-              (when (eq form stream)
-                (return values))
-              (incf *form-number*)
-              (setf values
-                    (multiple-value-list
-                     (with-boundary ()
-                       (if (frame-has-variables-p frame)
-                           (sb-di:eval-in-frame frame form)
-                           (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))))))))))
+        (let ((values '()))
+          (do-held-forms (form text values)
+            (incf *form-number*)
+            (setf values
+                  (multiple-value-list
+                   (with-boundary ()
+                     (if (frame-has-variables-p frame)
+                         (sb-di:eval-in-frame frame form)
+                         (sb-impl::eval-tlf form 0 (evaluation-lexenv)))))))))))))
 
 (defun eval-command (job)
   "Evaluate code in a frame and push its values."
@@ -194,6 +339,8 @@ one's values, and true unless it failed."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+        (unless success
+          (say "The code failed: the frame did not return, and the evaluation is still held."))
         (values success
                 (when success
                   (lambda ()

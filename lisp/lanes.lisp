@@ -93,9 +93,20 @@
                  (done success))))))
 
 (defun await-signals ()
-  "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do."
+  "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
+ask for no thread run their functions here: wherever one unwinds to, it ends here."
   (next-job +signal-lane+)
-  (loop (sleep 86400)))
+  (let ((sb-thread::*interrupt-handler*
+          (lambda (function)
+            (block interruption
+              (unwind-protect
+                   (let ((*on-debugger* (lambda (condition)
+                                          (report-thread-error condition (frame-pointer-here))
+                                          (return-from interruption))))
+                     (with-boundary ()
+                       (funcall (the function function))))
+                (return-from interruption))))))
+    (loop (sleep 86400))))
 
 (defun start-lane (lane)
   "Start the thread of LANE. If the user's code ends it, another one takes its place."
@@ -105,7 +116,6 @@
                                   nil (sb-thread:make-semaphore))
          (lambda ()
            (let ((ended nil))
-             (guard-stack-end)
              (unwind-protect
                   (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
                          (setf ended t))
@@ -169,5 +179,6 @@
   (adopt-user-threads)
   (pushnew 'look-after-heap sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (answer-assertions)
   (refuse-exit)
   (silence-exhaustion))

@@ -13,8 +13,9 @@
             (mapcar #'thread-title (subseq threads 0 shown))
             (and (< shown (length threads)) (- (length threads) shown)))))
 
-(defun contain-thread (condition hook)
-  "Report CONDITION, which nothing in this thread of the user's handled, and end the thread."
+(defun report-thread-error (condition hook)
+  "Print CONDITION, which nothing in this thread handled and which entered the debugger through the function with frame
+pointer HOOK."
   (let ((frame (error-frame hook))
         (stream *error-output*))
     (with-quiet-debugger ()
@@ -32,14 +33,17 @@
                          do (format stream "~D: (~S~{ ~S~})~%" number (call-name call)
                                     (sb-int:ensure-list (call-arguments call))))))
           (failure)
-        (format stream "~&(the condition's report failed)~%"))))
+        (format stream "~&(the condition's report failed)~%")))))
+
+(defun contain-thread (condition hook)
+  "Report CONDITION, as REPORT-THREAD-ERROR does, and end the thread."
+  (report-thread-error condition hook)
   (sb-thread:abort-thread))
 
 (defun call-as-thread-of-job (job-id function arguments)
   "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
   (let ((*job-id* job-id)
         (*spare-buffer* nil))
-    (guard-stack-end)
     (call-with-job-streams
      (lambda ()
        (with-boundary ()
@@ -56,19 +60,23 @@
       (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
 
 (defun adopt-user-threads ()
-  "Make the threads that evaluations start work for the evaluation that started them, and not be too many."
+  "Make the threads that evaluations start work for the evaluation that started them, and not be too many. Those of
+timers are nobody's."
   (encapsulate 'sb-thread::start-thread 'sbcl-host
                (lambda (start thread function arguments)
-                 (cond ((plusp *job-id*)
-                        (check-thread-limit)
-                        (let ((job-id *job-id*)
-                              (function (sb-kernel:%coerce-callable-to-fun function)))
-                          (push thread *job-threads*)
-                          (funcall start thread
-                                   (lambda (&rest arguments)
-                                     (call-as-thread-of-job job-id function arguments))
-                                   arguments)))
-                       (t (funcall start thread function arguments))))))
+                 (let ((job-id *job-id*)
+                       (function (sb-kernel:%coerce-callable-to-fun function)))
+                   (when (plusp job-id)
+                     (check-thread-limit)
+                     (push thread *job-threads*))
+                   (funcall start thread
+                            (lambda (&rest arguments)
+                              (guard-stack-end)
+                              (if (plusp job-id)
+                                  (call-as-thread-of-job job-id function arguments)
+                                  (with-boundary ()
+                                    (apply function arguments))))
+                            arguments)))))
 
 (define-condition exit-refused (error)
   ()

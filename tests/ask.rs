@@ -81,7 +81,9 @@ fn every_further_error_is_asked_about() {
     }
     let (text, is_error) = server.outcome(call);
     assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
-    assert!(text.contains("\nThe values that the user gave failed: DIVISION-BY-ZERO: "), "{text}");
+    let failed = "`values` failed: the restart was not invoked, and the evaluation is still held.\n\
+                  What failed is DIVISION-BY-ZERO: ";
+    assert!(text.contains(failed), "{text}");
 }
 
 #[test]
@@ -97,6 +99,19 @@ fn declining_aborts_and_says_so() {
         assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
         assert_eq!(server.evaluate("*cleaned*"), "=> T");
     }
+}
+
+#[test]
+fn choosing_abort_aborts_and_says_so() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let call = ask(&mut server, "(error \"boo\")");
+    let (id, params) = question(&mut server);
+    reply(&mut server, &id, &accept(&offered(&params, "ABORT"), ""));
+    let (text, is_error) = server.outcome(call);
+    let said = "[notice]\nThe user chose 2. ABORT: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+    assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
+    let (text, _) = server.call_tool("describe-last-error", json!({}));
+    assert!(text.starts_with("Error: SIMPLE-ERROR\n"), "{text}");
 }
 
 #[test]

@@ -4,28 +4,14 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::Server;
-use serde_json::{Value, json};
-
-#[track_caller]
-fn good(server: &mut Server, tool: &str, arguments: Value) -> String {
-    let (text, is_error) = server.call_tool(tool, arguments);
-    assert!(!is_error, "{tool}:\n{text}");
-    text
-}
-
-#[track_caller]
-fn fail(server: &mut Server, code: &str) -> String {
-    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code}));
-    assert!(is_error, "{code} succeeds:\n{text}");
-    text
-}
+use common::{Server, fail, good, last_error};
+use serde_json::json;
 
 /// What describe-last-error says of the failure of `code`.
 #[track_caller]
 fn described(server: &mut Server, code: &str) -> String {
     fail(server, code);
-    good(server, "describe-last-error", json!({}))
+    last_error(server)
 }
 
 /// A file of Lisp for the test of this name.

@@ -1483,6 +1483,35 @@ fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
 }
 
 #[test]
+fn an_error_in_a_timer_is_reported_like_any_thread_s() {
+    let lisp = fresh();
+    for (place, thread) in [("t", "Timer tick"), ("nil", "signals")] {
+        let code = format!(
+            "(defvar *done* nil) (defun tick () (unwind-protect (error \"from a timer\") (setf *done* t)))\n\
+             (setf *done* nil) (sb-ext:schedule-timer (sb-ext:make-timer 'tick :name \"tick\" :thread {place}) 0.05)\n\
+             (loop until *done* do (sleep 0.01)) (sleep 0.1)"
+        );
+        let text = lisp.text(&code);
+        let report = format!(
+            "[background]\nError in thread {thread}: SIMPLE-ERROR\nfrom a timer\n0: (ERROR \"from a timer\")\n1: (TICK)\n"
+        );
+        assert!(text.starts_with(&report) && text.ends_with("\n\n=> NIL"), "{text}");
+        assert!(!text.contains("debugger") && !text.contains("quitting"), "{text}");
+    }
+    // Nor does one that unwinds its thread stop those to come.
+    for place in ["t", "nil"] {
+        for does in ["(throw 'out 1)", "(sb-thread:abort-thread)", "(setf *done* t)"] {
+            let code = format!(
+                "(setf *done* nil)\n\
+                 (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (unwind-protect {does} (setf *done* t))) :thread {place}) 0.05)\n\
+                 (loop until *done* do (sleep 0.01)) :done"
+            );
+            assert!(lisp.text(&code).ends_with("=> :DONE"), "{does}");
+        }
+    }
+}
+
+#[test]
 fn a_stack_exhausted_in_a_thread_ends_neither_the_process_nor_the_session() {
     let lisp = fresh();
     let code = "(defun dive (x) (list (dive x))) (sb-thread:join-thread (sb-thread:make-thread #'dive :arguments '(1)) :default :failed)";

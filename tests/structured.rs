@@ -386,6 +386,8 @@ fn the_debugger_answers_in_structure() {
     }
     structured.evaluate(json!({"code": "(error \"x\")", "on-error": "debug"}));
     assert_eq!(structured.call("abort-evaluation", json!({})).content, json!({"aborted": true}));
+    structured.evaluate(json!({"code": "(error \"x\")", "on-error": "debug"}));
+    assert_eq!(structured.call("invoke-restart", json!({"restart": "ABORT"})).content, json!({"aborted": true}));
 }
 
 #[test]

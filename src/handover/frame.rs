@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Limits,
     /// The worker is ready: a [`Restored`](super::Restored).
     Restored,
-    /// `line` asks for a fresh image.
+    /// `line` asks for a fresh image, which says what this one had to say yet: a list of texts.
     Reset,
     /// An evaluation, or something else that Lisp does, cannot be stopped: an `Option<Outcome>`.
     Stuck,

@@ -43,6 +43,8 @@ pub(crate) struct Handover {
     pub(crate) loss: Option<Loss>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
+    /// What that image had to say yet.
+    pub(crate) notices: Vec<String>,
 }
 
 /// A form to be evaluated again.

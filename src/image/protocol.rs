@@ -236,6 +236,8 @@ pub(crate) enum Event<'a> {
         unchanged: bool,
     },
     Refused(Text<'a>),
+    /// This job unwinds the held evaluation.
+    Released,
 }
 
 impl<'a> Event<'a> {
@@ -273,6 +275,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_LOCAL_TEXT => Self::LocalText(text),
             sbcl_event::SBCL_EVENT_HELD => Self::Held { unchanged: number != 0 },
             sbcl_event::SBCL_EVENT_REFUSED => Self::Refused(text),
+            sbcl_event::SBCL_EVENT_RELEASED => Self::Released,
             _ => return None,
         })
     }

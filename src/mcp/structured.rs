@@ -167,10 +167,15 @@ fn limits(limits: &Limits) -> Value {
 /// The schema of what [`content`] makes of this reply's like. `None` for a tool that there is none of.
 pub(super) fn schema(tool: &str) -> Option<JsonObject> {
     let (mut properties, required): (Value, &[&str]) = match tool {
-        "evaluate-lisp" | "invoke-restart" | "eval-in-frame" | "return-from-frame" | "restart-frame" => (
-            evaluation_properties(),
-            &["notices", "background", "stdout", "stderr", "warnings", "warningsOmitted", "held"],
-        ),
+        "evaluate-lisp" | "eval-in-frame" | "return-from-frame" | "restart-frame" => {
+            (evaluation_properties(), &EVALUATION)
+        }
+        "invoke-restart" => {
+            let mut properties = evaluation_properties();
+            properties["aborted"] =
+                json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
+            (properties, &EVALUATION)
+        }
         "describe-last-error" | "get-backtrace" => {
             let mut known = error_schema();
             known["type"] = json!(["object", "null"]);
@@ -201,9 +206,16 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
     properties["refused"] =
         json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
     let Value::Object(mut schema) = object(properties, &[]) else { return None };
-    schema.insert("anyOf".to_owned(), json!([{"required": required}, {"required": ["refused"]}]));
+    let mut kinds = vec![json!({"required": required}), json!({"required": ["refused"]})];
+    if tool == "invoke-restart" {
+        kinds.push(json!({"required": ["aborted"]}));
+    }
+    schema.insert("anyOf".to_owned(), kinds.into());
     Some(schema)
 }
+
+/// What every evaluation's content has.
+const EVALUATION: [&str; 7] = ["notices", "background", "stdout", "stderr", "warnings", "warningsOmitted", "held"];
 
 fn evaluation_properties() -> Value {
     let warning = json!({"type": text(), "message": text(), "line": count()});

@@ -53,13 +53,14 @@ impl Worker {
         self.reset == Some(line)
     }
 
-    /// Ends this worker's service in favour of a fresh image, once what ran before is answered.
-    pub(super) async fn make_way(&self, line: u64) {
+    /// Ends this worker's service in favour of a fresh image, once what ran before is answered. The next one says what
+    /// `session` has to say yet.
+    pub(super) async fn make_way(&self, line: u64, session: &Session) {
         let end = Instant::now() + LAST_ANSWERS;
         while self.link.expects_before(line) && Instant::now() < end {
             tokio::task::yield_now().await;
         }
-        self.link.tell(Kind::Reset, line, &());
+        self.link.tell(Kind::Reset, line, &session.take_notices());
     }
 }
 
@@ -72,6 +73,9 @@ pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, 
     let report = restore(session, journal.unwrap_or_default(), board);
     let mut lost = lost(&handover, &report);
     session.set_errors(handover.errors);
+    for notice in handover.notices {
+        session.add_notice(notice);
+    }
     link.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let told = Mutex::new(session.last_error().map(|error| error.id));
     session.observe(Arc::new(Keeper { link: link.clone(), board, told }));

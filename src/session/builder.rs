@@ -197,9 +197,14 @@ impl OutcomeBuilder {
         }
     }
 
-    /// The code.
-    pub(super) fn code(&self) -> &str {
-        &self.code
+    /// An empty one for what this evaluation comes to when it goes on.
+    pub(super) fn anew(&self) -> Self {
+        Self::new(self.code.clone(), self.limits, self.timeout)
+    }
+
+    /// The time limit.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     /// What was printed so far, as far as it is kept.

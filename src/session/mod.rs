@@ -2,12 +2,14 @@
 
 mod builder;
 mod clock;
+mod hold;
 pub(crate) mod idle;
 mod queue;
 #[cfg(feature = "mcp")]
 pub(crate) mod restore;
 mod running;
 mod state;
+mod watch;
 pub(crate) mod witness;
 
 use std::sync::Arc;
@@ -19,38 +21,26 @@ use parking_lot::Mutex;
 
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldError, InspectError};
-use crate::image::heap::Usage;
 use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
-use crate::outcome::{Clipped, Definition, ErrorRecord, Local, Outcome, SymbolDescription};
+use crate::outcome::{Clipped, Definition, ErrorRecord, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
+use hold::{Held, RELEASE_TIMEOUT};
 use idle::PATIENCE;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
+use watch::{HEAP_WATCH, INTERRUPTION_GRACE, heap_limit};
 use witness::Witness;
+
+pub use hold::RestartDesignator;
 
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long after its interruption a job may go on, if the image can be replaced.
-const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
-
-/// How long it may go on while garbage is being collected, which takes its time in a large heap.
-const COLLECTION_GRACE: Duration = Duration::from_secs(60);
-
-/// How often to look whether that is the case.
-const COLLECTION_WATCH: Duration = Duration::from_millis(50);
-
-/// How often the heap is looked at while evaluations run.
-const HEAP_WATCH: Duration = Duration::from_millis(10);
-
-/// How much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage in. What
-/// earlier evaluations left counts, but always leaves some room, so that it can be let go of.
-fn heap_limit() -> Option<usize> {
-    let Usage { kept, size, .. } = image::heap::usage()?;
-    Some((size / 5 * 2).max(kept + size / 6))
-}
+/// What is said when local variables cannot be shown in time.
+const LOCALS_UNPRINTED: &str =
+    "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
 
 /// How long a thread looks out for the next job, or the answer, before it sleeps: the time in which a small evaluation
 /// is over, and a program that does one after another comes back.
@@ -110,8 +100,8 @@ struct Inner {
     running: [Mutex<Option<Running>>; 2],
     limits: Mutex<Limits>,
     state: Mutex<State>,
-    /// The code of the evaluation that was held last.
-    held_code: Mutex<String>,
+    /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
+    held_as: Mutex<Option<OutcomeBuilder>>,
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
     clock: Clock,
@@ -125,25 +115,6 @@ struct Inner {
     local: AtomicBool,
 }
 
-/// How an evaluation is held.
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    /// When it is released at last.
-    until: Instant,
-}
-
-/// How long releasing a held evaluation may take before its cleanup forms are abandoned.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Which restart to invoke.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RestartDesignator {
-    /// By its number, from 1, in the report.
-    Number(u64),
-    /// By its name, without package.
-    Name(String),
-}
-
 impl Session {
     /// Boots SBCL in this process and starts a session with it: 10 to 30 ms.
     ///
@@ -155,7 +126,7 @@ impl Session {
             running: Default::default(),
             limits: Mutex::new(limits),
             state: Mutex::default(),
-            held_code: Mutex::default(),
+            held_as: Mutex::default(),
             held: Mutex::default(),
             clock: Clock::default(),
             evaluations: AtomicU64::new(0),
@@ -237,87 +208,6 @@ impl Session {
     #[must_use]
     pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
         self.0.state.lock().history()
-    }
-
-    /// True while a failed evaluation is held.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.0.held.lock().is_some()
-    }
-
-    /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
-    /// empty. `reply` gets what the evaluation comes to; it runs as in [`submit`](Self::submit), like those below.
-    pub fn invoke_restart(
-        &self,
-        restart: &RestartDesignator,
-        values: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-    ) -> JobId {
-        let (number, name) = match restart {
-            RestartDesignator::Number(number) => (*number, ""),
-            RestartDesignator::Name(name) => (0, name.as_str()),
-        };
-        self.ask_held(JobKind::InvokeRestart(number), values, name, |builder| Build::Resumed(builder, Box::new(reply)))
-    }
-
-    /// Shows the local variables of a frame of the held evaluation.
-    pub fn frame_locals(
-        &self,
-        frame: u64,
-        reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::FrameLocals(frame), "", "", |_| {
-            Build::Locals(InspectionBuilder::default(), Box::new(reply))
-        })
-    }
-
-    /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
-    /// as it is.
-    pub fn eval_in_frame(
-        &self,
-        frame: u64,
-        code: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::EvalInFrame(frame), code, "", |builder| Build::Inside(builder, Box::new(reply)))
-    }
-
-    /// Returns the values of `code` from a frame of the held evaluation, which goes on.
-    pub fn return_from_frame(
-        &self,
-        frame: u64,
-        code: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-    ) -> JobId {
-        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, Box::new(reply)))
-    }
-
-    /// Calls the function of a frame of the held evaluation again, with the same arguments.
-    pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, Box::new(reply)))
-    }
-
-    /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
-    pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::Release, "", "", |_| Build::Release(Box::new(reply)))
-    }
-
-    fn ask_held(
-        &self,
-        kind: JobKind,
-        text: &str,
-        name: &str,
-        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
-    ) -> JobId {
-        let limits = *self.0.limits.lock();
-        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
-        // An error after it goes on is in a form of the held code.
-        let code = match kind {
-            JobKind::EvalInFrame(_) => text.to_owned(),
-            _ => self.0.held_code.lock().clone(),
-        };
-        let builder = Box::new(OutcomeBuilder::new(code, limits, timeout));
-        self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
     }
 
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
@@ -456,91 +346,6 @@ impl Inner {
         );
     }
 
-    /// Interrupts an evaluation that fills the heap. When to look again: soon, as long as there are evaluations at all,
-    /// so that beginning one need not wake the clock.
-    fn watch_heap(&self, now: Instant) -> Option<Instant> {
-        let mut full = None;
-        let busy = match self.running[Lane::Evaluation as usize].lock().as_mut() {
-            Some(running) => {
-                if let (Some(limit), Some(usage)) = (running.heap_limit, image::heap::usage())
-                    && (usage.kept > limit || usage.used > limit + usage.size / 4)
-                {
-                    full = Some(running.id);
-                    // Once: unwinding takes its time, and so does collecting the garbage.
-                    running.heap_limit = None;
-                }
-                true
-            }
-            None => false,
-        };
-        if let Some(id) = full {
-            self.interrupt(Lane::Evaluation, id, Interrupt::Heap);
-        }
-        let evaluations = self.evaluations.load(Ordering::Relaxed);
-        (self.watched.swap(evaluations, Ordering::Relaxed) != evaluations || busy).then(|| now + HEAP_WATCH)
-    }
-
-    /// Interrupts what has run too long by now. When to look again.
-    fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
-        let idle = self.lanes[Lane::Evaluation as usize].idle();
-        let rested = idle.and_then(|idle| idle.look(now));
-        let mut next = self.watch_heap(now).into_iter().chain(rested).min();
-        for lane in [Lane::Evaluation, Lane::Inspection] {
-            let mut overdue = None;
-            next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
-            if let Some(running) = self.running[lane as usize].lock().as_mut()
-                && let Some(deadline) = running.deadline
-            {
-                if deadline <= now {
-                    overdue = Some(running.id);
-                    // Cleanup forms may hold on: ask again.
-                    running.deadline = Some(now + Duration::from_secs(1));
-                }
-                next = next.into_iter().chain(running.deadline).min();
-            }
-            if let Some(id) = overdue {
-                self.interrupt(lane, id, Interrupt::Timeout);
-            }
-        }
-        next
-    }
-
-    /// Gives the image up when an interrupted job does not end. When to look again.
-    fn give_up_stuck(&self, lane: Lane, now: Instant) -> Option<Instant> {
-        let witness = self.witness.get()?;
-        let mut slot = self.running[lane as usize].lock();
-        let running = slot.as_mut()?;
-        let since = running.interrupted_at?;
-        if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
-            running.collected_at = Some(now);
-            witness.extended(INTERRUPTION_GRACE);
-        }
-        let end = running.collected_at.unwrap_or(since) + INTERRUPTION_GRACE;
-        if now < end {
-            return Some(end.min(now + COLLECTION_WATCH));
-        }
-        let running = slot.take()?;
-        drop(slot);
-        match running.build {
-            // Whoever waits for the answer gets it from the next image, and must not see this one give up.
-            Build::Outcome(builder, reply) => {
-                witness.stuck(Some(builder.finish(false, running.interrupted)));
-                std::mem::forget(reply);
-            }
-            Build::Resumed(builder, reply) | Build::Inside(builder, reply) => {
-                witness.stuck(Some(builder.finish(false, running.interrupted)));
-                std::mem::forget(reply);
-            }
-            _ => {
-                self.finish(running, Err(false));
-                // Time for that answer to be written.
-                std::thread::sleep(Duration::from_millis(50));
-                witness.stuck(None);
-            }
-        }
-        None
-    }
-
     /// Turns what ran into an answer: `Ok` for a job that was interrupted before it began.
     fn finish(&self, running: Running, end: Result<Interrupt, bool>) {
         let interrupted = end.ok().or(running.interrupted);
@@ -551,30 +356,31 @@ impl Inner {
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
         }
-        let refused = running.refused.map(|reason| Err(HoldError::Refused(reason)));
+        let refused = running.refused.map(HoldError::Refused);
         match running.build {
             Build::Nothing => {}
             Build::Outcome(builder, reply) => {
                 if running.holds {
-                    builder.code().clone_into(&mut self.held_code.lock());
+                    *self.held_as.lock() = Some(builder.anew());
                 }
                 reply(self.evaluated(*builder, success, interrupted, running.holds));
             }
-            Build::Resumed(builder, reply) => reply(refused.unwrap_or_else(|| {
-                Ok(if running.unchanged {
-                    // The restart's arguments or the code to return failed.
-                    self.evaluated_inside(*builder, success, interrupted)
-                } else {
-                    self.evaluated(*builder, success, interrupted, running.holds)
-                })
-            })),
+            Build::Resumed(builder, reply) => reply(match refused {
+                Some(error) => Err(error),
+                None if running.released => Ok(None),
+                // The restart's arguments or the code to return failed, or the restart returned.
+                None if running.unchanged => Ok(Some(self.evaluated_inside(*builder, success, interrupted))),
+                None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
+            }),
             Build::Inside(builder, reply) => {
-                reply(refused.unwrap_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted))));
+                reply(refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err));
             }
-            Build::Locals(builder, reply) => {
-                reply(running_refusal(refused).map_or_else(|| Ok(builder.locals()), Err));
-            }
-            Build::Release(reply) => reply(running_refusal(refused).map_or(Ok(()), Err)),
+            Build::Locals(builder, reply) => reply(match refused {
+                Some(error) => Err(error),
+                None if success => Ok(builder.locals()),
+                None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+            }),
+            Build::Release(reply) => reply(refused.map_or(Ok(()), Err)),
             Build::Definitions(builder, reply) => reply(builder.definitions(success, interrupted)),
             Build::Symbol(builder, reply) => reply(builder.symbol(success, interrupted)),
             Build::Reset(builder, reply) => {
@@ -635,62 +441,6 @@ impl Inner {
             witness.begun(request.job.id, request.timeout);
         }
         request
-    }
-
-    /// The next job of the evaluation lane. While an evaluation is held, that is one that concerns it, or its release.
-    fn next_evaluation(&self) -> Request {
-        let queue = &self.lanes[Lane::Evaluation as usize];
-        loop {
-            let held = *self.held.lock();
-            let Some(Held { until }) = held else {
-                let Some(request) = queue.pop(None, AWAKE) else { continue };
-                if !request.job.kind.concerns_held() {
-                    return request;
-                }
-                refuse(request);
-                continue;
-            };
-            match queue.pop(Some(until), Duration::ZERO) {
-                Some(request) if request.job.kind.concerns_held() => {
-                    *self.held.lock() = None;
-                    return request;
-                }
-                Some(request) => {
-                    queue.push_front(request);
-                    return self.release("The evaluation that was held for debugging has been released.");
-                }
-                None => {
-                    return self
-                        .release("The evaluation that was held for debugging has been released: its time was up.");
-                }
-            }
-        }
-    }
-
-    /// A job that releases the held evaluation; the next answer says why.
-    fn release(&self, notice: &str) -> Request {
-        *self.held.lock() = None;
-        self.state.lock().notices.push(notice.to_owned());
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        Request {
-            job: Job { id, kind: JobKind::Release, text: Vec::new(), name: Vec::new() },
-            timeout: Some(RELEASE_TIMEOUT),
-            build: Build::Nothing,
-        }
-    }
-}
-
-fn running_refusal(refused: Option<Result<Outcome, HoldError>>) -> Option<HoldError> {
-    refused.and_then(Result::err)
-}
-
-/// Answers what concerns a held evaluation when there is none.
-fn refuse(request: Request) {
-    match request.build {
-        Build::Resumed(_, reply) | Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
-        _ => {}
     }
 }
 
@@ -763,6 +513,12 @@ impl Host for Inner {
                         running.unchanged = unchanged;
                     }
                     Event::Refused(reason) => running.refused = Some(reason.to_owned()),
+                    Event::Released => {
+                        let end = Instant::now() + RELEASE_TIMEOUT;
+                        running.released = true;
+                        running.deadline = Some(end);
+                        self.clock.arm(end);
+                    }
                     Event::Notice(text) => {
                         drop(slot);
                         self.state.lock().notices.push(text.to_owned());

@@ -86,6 +86,11 @@ impl Session {
         self.0.tell_witness(&state, outcome);
     }
 
+    /// What the next answer has to say, which it will not say now.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.state.lock().notices)
+    }
+
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
         self.0.state.lock().notices.push(notice);

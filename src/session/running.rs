@@ -14,8 +14,8 @@ pub(super) enum Build {
     Nothing,
     /// An evaluation.
     Outcome(Box<OutcomeBuilder>, Reply<Outcome>),
-    /// A held evaluation that goes on.
-    Resumed(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
+    /// A held evaluation that goes on, unless the restart was ABORT.
+    Resumed(Box<OutcomeBuilder>, Reply<Result<Option<Outcome>, HoldError>>),
     /// An evaluation inside a held one.
     Inside(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
     /// frame-locals.
@@ -35,7 +35,8 @@ impl Build {
     pub(super) fn stdout(&self) -> &str {
         match self {
             Self::Outcome(builder, _) => builder.stdout(),
-            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.stdout(),
+            Self::Resumed(builder, _) => builder.stdout(),
+            Self::Inside(builder, _) => builder.stdout(),
             _ => "",
         }
     }
@@ -45,7 +46,8 @@ impl Build {
         match self {
             Self::Nothing | Self::Release(_) => false,
             Self::Outcome(builder, _) => builder.event(event),
-            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.event(event),
+            Self::Resumed(builder, _) => builder.event(event),
+            Self::Inside(builder, _) => builder.event(event),
             Self::Definitions(builder, _)
             | Self::Symbol(builder, _)
             | Self::Locals(builder, _)
@@ -59,7 +61,8 @@ impl Build {
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         match self {
             Self::Outcome(builder, _) => builder.last_defined(),
-            Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.last_defined(),
+            Self::Resumed(builder, _) => builder.last_defined(),
+            Self::Inside(builder, _) => builder.last_defined(),
             _ => None,
         }
     }
@@ -83,6 +86,8 @@ pub(super) struct Running {
     pub(super) holds: bool,
     /// It is held as it was before this job.
     pub(super) unchanged: bool,
+    /// It unwinds what was held.
+    pub(super) released: bool,
     /// Why what was asked cannot be done.
     pub(super) refused: Option<String>,
 }
@@ -99,6 +104,7 @@ impl Running {
             collected_at: None,
             holds: false,
             unchanged: false,
+            released: false,
             refused: None,
         }
     }

@@ -48,8 +48,8 @@ impl State {
         self.history.iter().rev().cloned().collect()
     }
 
-    /// Forgets everything but how far the numbers have come.
+    /// Forgets everything but how far the numbers have come, and what is yet to be said.
     pub(super) fn reset(&mut self) {
-        *self = Self { errors: self.errors, ..Self::default() };
+        *self = Self { errors: self.errors, notices: std::mem::take(&mut self.notices), ..Self::default() };
     }
 }

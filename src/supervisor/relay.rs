@@ -91,12 +91,14 @@ struct Memory {
     through: u64,
     loss: Option<Loss>,
     reset: Option<u64>,
+    /// What the image before the reset had to say yet, until the one after it has heard of it.
+    notices: Vec<String>,
 }
 
 /// What a frame asks of the relay.
 enum Wish {
-    /// A fresh image.
-    Reset(u64),
+    /// A fresh image, which says what this one had to say yet.
+    Reset(u64, Vec<String>),
     /// An end to an image that cannot be stopped.
     Stuck(Option<Box<crate::Outcome>>),
 }
@@ -114,6 +116,7 @@ impl Relay {
             through: 0,
             loss: None,
             reset: None,
+            notices: Vec::new(),
         };
         let mut worker = command.start()?;
         memory.hand_over(&mut worker)?;
@@ -250,7 +253,7 @@ impl Relay {
         }
         match wish {
             None => {}
-            Some(Wish::Reset(line)) => self.reset(line)?,
+            Some(Wish::Reset(line, notices)) => self.reset(line, notices)?,
             Some(Wish::Stuck(outcome)) => {
                 let cause = "did not react to being interrupted and was ended".to_owned();
                 self.replace(cause, outcome)?;
@@ -387,8 +390,9 @@ impl Relay {
     }
 
     /// A fresh image in place of this one, at the wish of `line`.
-    fn reset(&mut self, line: u64) -> io::Result<()> {
+    fn reset(&mut self, line: u64, notices: Vec<String>) -> io::Result<()> {
         self.memory.forget(line, &self.worker);
+        self.memory.notices = notices;
         self.worker.kill();
         self.renew()
     }
@@ -444,7 +448,9 @@ impl Memory {
                 }
             }
             Kind::Limits => self.limits = serde_json::from_slice(payload).ok(),
-            Kind::Reset => return Some(Wish::Reset(line)),
+            Kind::Reset => {
+                return Some(Wish::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
+            }
             Kind::Stuck => return Some(Wish::Stuck(serde_json::from_slice(payload).unwrap_or_default())),
             Kind::Answer | Kind::Message | Kind::Restored | Kind::Bye => {}
         }
@@ -462,6 +468,9 @@ impl Memory {
     /// Remembers that an image was lost.
     fn lose(&mut self, worker: &WorkerProcess, cause: String, stuck: Option<Box<crate::Outcome>>) {
         self.keep.clear();
+        if worker.ready {
+            self.notices.clear();
+        }
         let begun = worker.board.get(Slot::Begun);
         let mut loss = Loss {
             cause,
@@ -506,6 +515,7 @@ impl Memory {
             through: self.through,
             loss: self.loss.clone(),
             reset: self.reset,
+            notices: self.notices.clone(),
         };
         let mut line = serde_json::to_vec(&handover)?;
         line.push(b'\n');

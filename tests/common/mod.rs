@@ -264,6 +264,34 @@ impl Drop for Server {
     }
 }
 
+/// Calls a tool that must succeed.
+#[track_caller]
+pub(crate) fn good(server: &mut Server, tool: &str, arguments: Value) -> String {
+    let (text, is_error) = server.call_tool(tool, arguments);
+    assert!(!is_error, "{tool}:\n{text}");
+    text
+}
+
+/// Calls a tool that must fail.
+#[track_caller]
+pub(crate) fn bad(server: &mut Server, tool: &str, arguments: Value) -> String {
+    let (text, is_error) = server.call_tool(tool, arguments);
+    assert!(is_error, "{tool} succeeds:\n{text}");
+    text
+}
+
+/// Evaluates code that must fail.
+#[track_caller]
+pub(crate) fn fail(server: &mut Server, code: &str) -> String {
+    bad(server, "evaluate-lisp", json!({"code": code}))
+}
+
+/// What describe-last-error says.
+#[track_caller]
+pub(crate) fn last_error(server: &mut Server) -> String {
+    good(server, "describe-last-error", json!({}))
+}
+
 /// The text of a tool's result, which is one block, and whether it is an error.
 pub(crate) fn outcome(answer: &Value) -> (String, bool) {
     let result = &answer["result"];

@@ -235,7 +235,12 @@ async fn follow(
                 drop(answer.send(outcome));
             });
             let mut after = match wait(context, reply, || session.cancel(job)).await? {
-                Ok(outcome) => outcome,
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => {
+                    let name = name.unwrap_or_default();
+                    before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
+                    return Ok(ControlFlow::Break(Outcome { held: false, ..before }));
+                }
                 Err(error) => {
                     before.held &= error != HoldError::NothingHeld;
                     before.notices.push(format!("The user chose restart {number}, but {error}"));
@@ -244,13 +249,11 @@ async fn follow(
             };
             if is_held(session, &before) {
                 // The values failed, or the restart returned: the question is still the same.
-                let reason = after.result.err().map_or_else(
-                    || "The restart that the user chose did not leave the place of the error.".to_owned(),
-                    |error| format!("The values that the user gave failed: {}: {}", error.kind, error.message.text),
-                );
+                if let Err(error) = after.result {
+                    after.notices.push(format!("What failed is {}: {}", error.kind, error.message.text));
+                }
                 after.result = before.result.clone();
                 after.held = true;
-                after.notices.push(reason);
             } else {
                 let name = name.unwrap_or_default();
                 after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));

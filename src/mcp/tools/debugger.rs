@@ -42,7 +42,7 @@ pub(super) fn tools() -> [Tool; 6] {
                 },
                 "values": {
                     "type": "string",
-                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
+                    "description": "Lisp expressions for the restart's arguments, or for the new values of an assertion's places: `41`, or `1 (list 2)`.",
                 },
             }),
             &["restart"],
@@ -105,7 +105,10 @@ pub(super) async fn call(
             let mut arguments = Arguments::new(RESTART, &["restart", "values"], 1, arguments)?;
             let restart = designator(arguments.any("restart"))?;
             let values = arguments.optional_text("values")?.unwrap_or_default();
-            resume(session, context, |reply| session.invoke_restart(&restart, &values, reply)).await
+            let (answer, reply) = oneshot::channel();
+            let job = session.invoke_restart(&restart, &values, move |outcome| drop(answer.send(outcome)));
+            let outcome = wait(context, reply, || session.cancel(job)).await??;
+            Ok(outcome.map_or(Reply::Aborted, Reply::from))
         }
         LOCALS => {
             let mut arguments = Arguments::new(LOCALS, &["frame"], 1, arguments)?;

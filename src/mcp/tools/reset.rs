@@ -35,10 +35,11 @@ pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestCo
         }
         // The next worker answers. Nobody's waiting, nor its end, changes anything about it.
         let (turn, comes) = oneshot::channel();
+        let session = desk.session.clone();
         desk.session.reset(move |result| drop(turn.send(result)));
         tokio::spawn(async move {
             if comes.await.is_ok() {
-                worker.make_way(line).await;
+                worker.make_way(line, &session).await;
             }
             std::future::pending::<()>().await;
             drop(answer);
