@@ -343,7 +343,6 @@ to leave it as it is.")
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
   (incf **evaluation-count**)
-  (setf **kept-before** (sb-kernel:dynamic-usage))
   (call-with-job-streams
    (lambda ()
      (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))

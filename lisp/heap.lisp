@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 (defglobal **kept-before** 0
-  "Bytes in use when the last evaluation began.")
+  "Bytes in use when the first of the user's threads began that there are.")
 
 (defun heap-limit ()
   "Return how many bytes the user's threads may keep, as the host reckons for evaluations."
@@ -23,19 +23,24 @@ copy all that is kept several times, and there may be no room for that."
 (defglobal **ending-threads** '()
   "The threads that END-THREADS-FOR-HEAP was the last to end.")
 
+(defglobal **cleared-up-after** '()
+  "The threads that CLEAR-UP-AFTER-THREADS was the last to clear up after.")
+
 (defun end-threads-for-heap ()
   "End the user's threads, for the heap is nearly used up and nobody can tell which of them fills it. Say so."
   (let ((threads (set-difference (user-threads) **ending-threads**))
         (used (sb-kernel:dynamic-usage)))
     (when threads
       (setf **ending-threads** threads)
-      (dolist (thread threads)
-        (ignore-errors (sb-thread:terminate-thread thread)))
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
                (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
-      threads)))
+      (let ((self sb-thread:*current-thread*))
+        (dolist (thread (remove self threads))
+          (ignore-errors (sb-thread:terminate-thread thread)))
+        (when (find self threads)
+          (sb-thread:abort-thread))))))
 
 (defun await-ending-threads ()
   "Give the threads that END-THREADS-FOR-HEAP was the last to end one second to unwind."
@@ -56,9 +61,16 @@ copy all that is kept several times, and there may be no room for that."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size))
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
-(defun look-after-heap ()
-  "End the user's threads if they keep too much. Called after each collection, in a thread of SBCL's own."
-  (when (and (> (sb-kernel:dynamic-usage) (heap-limit))
-             (end-threads-for-heap))
+(defun watch-heap ()
+  "End the user's threads if they keep too much. Called after each collection in the thread that caused it, which may be
+one of them: it ends last, and here."
+  (when (> (sb-kernel:dynamic-usage) (heap-limit))
+    (end-threads-for-heap)))
+
+(defun clear-up-after-threads ()
+  "Collect what the threads have left that END-THREADS-FOR-HEAP has ended. Called after each collection, in a thread of
+SBCL's own."
+  (when (and **ending-threads** (not (eq **ending-threads** **cleared-up-after**)))
+    (setf **cleared-up-after** **ending-threads**)
     (await-ending-threads)
     (collect-what-was-new)))

@@ -34,7 +34,7 @@ timers signal: that is continued, or ends BODY with NIL."
                                   (throw 'contained nil))))))
        ,@body)))
 
-(defun contain-interruption (function)
+(defun contain-held-interruption (function)
   "Call FUNCTION, which interrupts this thread while an evaluation is held and nothing is being done with it, as a timer
 does. Wherever it unwinds to, it ends here."
   (let ((sb-thread::*interrupt-handler* nil))
@@ -59,7 +59,7 @@ so before it returns: an interrupt on the way out of NEXT-JOB would lose the job
 release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
   (let ((*held-condition* condition)
         (*held-frames* frames)
-        (sb-thread::*interrupt-handler* #'contain-interruption)
+        (sb-thread::*interrupt-handler* #'contain-held-interruption)
         (job nil)
         (leaving nil))
     (event *job-id* (event-code :held))

@@ -81,31 +81,48 @@
           ((eql kind (job-code :interrupt)) (run-interrupt job) t)
           (t (refuse "No evaluation is held.")))))
 
+(defun contain-interruption (function)
+  "Call FUNCTION, which interrupts a thread of the server's that has nothing to do, as a timer does. Wherever it unwinds
+to, it ends here; an error of it is reported as any thread's."
+  (let ((sb-thread::*interrupt-handler* nil))
+    (block interruption
+      (unwind-protect
+           (let ((*on-debugger* (lambda (condition)
+                                  (report-thread-error condition (frame-pointer-here))
+                                  (return-from interruption))))
+             (with-boundary ()
+               (funcall (the function function))))
+        (return-from interruption)))))
+
+(defun contain-short-interruption (function)
+  "Call FUNCTION as CONTAIN-INTERRUPTION does, and have the next one wait until it is done: they do not nest."
+  (without-interrupts (contain-interruption function)))
+
+(defun next-lane-job (lane)
+  "Wait for the next job of LANE and return it, or NIL when there will be none. What was to interrupt this thread
+meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
+  (without-interrupts
+    (prog1 (next-job lane)
+      (allow-with-interrupts (with-interrupts nil)))))
+
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it."
-  (let ((*spare-buffer* nil))
-    (loop for job = (next-job lane)
+  (let ((*spare-buffer* nil)
+        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+    (loop for job = (next-lane-job lane)
           while job
           do (let ((success nil)
                    (*job-id* (job-id job)))
                ;; A job that was held ends as another one.
-               (unwind-protect (setf success (run-job job))
+               (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
+                                 (setf success (run-job job)))
                  (done success))))))
 
 (defun await-signals ()
   "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
-ask for no thread run their functions here: wherever one unwinds to, it ends here."
+ask for no thread run their functions here."
   (next-job +signal-lane+)
-  (let ((sb-thread::*interrupt-handler*
-          (lambda (function)
-            (block interruption
-              (unwind-protect
-                   (let ((*on-debugger* (lambda (condition)
-                                          (report-thread-error condition (frame-pointer-here))
-                                          (return-from interruption))))
-                     (with-boundary ()
-                       (funcall (the function function))))
-                (return-from interruption))))))
+  (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
 (defun start-lane (lane)
@@ -177,7 +194,8 @@ ask for no thread run their functions here: wherever one unwinds to, it ends her
   (observe-definitions)
   (protect-user-package)
   (adopt-user-threads)
-  (pushnew 'look-after-heap sb-ext:*after-gc-hooks*)
+  (encapsulate 'sb-kernel::post-gc 'sbcl-host (lambda (post-gc) (funcall post-gc) (watch-heap)))
+  (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
   (answer-assertions)
   (refuse-exit)

@@ -56,6 +56,8 @@ pointer HOOK."
 (defun check-thread-limit ()
   "Signal an error when the user has as many threads as there may be."
   (let ((count (length (user-threads))))
+    (when (zerop count)
+      (setf **kept-before** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
       (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
 

@@ -343,7 +343,7 @@ fn a_worker_that_is_stopped_is_replaced() {
     server.evaluate("(defun f () 42)");
     signal(worker(&server), "-STOP");
     let text = server.evaluate("(f)");
-    assert!(text.ends_with("=> 42") && text.contains("no longer read what was asked of it"), "{text}");
+    assert!(text.ends_with("=> 42") && text.contains("was stopped by somebody"), "{text}");
     let running = server.post_call("evaluate-lisp", json!({"code": "(princ 1) (loop)", "timeout": 0.5}));
     std::thread::sleep(Duration::from_millis(200));
     signal(worker(&server), "-STOP");

@@ -30,7 +30,7 @@ use idle::PATIENCE;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
-use watch::{HEAP_WATCH, INTERRUPTION_GRACE, heap_limit};
+use watch::{HEAP_WATCH, INTERRUPT_AGAIN, INTERRUPTION_GRACE, heap_limit};
 use witness::Witness;
 
 pub use hold::RestartDesignator;
@@ -330,6 +330,10 @@ impl Inner {
         {
             running.interrupted.get_or_insert(reason);
             let since = *running.interrupted_at.get_or_insert_with(Instant::now);
+            // It may come too early, or be held up by cleanup forms: ask again.
+            let again = Instant::now() + INTERRUPT_AGAIN;
+            running.deadline = Some(again);
+            self.clock.arm(again);
             if self.witness.get().is_some() {
                 self.clock.arm(since + INTERRUPTION_GRACE);
             }

@@ -11,6 +11,9 @@ use crate::image::{self, Interrupt, Lane};
 /// How long after its interruption a job may go on, if the image can be replaced.
 pub(super) const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
 
+/// How long after an interruption the next one comes, until the job ends.
+pub(super) const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
+
 /// How long it may go on while garbage is being collected, which takes its time in a large heap.
 const COLLECTION_GRACE: Duration = Duration::from_secs(60);
 
@@ -64,14 +67,13 @@ impl Inner {
                 && let Some(deadline) = running.deadline
             {
                 if deadline <= now {
-                    overdue = Some(running.id);
-                    // Cleanup forms may hold on: ask again.
-                    running.deadline = Some(now + Duration::from_secs(1));
+                    overdue = Some((running.id, running.interrupted.unwrap_or(Interrupt::Timeout)));
+                } else {
+                    next = next.into_iter().chain([deadline]).min();
                 }
-                next = next.into_iter().chain(running.deadline).min();
             }
-            if let Some(id) = overdue {
-                self.interrupt(lane, id, Interrupt::Timeout);
+            if let Some((id, reason)) = overdue {
+                self.interrupt(lane, id, reason);
             }
         }
         next

@@ -46,15 +46,28 @@ pub(super) fn end_tree(root: Pid) {
     }
 }
 
+/// True for a process that a signal has stopped, where the system says so.
+pub(super) fn is_stopped(pid: Pid) -> bool {
+    stat(&pid.as_raw_nonzero().to_string()).is_some_and(|fields| fields.trim_start().starts_with('T'))
+}
+
+/// The fields of a process' status after its name, where the system has it.
+fn stat(pid: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name, in parentheses, may hold anything.
+    Some(stat.rsplit_once(')')?.1.to_owned())
+}
+
 /// What descends from `root` and still runs, without `spared` and its own.
 fn descendants(root: Pid, spared: Option<Pid>) -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // The command's name, in parentheses, may hold anything.
-        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
-        let mut fields = rest.split_ascii_whitespace();
+        let name = entry.file_name();
+        let Some((name, pid)) = name.to_str().and_then(|name| Some((name, name.parse::<i32>().ok()?))) else {
+            continue;
+        };
+        let Some(fields) = stat(name) else { continue };
+        let mut fields = fields.split_ascii_whitespace();
         let runs = fields.next().is_some_and(|state| state != "Z" && state != "X");
         let parent = fields.next().and_then(|parent| parent.parse().ok());
         if let (true, Some(parent)) = (runs, parent) {

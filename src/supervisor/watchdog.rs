@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::processes;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::handover::board::{Slot, monotonic};
@@ -16,6 +17,8 @@ pub(super) const EVERY: Duration = Duration::from_secs(1);
 
 /// For a worker that does not read: collecting the garbage of a large heap takes its time.
 const DEAF: u32 = 10;
+/// For one that somebody has stopped, and may let go on.
+const STOPPED: u32 = 10;
 /// For an evaluation that goes on after the worker should have given it up.
 const OVERDUE: u32 = 2;
 /// For restoring, whose own limit is 30 seconds.
@@ -30,13 +33,14 @@ pub(super) struct Watchdog {
     looked: Instant,
     heard: u64,
     deaf: u32,
+    stopped: u32,
     overdue: u32,
     unready: u32,
 }
 
 impl Watchdog {
     pub(super) fn new() -> Self {
-        Self { looked: Instant::now(), heard: 0, deaf: 0, overdue: 0, unready: 0 }
+        Self { looked: Instant::now(), heard: 0, deaf: 0, stopped: 0, overdue: 0, unready: 0 }
     }
 
     /// Looks, if it is time to. `hears`: nothing keeps the worker from reading on.
@@ -56,6 +60,10 @@ impl Watchdog {
         if self.overdue >= OVERDUE {
             let outcome = failed("TIMEOUT", "The evaluation ran longer than its time limit".to_owned());
             return Some(("could not be interrupted and was ended".to_owned(), Some(Box::new(outcome))));
+        }
+        self.stopped = if processes::is_stopped(worker.pid) { self.stopped + 1 } else { 0 };
+        if self.stopped >= STOPPED {
+            return Some(("was stopped by somebody and was ended".to_owned(), None));
         }
         let heard = worker.board.get(Slot::Heard);
         let deaf = hears && heard == self.heard && requests.iter().any(|(number, _)| number > heard);
