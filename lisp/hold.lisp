@@ -87,7 +87,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                    (setf job nil))))
           (unless leaving
             (when job
-              (refuse "A timer of the session's interrupted this.")
+              (refuse "Something of the session's interrupted this, such as a timer.")
               (end-held-job nil)
               (setf job nil))
             (throw 'still-held nil))))))

@@ -371,7 +371,40 @@ fn a_worker_whose_lisp_threads_all_stand_still_is_replaced() {
     server.goes_on();
 }
 
+#[test]
+fn any_one_descriptor_may_be_closed() {
+    for fd in 3..=14 {
+        let mut server = Server::ready();
+        server.evaluate("(defun f () 42)");
+        let close = format!(
+            "(sb-alien:alien-funcall (sb-alien:extern-alien \"close\" (function sb-alien:int sb-alien:int)) {fd})"
+        );
+        server.call_tool("evaluate-lisp", json!({"code": close}));
+        for code in ["(f)", "(progn (sleep 1/50) (f))"] {
+            let text = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 3})).0;
+            assert!(text.ends_with("=> 42") || text.contains("A new image has taken its place."), "{fd}: {text}");
+        }
+        assert!(server.evaluate("(f)").ends_with("=> 42"));
+    }
+}
+
 // ---- Reset
+
+#[test]
+fn what_waits_behind_a_reset_is_served_whatever_was_held() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
+    assert!(text.contains("[Debugger]"), "{text}");
+    let reset = server.post_call("reset-session", json!({}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(defun g () (fboundp 'f))"}));
+    let last = server.post_call("evaluate-lisp", json!({"code": "(g)"}));
+    assert_eq!(server.outcome(reset), (RESET.to_owned(), false));
+    let text = server.outcome(behind).0;
+    assert!(text.ends_with("=> G") && text.contains("has been released"), "{text}");
+    assert_eq!(server.outcome(last), ("=> NIL".to_owned(), false));
+    server.goes_on();
+}
 
 #[test]
 fn reset_is_a_fresh_image() {

@@ -386,6 +386,38 @@ fn threads_are_contained() {
     session.finish();
 }
 
+#[test]
+fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm() {
+    let mut session = Session::start(&[]);
+    session.gives("(defvar *me* sb-thread:*current-thread*) (defvar *kept* nil) (setf *kept* 2)", 5.0);
+    for function in [
+        "(lambda () (error \"x\"))",
+        "(lambda () (break))",
+        "(lambda () (throw 'nowhere 1))",
+        "(lambda () (throw 'sb-thread::%abort-thread 1))",
+        "(lambda () (abort))",
+        "(lambda () (sb-thread:abort-thread))",
+        "(lambda () (sb-ext:exit :abort t))",
+        &format!("(lambda () {RECURSION})"),
+    ] {
+        session.gives(
+            &format!("(sb-thread:make-thread (lambda () (sleep 1/20) (sb-thread:interrupt-thread *me* {function})))"),
+            5.0,
+        );
+        std::thread::sleep(Duration::from_millis(150));
+        let text = session.gives("*kept*", 5.0);
+        assert!(text.ends_with("=> 2"), "{function}: {text}");
+    }
+    session.gives(
+        "(sb-thread:make-thread (lambda () (dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))))",
+        5.0,
+    );
+    session.gives("(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\"))) 1/20)", 5.0);
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
+    session.finish();
+}
+
 // ---- Debuggers, streams, packages, hooks
 
 #[test]

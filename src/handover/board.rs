@@ -22,9 +22,11 @@ pub(crate) enum Slot {
     Restoring,
     /// The number of the last line that was read.
     Heard,
+    /// How many questions a person is to answer.
+    Asked,
 }
 
-const SLOTS: usize = 5;
+const SLOTS: usize = 6;
 
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {

@@ -228,6 +228,11 @@ impl Witness for Keeper {
         self.board.set(Slot::Due, due(more));
     }
 
+    fn asks(&self, yes: bool) {
+        let asked = self.board.get(Slot::Asked);
+        self.board.set(Slot::Asked, if yes { asked + 1 } else { asked.saturating_sub(1) });
+    }
+
     fn ended(&self, job: u64) {
         // One that was cancelled in the queue never began.
         if self.board.get(Slot::Begun) == job {

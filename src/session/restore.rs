@@ -97,6 +97,27 @@ impl Session {
     }
 }
 
+/// A question to a person, until it is dropped.
+pub(crate) struct Asking(Session);
+
+impl Session {
+    /// Has it known that a person is being asked, who may take any time.
+    pub(crate) fn asking(&self) -> Asking {
+        if let Some(witness) = self.0.witness.get() {
+            witness.asks(true);
+        }
+        Asking(self.clone())
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(witness) = self.0.0.witness.get() {
+            witness.asks(false);
+        }
+    }
+}
+
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
     let mut outcome = OutcomeBuilder::new(String::new(), Limits::default(), None).finish(false, None);

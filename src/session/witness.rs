@@ -13,6 +13,8 @@ pub(crate) trait Witness: Send + Sync {
     fn begun(&self, job: u64, timeout: Option<Duration>);
     /// It gets so much more time from now on.
     fn extended(&self, more: Duration);
+    /// A person is being asked what to do, or not any more.
+    fn asks(&self, yes: bool);
     /// A job of that lane is over.
     fn ended(&self, job: u64);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.

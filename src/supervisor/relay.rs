@@ -245,11 +245,17 @@ impl Relay {
             wish.is_none()
         });
         (worker.ready, worker.bye) = (ready, bye);
-        if let (Some(status), None) = (bye, *ending) {
+        // One that leaves although nobody asked it to has lost its end of a pipe. One that never served could not.
+        let left = bye == Some(0) && ready && ending.is_none();
+        if let (Some(status), None, false) = (bye, *ending, left) {
             *ending = Some(Ending { status, deadline: Instant::now() + DEPARTURE });
         }
         if gone {
             return Ok(None);
+        }
+        if left {
+            self.replace("lost its connection and was ended".to_owned(), None)?;
+            return Ok(Some(true));
         }
         match wish {
             None => {}

@@ -17,6 +17,8 @@ pub(super) const EVERY: Duration = Duration::from_secs(1);
 
 /// For a worker that does not read: collecting the garbage of a large heap takes its time.
 const DEAF: u32 = 10;
+/// For one that reads and does nothing.
+const MUTE: u32 = 20;
 /// For one that somebody has stopped, and may let go on.
 const STOPPED: u32 = 10;
 /// For an evaluation that goes on after the worker should have given it up.
@@ -32,7 +34,10 @@ pub(super) type Fault = (String, Option<Box<crate::Outcome>>);
 pub(super) struct Watchdog {
     looked: Instant,
     heard: u64,
+    /// The request that has waited for longest, and what ran last.
+    waits: (u64, u64),
     deaf: u32,
+    mute: u32,
     stopped: u32,
     overdue: u32,
     unready: u32,
@@ -40,7 +45,7 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     pub(super) fn new() -> Self {
-        Self { looked: Instant::now(), heard: 0, deaf: 0, stopped: 0, overdue: 0, unready: 0 }
+        Self { looked: Instant::now(), heard: 0, waits: (0, 0), deaf: 0, mute: 0, stopped: 0, overdue: 0, unready: 0 }
     }
 
     /// Looks, if it is time to. `hears`: nothing keeps the worker from reading on.
@@ -64,6 +69,14 @@ impl Watchdog {
         self.stopped = if processes::is_stopped(worker.pid) { self.stopped + 1 } else { 0 };
         if self.stopped >= STOPPED {
             return Some(("was stopped by somebody and was ended".to_owned(), None));
+        }
+        let idle = begun <= worker.board.get(Slot::Ended) && worker.board.get(Slot::Asked) == 0;
+        let waits = (requests.iter().next().map_or(0, |(number, _)| number), begun);
+        let mute = hears && idle && waits.0 != 0 && waits == self.waits;
+        self.mute = if mute { self.mute + 1 } else { 0 };
+        self.waits = waits;
+        if self.mute >= MUTE {
+            return Some(("no longer answered and was ended".to_owned(), None));
         }
         let heard = worker.board.get(Slot::Heard);
         let deaf = hears && heard == self.heard && requests.iter().any(|(number, _)| number > heard);

@@ -176,6 +176,7 @@ async fn request(
         Err(error) => return Ok(Err(error.to_string())),
     };
     let id = handle.id.clone();
+    let _asking = session.asking();
     tokio::select! {
         response = handle.await_response() => Ok(match response {
             Ok(ClientResult::ElicitResult(result)) => Ok(result),
