@@ -14,6 +14,7 @@ pub(crate) trait Witness: Send + Sync {
     /// It gets so much more time from now on.
     fn extended(&self, more: Duration);
     /// A person is being asked what to do, or not any more.
+    #[cfg(feature = "mcp")]
     fn asks(&self, yes: bool);
     /// A job of that lane is over.
     fn ended(&self, job: u64);
