@@ -411,9 +411,12 @@ fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm() {
         assert!(text.ends_with("=> 2"), "{function}: {text}");
     }
     session.gives(
-        "(sb-thread:make-thread (lambda () (dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))))",
+        "(sb-thread:make-thread \
+            (lambda () (sleep 1/20) (dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))))",
         5.0,
     );
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
     session.gives("(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\"))) 1/20)", 5.0);
     std::thread::sleep(Duration::from_millis(150));
     assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
@@ -631,8 +634,9 @@ fn what_the_server_keeps_of_endless_output_is_little() {
 fn signals_that_mean_nothing_disturb_nothing() {
     let mut session = Session::start(&[]);
     let worker = worker(&session.0);
-    for pid in [session.0.pid(), worker] {
-        for name in ["-PIPE", "-CHLD", "-USR1", "-USR2", "-ALRM", "-WINCH", "-CONT"] {
+    let (supervisor, common) = (session.0.pid(), ["-PIPE", "-CHLD", "-USR1", "-USR2", "-ALRM", "-WINCH", "-CONT"]);
+    for (pid, names) in [(supervisor, &common[..]), (worker, &common), (supervisor, &["-VTALRM", "-PROF", "-IO"])] {
+        for name in names {
             signal(pid, name);
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(session.0.evaluate("(f)"), "=> 7", "{name} to {pid}");

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM};
 
 /// SIGTERM, SIGINT, SIGHUP, which end the server, and SIGCHLD.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Signals {
             signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
         }
         // By default these would end the process. Ignoring them would be inherited by every program it starts.
-        for signal in [SIGUSR1, SIGUSR2, SIGALRM] {
+        for signal in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO] {
             signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
         }
         Ok(Self { pipe, end })
