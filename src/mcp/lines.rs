@@ -50,7 +50,8 @@ impl Lines {
         &self.buffer[line]
     }
 
-    /// The next line; waiting as in [`Pipe::read`]. Nothing is lost when the future is dropped. A last line without a newline counts.
+    /// The next line; waiting as in [`Pipe::read`]. Nothing is lost when the future is dropped. A last line without a
+    /// newline counts.
     pub(super) async fn next(&mut self, awake: Duration) -> io::Result<Line> {
         loop {
             if let Some(line) = self.buffered() {

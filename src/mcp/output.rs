@@ -1,4 +1,5 @@
-//! The lines (or frames) that go to the client (or the supervisor): written at once when it reads, kept for it when it does not.
+//! The lines (or frames) that go to the client (or the supervisor): written at once when it reads, kept for it when it
+//! does not.
 
 use std::io;
 use std::sync::Arc;

@@ -7,11 +7,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Something useful to do instead of sleeping.
 pub(crate) trait Idle: Send + Sync {
-    /// Called on the evaluation thread. Returns once [`Self::wake`] has been called since the last return, or the time has come, or for no reason.
+    /// Called on the evaluation thread. Returns once [`Self::wake`] has been called since the last return, or the time
+    /// has come, or for no reason.
     fn idle(&self, until: Option<Instant>);
     /// Called on the evaluation thread. Does a little of it between two jobs.
     fn pass(&self);
-    /// Called on the evaluation thread. Calls `work`, which wakes what is waited for in [`Self::idle`]: that is done sooner so.
+    /// Called on the evaluation thread. Calls `work`, which wakes what is waited for in [`Self::idle`]: that is done
+    /// sooner so.
     fn within(&self, work: &mut dyn FnMut());
     /// Called on the clock's thread while jobs are done: takes care that nothing rests for too long. When to look again,
     /// if nothing begins until then.
