@@ -1,15 +1,18 @@
 //! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, memory.
 //!
-//! Calls of the different kinds take turns in one run, so that their ratios mean something on a noisy machine, and so
-//! do the server and one that was started with `--no-supervisor`. `echo` is `cat`, answering the same line: what the
-//! pipes and the scheduler take. Arguments are passed to `sbcl-mcp serve`;
-//! an argument that begins with `--bench` is cargo's and is ignored.
+//! Calls of the different kinds take turns in one run, a few dozen of one kind at a time, as one client makes them, so
+//! that their ratios mean something on a noisy machine; and so do the server and one that was started with
+//! `--no-supervisor`. `echo` is `cat`, answering the same line: what the pipes and the scheduler take. Arguments are
+//! passed to `sbcl-mcp serve`; an argument that begins with `--bench` is cargo's and is ignored.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 3_000;
+/// Calls of one kind in a row.
+const UNMEASURED: usize = 10;
+const MEASURED: usize = 30;
 const STARTS: usize = 20;
 
 struct Client {
@@ -70,16 +73,17 @@ fn median(times: &mut [Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
-/// Resident memory of a process and its children, in bytes.
-fn resident(process: u32) -> u64 {
+/// Resident memory of a process and its children, in bytes: whole, and with what they share counted once.
+fn resident(process: u32) -> (u64, u64) {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
-    let own = read("status")
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-        .unwrap_or(0);
+    let rollup = read("smaps_rollup");
+    let field = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().next().and_then(|kibibytes| kibibytes.parse::<u64>().ok()).unwrap_or(0) * 1024
+    };
     let children = read(&format!("task/{process}/children"));
-    own * 1024 + children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident).sum::<u64>()
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident);
+    children.fold((field("Rss:"), field("Pss:")), |(rss, pss), (more, shared)| (rss + more, pss + shared))
 }
 
 fn main() {
@@ -90,7 +94,7 @@ fn main() {
 
     let plus = call("evaluate-lisp", r#"{"code":"(+ 1 2)"}"#);
     let mut starts = Vec::new();
-    let mut memory = 0;
+    let mut memory = (0, 0);
     for _ in 0..STARTS {
         let begin = Instant::now();
         let mut client = Client::start(server, &arguments);
@@ -115,19 +119,20 @@ fn main() {
     ];
     let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(ROUNDS); requests.len()];
     let mut times_alone = times.clone();
-    for round in 0..ROUNDS + ROUNDS / 10 {
+    for _ in 0..ROUNDS / MEASURED {
         for (index, (name, request, expected)) in requests.iter().enumerate() {
             let echo = name.starts_with("echo");
             let targets = [(if echo { &mut cat } else { &mut client }, &mut times), (&mut alone, &mut times_alone)];
             for (target, times) in targets.into_iter().take(if echo { 1 } else { 2 }) {
-                // Once unmeasured: what ran before must not decide how fast this one is.
-                target.ask(request);
-                let begin = Instant::now();
-                let answer = target.ask(request);
-                let time = begin.elapsed();
-                assert!(answer.contains(expected), "{name}: {answer}");
-                if round >= ROUNDS / 10 {
-                    times[index].push(time);
+                // What ran before must not decide how fast these are.
+                for call in 0..UNMEASURED + MEASURED {
+                    let begin = Instant::now();
+                    let answer = target.ask(request);
+                    let time = begin.elapsed();
+                    assert!(answer.contains(expected), "{name}: {answer}");
+                    if call >= UNMEASURED {
+                        times[index].push(time);
+                    }
                 }
             }
         }
@@ -146,5 +151,6 @@ fn main() {
         );
     }
     println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
-    println!("resident memory then, supervisor and worker: {:.1} MB", memory as f64 / 1e6);
+    let (whole, once) = (memory.0 as f64 / 1e6, memory.1 as f64 / 1e6);
+    println!("resident memory then, both processes: {whole:.1} MB, {once:.1} MB with what they share counted once");
 }
