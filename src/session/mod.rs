@@ -462,14 +462,15 @@ impl Host for Inner {
             Lane::Signals => return None,
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO)?,
         };
+        let now = Instant::now();
         if lane == Lane::Evaluation {
             if self.lanes[lane as usize].idle().is_some() {
-                self.clock.arm(Instant::now() + PATIENCE);
+                self.clock.arm(now + PATIENCE);
             }
             request = self.witnessed(request);
         }
         if lane != Lane::Control {
-            let deadline = request.timeout.map(|timeout| Instant::now() + timeout);
+            let deadline = request.timeout.map(|timeout| now + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
             let mut running = Running::new(request, deadline);
@@ -477,7 +478,7 @@ impl Host for Inner {
                 running.heap_limit = heap_limit();
                 self.evaluations.fetch_add(1, Ordering::Relaxed);
             }
-            let watch = running.heap_limit.map(|_| Instant::now() + HEAP_WATCH);
+            let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
             *self.running[lane as usize].lock() = Some(running);
             if let Some(at) = deadline.into_iter().chain(watch).min() {
                 self.clock.arm(at);
