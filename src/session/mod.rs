@@ -330,10 +330,13 @@ impl Inner {
         {
             running.interrupted.get_or_insert(reason);
             let since = *running.interrupted_at.get_or_insert_with(Instant::now);
-            // It may come too early, or be held up by cleanup forms: ask again.
-            let again = Instant::now() + INTERRUPT_AGAIN;
-            running.deadline = Some(again);
-            self.clock.arm(again);
+            // It may come too early, or be held up by cleanup forms: ask again. Collecting a large heap's garbage, which
+            // follows when that is full, is not to be disturbed.
+            if reason != Interrupt::Heap {
+                let again = Instant::now() + INTERRUPT_AGAIN;
+                running.deadline = Some(again);
+                self.clock.arm(again);
+            }
             if self.witness.get().is_some() {
                 self.clock.arm(since + INTERRUPTION_GRACE);
             }
