@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing on this machine for building (`build`), or for building and testing (`test`).
+# Installs what is missing on this machine for building (`build`), and also for the tests (`test`) or the lints (`lint`).
 # With everything there it asks nobody and changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,6 +56,23 @@ look_for_build_tools() {
     has "${bootstrap%% *}" || miss "sbcl, to build SBCL with" sbcl sbcl sbcl sbcl
 }
 
+# Where bindgen looks for it. libclang-cpp is another library.
+has_libclang() {
+    [ -z "${LIBCLANG_PATH:-}" ] || return 0
+    local directory
+    for directory in /usr/lib /usr/lib64 /usr/lib/*-linux-* /usr/lib/llvm*/lib /usr/local/lib \
+        /Library/Developer/CommandLineTools/usr/lib /opt/homebrew/opt/llvm/lib; do
+        if compgen -G "$directory/libclang[.-]*" | grep -q -e 'libclang\(-[0-9.]*\)\?\.\(so\|dylib\)'; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+look_for_lint_tools() {
+    has_libclang || miss "libclang, to compare the C bindings" libclang-dev clang-devel clang llvm
+}
+
 look_for_test_tools() {
     makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
 }
@@ -90,7 +107,10 @@ listed() { printf '%s; ' "${names[@]}" | sed 's/; $//'; }
 look() {
     names=() debian=() fedora=() arch=() macos=() xcode=no
     look_for_build_tools
-    [ "$purpose" != test ] || look_for_test_tools
+    case $purpose in
+        lint) look_for_lint_tools ;;
+        test) look_for_test_tools ;;
+    esac
 }
 
 require_rust
