@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +24,8 @@ pub(super) struct EventLoop {
     seat: Mutex<Seat>,
     /// The seat has changed in a way that concerns the stand-in.
     changed: Condvar,
+    /// What the evaluation thread does before it drives.
+    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The evaluation thread has something to do.
     work: Notify,
     /// The stand-in has nothing to do any more.
@@ -47,6 +50,7 @@ impl EventLoop {
             runtime,
             seat: Mutex::new(seat),
             changed: Condvar::new(),
+            first: Mutex::default(),
             work: Notify::new(),
             relieved: Notify::new(),
         })
@@ -92,6 +96,16 @@ impl EventLoop {
         }
     }
 
+    /// Does what was to be done as soon as the evaluation thread drives.
+    fn do_first(&self) {
+        let first = self.first.lock().take();
+        if let Some(work) = first
+            && catch_unwind(AssertUnwindSafe(work)).is_err()
+        {
+            tracing::error!("an answer panicked");
+        }
+    }
+
     /// Waits until somebody else drives, or nobody needs to.
     async fn relief(&self) {
         loop {
@@ -113,6 +127,7 @@ impl Idle for EventLoop {
         self.seat.lock().away = None;
         self.relieved.notify_one();
         self.runtime.block_on(async {
+            self.do_first();
             match until {
                 None => self.work.notified().await,
                 // Past the time, the caller has what it waited for.
@@ -123,11 +138,15 @@ impl Idle for EventLoop {
     }
 
     fn pass(&self) {
-        self.runtime.block_on(tokio::task::yield_now());
+        self.runtime.block_on(async {
+            self.do_first();
+            tokio::task::yield_now().await;
+        });
     }
 
-    fn within(&self, work: &mut dyn FnMut()) {
-        self.runtime.block_on(async { work() });
+    fn soon(&self, work: Box<dyn FnOnce() + Send>) {
+        let before = self.first.lock().replace(work);
+        debug_assert!(before.is_none(), "it idles between two jobs");
     }
 
     fn look(&self, now: Instant) -> Option<Instant> {

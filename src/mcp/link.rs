@@ -26,6 +26,10 @@ pub(super) struct Link {
     /// The process that started this one.
     parent: Option<rustix::process::Pid>,
     in_flight: Mutex<HashMap<RequestId, Waiter>>,
+    /// Requests whose answer has left before rmcp had it: what it brings for them is dropped.
+    overtaken: Mutex<Vec<RequestId>>,
+    /// There is one fewer of them.
+    caught_up: Notify,
     /// The opening request has been answered.
     opened: AtomicBool,
     /// The client has nothing more to say.
@@ -61,6 +65,8 @@ impl Link {
             untold: supervised.then(Mutex::default),
             parent: rustix::process::getppid(),
             in_flight: Mutex::default(),
+            overtaken: Mutex::default(),
+            caught_up: Notify::new(),
             opened: AtomicBool::new(false),
             input_ended: Notify::new(),
             stop: Notify::new(),
@@ -123,9 +129,52 @@ impl Link {
         }
     }
 
-    /// Sends the answer to a request, if it still wants one.
+    /// Sends the answer that rmcp brings to a request, if it still wants one.
     pub(super) fn answer(&self, id: &RequestId, message: &impl Serialize) {
+        if self.has_caught_up(id) {
+            self.caught_up.notify_one();
+            return;
+        }
         let waiter = self.in_flight.lock().remove(id);
+        self.settle(id, waiter, message);
+    }
+
+    /// Sends the answer to a request, if it still wants one, from the thread that made it: rmcp, whose answer to it is
+    /// dropped, may be on another one, which would have to be woken.
+    pub(super) fn answer_ahead(&self, id: &RequestId, message: &impl Serialize) {
+        let waiter = {
+            let mut in_flight = self.in_flight.lock();
+            let waiter = in_flight.remove(id);
+            if waiter.is_some() {
+                // Under the lock: whoever finds the id free sees that it was overtaken.
+                self.overtaken.lock().push(id.clone());
+            }
+            waiter
+        };
+        self.settle(id, waiter, message);
+    }
+
+    /// Notes that rmcp has an answer, too; false when that is the only one.
+    fn has_caught_up(&self, id: &RequestId) -> bool {
+        let mut overtaken = self.overtaken.lock();
+        let index = overtaken.iter().position(|other| other == id);
+        index.map(|index| overtaken.swap_remove(index)).is_some()
+    }
+
+    /// True while rmcp lacks an answer that has left: another request of that id, or word that it is cancelled, would
+    /// confuse it.
+    pub(super) fn is_ahead(&self) -> bool {
+        !self.overtaken.lock().is_empty()
+    }
+
+    /// Waits until rmcp has all answers that have left.
+    pub(super) async fn caught_up(&self) {
+        while self.is_ahead() {
+            self.caught_up.notified().await;
+        }
+    }
+
+    fn settle(&self, id: &RequestId, waiter: Option<Waiter>, message: &impl Serialize) {
         match waiter {
             None => tracing::debug!(%id, "nobody waits for this answer"),
             Some(Waiter::Line(line)) => self.put(Kind::Answer, line, message),
@@ -139,6 +188,15 @@ impl Link {
         match batch {
             None => self.put(Kind::Answer, line, refusal),
             Some(batch) => batch.lock().answers.extend(encode(refusal)),
+        }
+    }
+
+    /// Sends a notification that concerns a request, unless that is answered.
+    pub(super) fn send_before_answer(&self, id: &RequestId, message: &impl Serialize) {
+        // Held meanwhile: the answer waits for it.
+        let in_flight = self.in_flight.lock();
+        if in_flight.contains_key(id) {
+            self.send(message);
         }
     }
 
@@ -186,10 +244,11 @@ impl Link {
 
     /// Tells whoever still waits that there will be no answer.
     pub(super) fn abandon(&self) {
-        let ids: Vec<_> = self.in_flight.lock().keys().cloned().collect();
-        for id in ids {
+        let waiting = std::mem::take(&mut *self.in_flight.lock());
+        for (id, waiter) in waiting {
             let reason = "the server is shutting down; this was not finished";
-            self.answer(&id, &Refusal::new(Some(id.clone().into_json_value()), ErrorCode::INTERNAL_ERROR, reason));
+            let refusal = Refusal::new(Some(id.clone().into_json_value()), ErrorCode::INTERNAL_ERROR, reason);
+            self.settle(&id, Some(waiter), &refusal);
         }
     }
 

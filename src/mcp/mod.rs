@@ -53,7 +53,7 @@ pub(crate) fn serve(stdio: Stdio, session: Session, structured: bool) -> io::Res
         let (wire, link) = Wire::open(stdio, false)?;
         io::Result::Ok((signals, wire, link))
     })?;
-    let desk = Desk::new(session.clone(), structured);
+    let desk = Desk::new(session.clone(), link.clone(), structured);
     event_loop.serve(&session, converse(signals, wire, link, desk))
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board, str
         let worker = worker::take_over(&session, handover, link.clone(), board);
         io::Result::Ok((signals, wire, link, worker))
     })?;
-    let desk = Desk::of_worker(session.clone(), worker, structured);
+    let desk = Desk::new(session.clone(), link.clone(), structured).of_worker(worker);
     event_loop.serve(&session, converse(signals, wire, link, desk))
 }
 

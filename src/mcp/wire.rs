@@ -49,6 +49,10 @@ pub(super) struct Wire {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket(pub(super) u64);
 
+/// The request that a notification is about, among the notification's extensions.
+#[derive(Debug, Clone)]
+pub(super) struct Concerning(pub(super) RequestId);
+
 impl Wire {
     /// Opens both directions. `supervised`: a supervisor is between this end and the client.
     pub(super) fn open(stdio: Stdio, supervised: bool) -> io::Result<(Self, Arc<Link>)> {
@@ -191,6 +195,10 @@ impl Transport<RoleServer> for Wire {
             JsonRpcMessage::Error(error) if error.id.is_some() => {
                 error.id.iter().for_each(|id| self.link.answer(id, &message));
             }
+            JsonRpcMessage::Notification(notification) => match notification.notification.extensions().get() {
+                Some(Concerning(id)) => self.link.send_before_answer(id, &message),
+                None => self.link.send(&message),
+            },
             _ => self.link.send(&message),
         }
         ready(Ok(()))
@@ -200,6 +208,13 @@ impl Transport<RoleServer> for Wire {
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let link = self.link.clone();
         loop {
+            if link.is_ahead() {
+                tokio::select! {
+                    biased;
+                    () = link.stop.notified() => return None,
+                    () = link.caught_up() => {}
+                }
+            }
             if let Some(message) = self.ready.pop_front() {
                 return Some(message);
             }

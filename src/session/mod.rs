@@ -87,6 +87,13 @@ impl std::fmt::Debug for Session {
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
+/// Calls a [`Reply`] with what it waits for.
+type Answer = Box<dyn FnOnce() + Send>;
+
+fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
+    Box::new(move || reply(value))
+}
+
 /// A job that waits, with what is to become of its answer.
 pub(crate) struct Request {
     job: Job,
@@ -177,7 +184,7 @@ impl Session {
     pub fn cancel(&self, id: JobId) {
         let queued = self.0.lanes[Lane::Evaluation as usize].remove(|request| request.job.id == id.0);
         if let Some(request) = queued {
-            self.0.finish(Running::new(request, None), Ok(Interrupt::Cancel));
+            self.0.finish(Running::new(request, None), Ok(Interrupt::Cancel))();
         } else {
             self.0.interrupt(Lane::Evaluation, id.0, Interrupt::Cancel);
         }
@@ -353,8 +360,10 @@ impl Inner {
         );
     }
 
-    /// Turns what ran into an answer: `Ok` for a job that was interrupted before it began.
-    fn finish(&self, running: Running, end: Result<Interrupt, bool>) {
+    /// Turns what ran into an answer, which is given when what this returns is called. `end` is `Ok` for a job that was
+    /// interrupted before it began.
+    #[must_use]
+    fn finish(&self, running: Running, end: Result<Interrupt, bool>) -> Answer {
         let interrupted = end.ok().or(running.interrupted);
         let success = end == Err(true);
         if running.holds {
@@ -365,36 +374,43 @@ impl Inner {
         }
         let refused = running.refused.map(HoldError::Refused);
         match running.build {
-            Build::Nothing => {}
+            Build::Nothing => Box::new(|| ()),
             Build::Outcome(builder, reply) => {
                 if running.holds {
                     *self.held_as.lock() = Some(builder.anew());
                 }
-                reply(self.evaluated(*builder, success, interrupted, running.holds));
+                answer(reply, self.evaluated(*builder, success, interrupted, running.holds))
             }
-            Build::Resumed(builder, reply) => reply(match refused {
-                Some(error) => Err(error),
-                None if running.released => Ok(None),
-                // The restart's arguments or the code to return failed, or the restart returned.
-                None if running.unchanged => Ok(Some(self.evaluated_inside(*builder, success, interrupted))),
-                None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
-            }),
-            Build::Inside(builder, reply) => {
-                reply(refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err));
-            }
-            Build::Locals(builder, reply) => reply(match refused {
-                Some(error) => Err(error),
-                None if success => Ok(builder.locals()),
-                None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
-            }),
-            Build::Release(reply) => reply(refused.map_or(Ok(()), Err)),
-            Build::Definitions(builder, reply) => reply(builder.definitions(success, interrupted)),
-            Build::Symbol(builder, reply) => reply(builder.symbol(success, interrupted)),
+            Build::Resumed(builder, reply) => answer(
+                reply,
+                match refused {
+                    Some(error) => Err(error),
+                    None if running.released => Ok(None),
+                    // The restart's arguments or the code to return failed, or the restart returned.
+                    None if running.unchanged => Ok(Some(self.evaluated_inside(*builder, success, interrupted))),
+                    None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
+                },
+            ),
+            Build::Inside(builder, reply) => answer(
+                reply,
+                refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err),
+            ),
+            Build::Locals(builder, reply) => answer(
+                reply,
+                match refused {
+                    Some(error) => Err(error),
+                    None if success => Ok(builder.locals()),
+                    None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+                },
+            ),
+            Build::Release(reply) => answer(reply, refused.map_or(Ok(()), Err)),
+            Build::Definitions(builder, reply) => answer(reply, builder.definitions(success, interrupted)),
+            Build::Symbol(builder, reply) => answer(reply, builder.symbol(success, interrupted)),
             Build::Reset(builder, reply) => {
                 if success {
                     self.state.lock().reset();
                 }
-                reply(builder.reset(success, interrupted));
+                answer(reply, builder.reset(success, interrupted))
             }
         }
     }
@@ -437,7 +453,7 @@ impl Inner {
         match request.job.kind {
             JobKind::Evaluate { .. } => self.local.store(!request.job.name.is_empty(), Ordering::Relaxed),
             JobKind::Reset if self.witness.get().is_some() => {
-                self.finish(Running::new(request, None), Err(true));
+                self.finish(Running::new(request, None), Err(true))();
                 loop {
                     std::thread::park();
                 }
@@ -503,16 +519,14 @@ impl Host for Inner {
                 && running.id == job
             {
                 if let Event::Done { success } = event {
-                    let mut running = slot.take();
+                    let running = slot.take();
                     drop(slot);
-                    let mut finish = || {
-                        if let Some(running) = running.take() {
-                            self.finish(running, Err(success));
+                    if let Some(running) = running {
+                        let answer = self.finish(running, Err(success));
+                        match self.lanes[index].idle() {
+                            Some(idle) => idle.soon(answer),
+                            None => answer(),
                         }
-                    };
-                    match self.lanes[index].idle() {
-                        Some(idle) => idle.within(&mut finish),
-                        None => finish(),
                     }
                     return false;
                 }

@@ -110,7 +110,7 @@ impl Inner {
                 std::mem::forget(reply);
             }
             _ => {
-                self.finish(running, Err(false));
+                self.finish(running, Err(false))();
                 // Time for that answer to be written.
                 std::thread::sleep(Duration::from_millis(50));
                 witness.stuck(None);

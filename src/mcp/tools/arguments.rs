@@ -70,10 +70,10 @@ impl Arguments {
     }
 
     /// A number; `allowed` says in words which.
-    pub(super) fn number(&mut self, name: &str, allowed: &str) -> Result<Option<f64>, Fault> {
+    pub(super) fn number(&mut self, name: &str, allowed: impl Fn() -> String) -> Result<Option<f64>, Fault> {
         match self.take(name) {
             None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or_else(|| self.wrong(name, allowed, &value)),
+            Some(value) => value.as_f64().map(Some).ok_or_else(|| self.wrong(name, &allowed(), &value)),
         }
     }
 

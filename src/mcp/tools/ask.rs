@@ -35,6 +35,8 @@ pub(super) struct Pending {
 /// What a call comes to.
 pub(super) enum Step {
     Answer(Reply),
+    /// The answer has left.
+    Answered,
     /// The client asks the person and calls again.
     Ask(InputRequiredResult),
 }

@@ -6,6 +6,7 @@ use rmcp::service::RequestContext;
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use super::ahead::Ahead;
 use super::ask::{self, Step};
 use super::wait::wait_reporting;
 use super::{Arguments, Desk, Fault, define};
@@ -74,10 +75,23 @@ pub(super) async fn call(
         arguments.choice("on-error", &[("abort", (false, false)), ("debug", (true, false)), ("ask", (true, true))])?;
     evaluation.hold = hold;
 
-    // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
+    // What a person is asked about is no answer yet.
+    let ahead = (!asks).then(|| Ahead::new(desk, context));
     let (answer, reply) = oneshot::channel();
-    let job = session.submit(evaluation, move |outcome| drop(answer.send(outcome)));
+    // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
+    let job = session.submit(evaluation, move |outcome| {
+        let unanswered = match ahead {
+            Some(ahead) => {
+                ahead.answer(&outcome.into());
+                None
+            }
+            None => Some(outcome),
+        };
+        drop(answer.send(unanswered));
+    });
     let printed = |from| session.output_so_far(job, from);
-    let outcome = wait_reporting(context, reply, || session.cancel(job), printed).await?;
-    if asks { ask::settle(session, &desk.pending, outcome, context).await } else { Ok(Step::Answer(outcome.into())) }
+    match wait_reporting(context, reply, || session.cancel(job), printed).await? {
+        Some(outcome) => ask::settle(session, &desk.pending, outcome, context).await,
+        None => Ok(Step::Answered),
+    }
 }

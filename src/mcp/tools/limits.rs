@@ -56,7 +56,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
 
 /// The argument `timeout`, in seconds, 0 for none.
 pub(super) fn timeout(arguments: &mut Arguments) -> Result<Option<Option<Duration>>, Fault> {
-    let allowed = format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS);
-    let seconds = arguments.number("timeout", &allowed)?;
+    let allowed = || format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS);
+    let seconds = arguments.number("timeout", allowed)?;
     Ok(seconds.map(Limits::timeout_from_seconds).transpose()?)
 }

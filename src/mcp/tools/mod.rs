@@ -1,5 +1,6 @@
 //! The tools: one small file a family, each with its definitions and its calls.
 
+mod ahead;
 mod arguments;
 mod ask;
 mod debugger;
@@ -22,6 +23,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 
+use super::link::Link;
 use super::structured;
 use super::wire::Ticket;
 use super::worker::Worker;
@@ -33,6 +35,7 @@ pub(super) use reply::Reply;
 #[derive(Debug)]
 pub(super) struct Desk {
     session: Session,
+    link: Arc<Link>,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
     /// Results have structured content, too.
@@ -42,12 +45,14 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    pub(super) fn new(session: Session, structured: bool) -> Self {
-        Self { session, worker: None, structured, pending: Mutex::default() }
+    /// `structured`: results have structured content, too.
+    pub(super) fn new(session: Session, link: Arc<Link>, structured: bool) -> Self {
+        Self { session, link, worker: None, structured, pending: Mutex::default() }
     }
 
-    pub(super) fn of_worker(session: Session, worker: Worker, structured: bool) -> Self {
-        Self { worker: Some(worker), ..Self::new(session, structured) }
+    /// The same in a worker process.
+    pub(super) fn of_worker(self, worker: Worker) -> Self {
+        Self { worker: Some(worker), ..self }
     }
 
     /// What `tools/list` shows.
@@ -111,7 +116,7 @@ pub(super) async fn call(
         && let Some(Ticket(number)) = context.extensions.get()
     {
         if !REPEATABLE.contains(&name) && worker.has_begun(*number) {
-            return Ok(result(desk, &worker.lost(session).into()).into());
+            return Ok(result(&worker.lost(session).into(), desk.structured).into());
         }
         session.number_from(*number);
     }
@@ -128,6 +133,8 @@ pub(super) async fn call(
             match step {
                 Ok(ask::Step::Ask(question)) => return Ok(question.into()),
                 Ok(ask::Step::Answer(reply)) => Ok(reply),
+                // What rmcp gets is dropped.
+                Ok(ask::Step::Answered) => return Ok(CallToolResult::success(Vec::new()).into()),
                 Err(fault) => Err(fault),
             }
         }
@@ -151,14 +158,14 @@ pub(super) async fn call(
         Err(Fault::Value(sentence)) => Reply::Refused(sentence),
         Err(Fault::Protocol(error)) => return Err(error),
     };
-    Ok(result(desk, &reply).into())
+    Ok(result(&reply, desk.structured).into())
 }
 
-fn result(desk: &Desk, reply: &Reply) -> CallToolResult {
+fn result(reply: &Reply, structured: bool) -> CallToolResult {
     // One block, always: clients are known to show only the first one of an error.
     let content = vec![ContentBlock::text(reply.text())];
     let mut result = if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-    result.structured_content = desk.structured.then(|| structured::content(reply));
+    result.structured_content = structured.then(|| structured::content(reply));
     result
 }
 

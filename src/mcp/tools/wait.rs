@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use rmcp::RoleServer;
-use rmcp::model::{ErrorData, ProgressNotificationParam};
+use rmcp::model::{ErrorData, ProgressNotification, ProgressNotificationParam, ServerNotification};
 use rmcp::service::RequestContext;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::Fault;
+use crate::mcp::wire::Concerning;
 
 /// Clients are promised a sign of life every five seconds; this leaves some room.
 const PROGRESS_EVERY: Duration = Duration::from_secs(4);
@@ -72,7 +73,10 @@ async fn signs_of_life(context: &RequestContext<RoleServer>, printed: impl Fn(us
         };
         told = Instant::now();
         let progress = ProgressNotificationParam::new(token.clone(), seconds).with_message(message);
-        if let Err(error) = context.peer.notify_progress(progress).await {
+        let mut progress = ProgressNotification::new(progress);
+        progress.extensions.insert(Concerning(context.id.clone()));
+        let progress = ServerNotification::ProgressNotification(progress);
+        if let Err(error) = context.peer.send_notification(progress).await {
             tracing::debug!(%error, "no progress could be reported");
         }
     }
