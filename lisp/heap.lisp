@@ -3,6 +3,14 @@
 
 (in-package "SBCL-HOST")
 
+(defconstant +nursery+ (* 64 1024 1024)
+  "Bytes that are allocated between two collections, at most. SBCL's own choice is a twentieth of the heap: most of it
+would be memory that was never touched before, which costs more to get than it costs to collect more often.")
+
+(defun limit-nursery ()
+  "Have garbage collected whenever so much was allocated, the first time as well."
+  (setf (sb-ext:bytes-consed-between-gcs) (min +nursery+ (sb-ext:bytes-consed-between-gcs))))
+
 (defglobal **kept-before** 0
   "Bytes in use when the first of the user's threads began that there are.")
 

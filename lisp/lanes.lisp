@@ -143,6 +143,7 @@ ask for no thread run their functions here."
 (defun start-lanes (&key seed user-init)
   "Start the Lisp threads."
   (setf *random-state* (sb-ext:seed-random-state seed))
+  (limit-nursery)
   (redirect-global-streams)
   (locate-compiled-files)
   (remember-user-variables)
