@@ -65,8 +65,7 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let name = request.name.clone();
-        let call = tools::call(&self.desk, request, &context);
-        match unwind::caught(call).await {
+        match unwind::caught(|| tools::call(&self.desk, request, &context)).await {
             Ok(answer) => answer,
             Err(panic) => Err(ErrorData::internal_error(format!("{name} failed: {panic}"), None)),
         }

@@ -391,10 +391,9 @@ impl Inner {
                     None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
                 },
             ),
-            Build::Inside(builder, reply) => answer(
-                reply,
-                refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err),
-            ),
+            Build::Inside(builder, reply) => {
+                answer(reply, refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err))
+            }
             Build::Locals(builder, reply) => answer(
                 reply,
                 match refused {

@@ -14,7 +14,7 @@ use rmcp::service::{PeerRequestOptions, RequestContext};
 use tokio::sync::oneshot;
 
 use super::wait::wait;
-use super::{Fault, Reply};
+use super::{Fault, Step};
 use crate::outcome::Clipped;
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Session};
 
@@ -30,15 +30,6 @@ const SHOWN_MESSAGE: usize = 1000;
 pub(super) struct Pending {
     state: String,
     outcome: Outcome,
-}
-
-/// What a call comes to.
-pub(super) enum Step {
-    Answer(Reply),
-    /// The answer has left.
-    Answered,
-    /// The client asks the person and calls again.
-    Ask(InputRequiredResult),
 }
 
 /// How a person can be reached.
@@ -91,7 +82,7 @@ pub(super) async fn settle(
                 let request = InputRequest::Elicitation(ElicitRequest::new(question));
                 let requests = InputRequests::from([(QUESTION.to_owned(), request)]);
                 *pending.lock() = Some(Pending { state: state.clone(), outcome });
-                return Ok(Step::Ask(InputRequiredResult::new(Some(requests), Some(state))));
+                return Ok(Step::Ask(Box::new(InputRequiredResult::new(Some(requests), Some(state)))));
             }
             Way::Request => {
                 let result = match request(session, question, context).await? {

@@ -1,5 +1,8 @@
 //! evaluate-lisp.
 
+use std::future::Future;
+use std::pin::Pin;
+
 use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use rmcp::service::RequestContext;
@@ -7,10 +10,10 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::ahead::Ahead;
-use super::ask::{self, Step};
+use super::ask;
 use super::wait::wait_reporting;
-use super::{Arguments, Desk, Fault, define};
-use crate::{Evaluation, Limits};
+use super::{Arguments, Desk, Fault, Step, define};
+use crate::{Evaluation, Limits, Outcome};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
@@ -91,7 +94,16 @@ pub(super) async fn call(
     });
     let printed = |from| session.output_so_far(job, from);
     match wait_reporting(context, reply, || session.cancel(job), printed).await? {
-        Some(outcome) => ask::settle(session, &desk.pending, outcome, context).await,
+        Some(outcome) => ask(desk, outcome, context).await,
         None => Ok(Step::Answered),
     }
+}
+
+/// Lets the person decide, where there is something to decide. Seldom, so that its room is not in each call.
+fn ask<'a>(
+    desk: &'a Desk,
+    outcome: Outcome,
+    context: &'a RequestContext<RoleServer>,
+) -> Pin<Box<dyn Future<Output = Result<Step, Fault>> + Send + 'a>> {
+    Box::pin(ask::settle(&desk.session, &desk.pending, outcome, context))
 }

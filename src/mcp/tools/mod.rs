@@ -13,12 +13,15 @@ mod reset;
 mod symbol;
 mod wait;
 
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rmcp::RoleServer;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, JsonObject, Tool, ToolAnnotations,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, InputRequiredResult, JsonObject,
+    Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
@@ -104,57 +107,78 @@ const REPEATABLE: [&str; 7] = [
     limits::NAME,
 ];
 
-/// Calls a tool.
-pub(super) async fn call(
-    desk: &Desk,
+/// What a call comes to.
+enum Step {
+    Answer(Reply),
+    /// The answer has left.
+    Answered,
+    /// The client asks the person behind it and calls again.
+    Ask(Box<InputRequiredResult>),
+}
+
+impl From<Reply> for Step {
+    fn from(reply: Reply) -> Self {
+        Self::Answer(reply)
+    }
+}
+
+pub(super) type Response = Result<CallToolResponse, ErrorData>;
+
+/// Calls a tool. The future is small: rmcp moves the one that holds it around.
+pub(super) fn call<'a>(
+    desk: &'a Desk,
     request: CallToolRequestParams,
-    context: &RequestContext<RoleServer>,
-) -> Result<CallToolResponse, ErrorData> {
+    context: &'a RequestContext<RoleServer>,
+) -> Pin<Box<dyn Future<Output = Response> + Send + 'a>> {
     let session = &desk.session;
-    let name = &*request.name;
+    let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     if let Some(worker) = &desk.worker
         && let Some(Ticket(number)) = context.extensions.get()
     {
-        if !REPEATABLE.contains(&name) && worker.has_begun(*number) {
-            return Ok(result(&worker.lost(session).into(), desk.structured).into());
+        if !REPEATABLE.contains(&&*name) && worker.has_begun(*number) {
+            return now(desk, Ok(worker.lost(session).into()));
         }
         session.number_from(*number);
     }
-    let arguments = request.arguments.unwrap_or_default();
-    // What waits is boxed: rmcp moves this future around, and an answer at hand need not carry the room of the others.
-    let answer = match name {
-        evaluate::NAME => {
-            let step = match &request.request_state {
-                Some(state) => {
-                    Box::pin(ask::go_on(session, &desk.pending, state, request.input_responses, context)).await
-                }
-                None => Box::pin(evaluate::call(desk, arguments, context)).await,
-            };
-            match step {
-                Ok(ask::Step::Ask(question)) => return Ok(question.into()),
-                Ok(ask::Step::Answer(reply)) => Ok(reply),
-                // What rmcp gets is dropped.
-                Ok(ask::Step::Answered) => return Ok(CallToolResult::success(Vec::new()).into()),
-                Err(fault) => Err(fault),
-            }
-        }
-        errors::DESCRIBE_NAME => errors::describe(session, arguments),
-        errors::BACKTRACE_NAME => errors::backtrace(session, arguments),
-        errors::HISTORY_NAME => errors::history(session, arguments),
+    let arguments = arguments.unwrap_or_default();
+    match &*name {
+        evaluate::NAME => match request_state {
+            None => Box::pin(async { respond(desk, evaluate::call(desk, arguments, context).await) }),
+            Some(state) => Box::pin(async move {
+                respond(desk, ask::go_on(session, &desk.pending, &state, input_responses, context).await)
+            }),
+        },
+        errors::DESCRIBE_NAME => now(desk, errors::describe(session, arguments)),
+        errors::BACKTRACE_NAME => now(desk, errors::backtrace(session, arguments)),
+        errors::HISTORY_NAME => now(desk, errors::history(session, arguments)),
         debugger::RESTART
         | debugger::LOCALS
         | debugger::EVAL
         | debugger::RETURN
         | debugger::AGAIN
-        | debugger::ABORT => Box::pin(debugger::call(session, name, arguments, context)).await,
-        definitions::NAME => Box::pin(definitions::call(session, arguments, context)).await,
-        symbol::NAME => Box::pin(symbol::call(session, arguments, context)).await,
-        reset::NAME => Box::pin(reset::call(desk, arguments, context)).await,
-        limits::NAME => limits::call(session, arguments),
-        unknown => return Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)),
-    };
-    let reply = match answer {
-        Ok(reply) => reply,
+        | debugger::ABORT => {
+            Box::pin(async move { respond(desk, debugger::call(session, &name, arguments, context).await) })
+        }
+        definitions::NAME => Box::pin(async { respond(desk, definitions::call(session, arguments, context).await) }),
+        symbol::NAME => Box::pin(async { respond(desk, symbol::call(session, arguments, context).await) }),
+        reset::NAME => Box::pin(async { respond(desk, reset::call(desk, arguments, context).await) }),
+        limits::NAME => now(desk, limits::call(session, arguments)),
+        unknown => Box::pin(ready(Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)))),
+    }
+}
+
+/// What need not be waited for.
+fn now<'a>(desk: &Desk, answer: Answer) -> Pin<Box<dyn Future<Output = Response> + Send + 'a>> {
+    Box::pin(ready(respond(desk, answer)))
+}
+
+/// What rmcp gets.
+fn respond(desk: &Desk, step: Result<impl Into<Step>, Fault>) -> Response {
+    let reply = match step.map(Into::into) {
+        Ok(Step::Answer(reply)) => reply,
+        // It drops this.
+        Ok(Step::Answered) => return Ok(CallToolResult::success(Vec::new()).into()),
+        Ok(Step::Ask(question)) => return Ok((*question).into()),
         Err(Fault::Value(sentence)) => Reply::Refused(sentence),
         Err(Fault::Protocol(error)) => return Err(error),
     };
