@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 2u
+#define SBCL_HOST_CONTRACT 3u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -114,7 +114,8 @@ enum sbcl_item {
 };
 
 /* The host's side, passed to sbcl_host_start and valid as long as the process. Each function may be called from any
- * Lisp thread, with interrupts disabled and float traps masked, and returns without unwinding. */
+ * Lisp thread with interrupts disabled, and returns without unwinding. Float traps may be enabled: on x86-64 the host
+ * masks them for itself, elsewhere its caller does. */
 struct sbcl_host {
   uint32_t contract;          /* SBCL_HOST_CONTRACT */
   uint32_t size;              /* sizeof(struct sbcl_host) */

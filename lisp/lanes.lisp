@@ -144,6 +144,7 @@ ask for no thread run their functions here."
   "Start the Lisp threads."
   (setf *random-state* (sb-ext:seed-random-state seed))
   (limit-nursery)
+  (prefer-large-pages)
   (redirect-global-streams)
   (locate-compiled-files)
   (remember-user-variables)

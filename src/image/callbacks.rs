@@ -8,6 +8,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
+use super::float_traps::Masked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 
@@ -34,7 +35,7 @@ pub(super) fn install(host: Arc<dyn Host>, seed: u64, user_init: bool) -> &'stat
 
 /// `sbcl_host.next_job`.
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
-    let _in_host = signals::enter_host();
+    let _in_host = (Masked::new(), signals::enter_host());
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
     };
@@ -54,7 +55,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
 
 /// `sbcl_host.event`.
 unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, length: u64) -> i32 {
-    let _in_host = signals::enter_host();
+    let _in_host = (Masked::new(), signals::enter_host());
     let text = match usize::try_from(length) {
         Ok(length) if length > 0 && !text.is_null() => {
             // SAFETY: the contract has Lisp pass `length` characters in a pinned string, which nothing else may move

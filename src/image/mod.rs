@@ -7,6 +7,7 @@
 mod bindings;
 mod boot;
 mod callbacks;
+mod float_traps;
 pub(crate) mod heap;
 mod library;
 pub(crate) mod process;

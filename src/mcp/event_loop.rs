@@ -40,12 +40,13 @@ struct Seat {
     is_needed: bool,
     /// What was served is over, with this status.
     ended: Option<io::Result<i32>>,
+    spins_until: Option<Instant>,
 }
 
 impl EventLoop {
     pub(super) fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None };
+        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None, spins_until: None };
         Ok(Self {
             runtime,
             seat: Mutex::new(seat),
@@ -90,7 +91,12 @@ impl EventLoop {
                 drop(seat);
                 self.runtime.block_on(self.relief());
                 seat = self.seat.lock();
+            } else if seat.spins_until.is_some_and(|until| Instant::now() < until) {
+                drop(seat);
+                for _ in 0..5 { std::thread::yield_now(); }
+                seat = self.seat.lock();
             } else {
+                seat.spins_until = None;
                 self.changed.wait(&mut seat);
             }
         }
@@ -124,10 +130,17 @@ impl EventLoop {
 
 impl Idle for EventLoop {
     fn idle(&self, until: Option<Instant>) {
-        self.seat.lock().away = None;
+        let away = self.seat.lock().away.take();
         self.relieved.notify_one();
         self.runtime.block_on(async {
             self.do_first();
+            if let Some(away) = away {
+                let mut seat = self.seat.lock();
+                let asleep = seat.spins_until.is_none();
+                seat.spins_until = Some(Instant::now() + std::time::Duration::from_micros(100));
+                let _ = away;
+                if asleep { self.changed.notify_one(); }
+            }
             match until {
                 None => self.work.notified().await,
                 // Past the time, the caller has what it waited for.
