@@ -242,6 +242,7 @@ this one."
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
+  (declare (type text code))
   (let ((stream (make-string-input-stream code))
         (result '())
         (*form-number* 0)
@@ -273,9 +274,9 @@ this one."
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
-  (declare (type function function))
+  (declare (type text name) (type function function))
   (current-package)
-  (if (string= name "")
+  (if (zerop (length name))
       (funcall function)
       (let ((*package* (with-boundary () (find-user-package name))))
         (funcall function))))

@@ -152,7 +152,8 @@
   (let* ((out (make-host-stream (event-code :stdout)))
          (err (make-host-stream (event-code :stderr)))
          (in (make-concatenated-stream))
-         (io (make-two-way-stream in out))
+         ;; MAKE-TWO-WAY-STREAM but for its checks, which are generic functions.
+         (io (sb-impl::%make-two-way-stream in out))
          (*job-streams* (progn (setf (host-stream-sibling out) err
                                      (host-stream-sibling err) out)
                                (list out err)))

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Runtime;
@@ -17,6 +17,12 @@ use tokio::time::timeout_at;
 
 use crate::Session;
 use crate::session::idle::{Idle, PATIENCE};
+
+/// How long the stand-in stays awake after an evaluation, when these come within as much of each other.
+const AWAKE: Duration = Duration::from_micros(200);
+
+/// How often the stand-in gives way to other threads before it looks whether it is needed.
+const LOOKS: usize = 5;
 
 /// A loop on whichever thread drives it.
 pub(super) struct EventLoop {
@@ -40,13 +46,26 @@ struct Seat {
     is_needed: bool,
     /// What was served is over, with this status.
     ended: Option<io::Result<i32>>,
-    spins_until: Option<Instant>,
+    /// When the evaluation thread last began to drive.
+    since: Instant,
+    /// For how long the stand-in does not sleep, though it has nothing to do; `None` while it does.
+    awake_until: Option<Instant>,
+}
+
+impl Seat {
+    /// The evaluation thread drives. True when it was called away soon after it had begun to.
+    fn sit_down(&mut self) -> bool {
+        let soon = self.since + AWAKE;
+        self.since = Instant::now();
+        self.away.take().is_some_and(|away| away < soon)
+    }
 }
 
 impl EventLoop {
     pub(super) fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None, spins_until: None };
+        let now = Instant::now();
+        let seat = Seat { away: Some(now), is_needed: true, ended: None, since: now, awake_until: None };
         Ok(Self {
             runtime,
             seat: Mutex::new(seat),
@@ -91,12 +110,12 @@ impl EventLoop {
                 drop(seat);
                 self.runtime.block_on(self.relief());
                 seat = self.seat.lock();
-            } else if seat.spins_until.is_some_and(|until| Instant::now() < until) {
+            } else if seat.awake_until.is_some_and(|until| Instant::now() < until) {
                 drop(seat);
-                for _ in 0..5 { std::thread::yield_now(); }
+                (0..LOOKS).for_each(|_| std::thread::yield_now());
                 seat = self.seat.lock();
             } else {
-                seat.spins_until = None;
+                seat.awake_until = None;
                 self.changed.wait(&mut seat);
             }
         }
@@ -109,6 +128,15 @@ impl EventLoop {
             && catch_unwind(AssertUnwindSafe(work)).is_err()
         {
             tracing::error!("an answer panicked");
+        }
+    }
+
+    /// Keeps the stand-in from sleeping, and its processor with it, while a client makes one call after another: a
+    /// processor that sleeps takes longer to wake than a small evaluation takes, and the client waits on one.
+    fn stay_awake(&self) {
+        let mut seat = self.seat.lock();
+        if seat.awake_until.replace(Instant::now() + AWAKE).is_none() {
+            self.changed.notify_one();
         }
     }
 
@@ -130,16 +158,12 @@ impl EventLoop {
 
 impl Idle for EventLoop {
     fn idle(&self, until: Option<Instant>) {
-        let away = self.seat.lock().away.take();
+        let hurries = self.seat.lock().sit_down();
         self.relieved.notify_one();
         self.runtime.block_on(async {
             self.do_first();
-            if let Some(away) = away {
-                let mut seat = self.seat.lock();
-                let asleep = seat.spins_until.is_none();
-                seat.spins_until = Some(Instant::now() + std::time::Duration::from_micros(100));
-                let _ = away;
-                if asleep { self.changed.notify_one(); }
+            if hurries {
+                self.stay_awake();
             }
             match until {
                 None => self.work.notified().await,
