@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::File;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{BINARY, Server, outcome};
 use serde_json::{Value, json};
@@ -428,7 +429,7 @@ fn a_cancelled_request_gets_no_answer() {
     let is_cancelled =
         |server: &mut Server| server.call_tool("describe-last-error", json!({})).0.starts_with("Error: CANCELLED");
     assert!((0..2000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
         is_cancelled(&mut server)
     }));
     server.goes_on();
@@ -456,6 +457,73 @@ fn an_id_is_used_once_at_a_time() {
     );
     assert_eq!(server.answer(7)["result"], json!({}));
     assert_eq!(server.answer("7")["result"], json!({}));
+}
+
+/// Evaluations that are over at once, and such that outlast the patience of the thread that reads.
+const SHORT_AND_LONG: [&str; 4] =
+    ["(+ 1 2)", "(progn (sleep 0.001) 3)", "(progn (sleep 0.002) 3)", "(progn (sleep 0.004) 3)"];
+
+#[test]
+fn an_id_is_free_once_it_is_answered() {
+    for arguments in [&["serve"][..], &["serve", "--no-supervisor"]] {
+        let mut server = Server::start_with(arguments);
+        server.initialize("2025-11-25");
+        for code in SHORT_AND_LONG.iter().cycle().take(400) {
+            let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+            server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
+            assert_eq!(outcome(&server.answer(1)).0, "=> 3", "{code}");
+            let params = json!({"name": "describe-last-error", "arguments": {}});
+            server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
+            assert_eq!(outcome(&server.answer(1)).0, NO_ERROR, "after {code}");
+        }
+    }
+}
+
+#[test]
+fn a_call_may_be_cancelled_as_it_ends() {
+    for arguments in [&["serve"][..], &["serve", "--no-supervisor"]] {
+        let mut server = Server::start_with(arguments);
+        server.initialize("2025-11-25");
+        let step = Duration::from_micros(100);
+        let (mut answered, mut wait) = (0, 30 * step);
+        for _ in 0..200 {
+            let call = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.003) :slept)"}));
+            std::thread::sleep(wait);
+            server.notify("notifications/cancelled", json!({"requestId": call}));
+            let ping = server.post("ping", json!({}));
+            let first = server.receive().expect("an answer");
+            if first["id"] == call {
+                assert_eq!(outcome(&first).0, "=> :SLEPT");
+                assert_eq!(server.answer(ping)["result"], json!({}));
+                answered += 1;
+                wait = wait.saturating_sub(step);
+            } else {
+                assert_eq!(first["id"], ping);
+                wait += step;
+            }
+        }
+        // Both happen: the cancellation was kept close to the answer.
+        assert!((1..200).contains(&answered), "{answered} of 200 were answered");
+        server.goes_on();
+    }
+}
+
+#[test]
+fn nothing_is_reported_of_what_is_answered() {
+    for arguments in [&["serve"][..], &["serve", "--no-supervisor"]] {
+        let mut server = Server::start_with(arguments);
+        server.initialize("2025-11-25");
+        for round in 0..20 {
+            // It ends about when what it printed is reported.
+            let seconds = 0.245 + f64::from(round) * 0.0005;
+            let arguments = json!({"code": format!("(progn (print :here) (sleep {seconds}) 3)")});
+            let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": round}});
+            let id = server.post("tools/call", call);
+            while server.receive().expect("an answer")["id"] != id {}
+            let ping = server.post("ping", json!({}));
+            assert_eq!(server.receive().expect("an answer")["id"], ping, "round {round}");
+        }
+    }
 }
 
 #[test]
