@@ -1,4 +1,4 @@
-//! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, memory.
+//! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, a new image, memory.
 //!
 //! Calls of the different kinds take turns in one run, a few dozen of one kind at a time, as one client makes them, so
 //! that their ratios mean something on a noisy machine; and so do the server and one that was started with
@@ -14,6 +14,7 @@ const ROUNDS: usize = 3_000;
 const UNMEASURED: usize = 10;
 const MEASURED: usize = 30;
 const STARTS: usize = 20;
+const IMAGES: usize = 20;
 
 struct Client {
     child: Child,
@@ -73,6 +74,21 @@ fn median(times: &mut [Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
+/// The process that a supervisor has started.
+fn worker(supervisor: u32) -> Option<rustix::process::Pid> {
+    let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    rustix::process::Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+}
+
+/// The time until `request` is answered, in which it must say what is expected.
+fn time(client: &mut Client, request: &str, expected: &str) -> Duration {
+    let begin = Instant::now();
+    let answer = client.ask(request);
+    let time = begin.elapsed();
+    assert!(answer.contains(expected), "{answer}");
+    time
+}
+
 /// Resident memory of a process and its children, in bytes: whole, and with what they share counted once.
 fn resident(process: u32) -> (u64, u64) {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
@@ -88,7 +104,7 @@ fn resident(process: u32) -> (u64, u64) {
 
 fn main() {
     let server = env!("CARGO_BIN_EXE_sbcl-mcp");
-    let mut arguments = vec!["serve".to_owned()];
+    let mut arguments = vec!["serve".to_owned(), "--log=error".to_owned()];
     arguments.extend(std::env::args().skip(1).filter(|argument| !argument.starts_with("--bench")));
     assert!(!arguments.iter().any(|argument| argument == "--no-supervisor"), "measured beside it in any case");
 
@@ -126,10 +142,7 @@ fn main() {
             for (target, times) in targets.into_iter().take(if echo { 1 } else { 2 }) {
                 // What ran before must not decide how fast these are.
                 for call in 0..UNMEASURED + MEASURED {
-                    let begin = Instant::now();
-                    let answer = target.ask(request);
-                    let time = begin.elapsed();
-                    assert!(answer.contains(expected), "{name}: {answer}");
+                    let time = time(target, request, expected);
                     if call >= UNMEASURED {
                         times[index].push(time);
                     }
@@ -137,20 +150,30 @@ fn main() {
             }
         }
     }
+    let plus = &requests[3].1;
+    let (mut resets, mut kills) = (Vec::new(), Vec::new());
+    for _ in 0..IMAGES {
+        resets.push(time(&mut client, &call("reset-session", "{}"), "Session reset"));
+        let worker = worker(client.child.id()).expect("a worker");
+        rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("it is ours");
+        kills.push(time(&mut client, plus, "=> 3"));
+    }
     cat.stop();
     client.stop();
     alone.stop();
 
     let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
-    println!("round trip, median of {ROUNDS}, and what the supervisor takes of it:");
+    println!("round trip, median of {ROUNDS}, and the same with --no-supervisor:");
     for (((name, ..), median), alone) in requests.iter().zip(&medians).zip(&mut times_alone) {
-        let supervisor = if alone.is_empty() { 0.0 } else { median - self::median(alone) };
-        println!(
-            "  {name:24} {median:8.1} µs   {supervisor:6.1} µs   {:5.2} × describe-last-error",
-            median / medians[2]
-        );
+        let ratio = median / medians[2];
+        print!("  {name:24} {median:8.1} µs   {ratio:5.2} × describe-last-error");
+        println!("{}", if alone.is_empty() { String::new() } else { format!("   {:8.1} µs", self::median(alone)) });
     }
     println!("start to the first evaluation's answer, median of {STARTS}: {:.1} ms", median(&mut starts) / 1000.0);
+    let (reset, kill) = (median(&mut resets) / 1000.0, median(&mut kills) / 1000.0);
+    println!(
+        "a new image, median of {IMAGES}: {reset:.1} ms by reset-session, {kill:.1} ms from its death to the next answer"
+    );
     let (whole, once) = (memory.0 as f64 / 1e6, memory.1 as f64 / 1e6);
     println!("resident memory then, both processes: {whole:.1} MB, {once:.1} MB with what they share counted once");
 }
