@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 use crate::Session;
 use crate::session::idle::{Idle, PATIENCE};
 
-/// How long the stand-in stays awake after an evaluation, when these come within as much of each other.
+/// How long the stand-in stays awake for a client that makes one call after another.
 const AWAKE: Duration = Duration::from_micros(200);
 
 /// How often the stand-in gives way to other threads before it looks whether it is needed.
@@ -46,34 +46,22 @@ struct Seat {
     is_needed: bool,
     /// What was served is over, with this status.
     ended: Option<io::Result<i32>>,
-    /// When the evaluation thread last began to drive.
-    since: Instant,
     /// For how long the stand-in does not sleep, though it has nothing to do; `None` while it does.
     awake_until: Option<Instant>,
 }
 
-impl Seat {
-    /// The evaluation thread drives. True when it was called away soon after it had begun to.
-    fn sit_down(&mut self) -> bool {
-        let soon = self.since + AWAKE;
-        self.since = Instant::now();
-        self.away.take().is_some_and(|away| away < soon)
-    }
-}
-
 impl EventLoop {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Arc<Self>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let now = Instant::now();
-        let seat = Seat { away: Some(now), is_needed: true, ended: None, since: now, awake_until: None };
-        Ok(Self {
+        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None, awake_until: None };
+        Ok(Arc::new(Self {
             runtime,
             seat: Mutex::new(seat),
             changed: Condvar::new(),
             first: Mutex::default(),
             work: Notify::new(),
             relieved: Notify::new(),
-        })
+        }))
     }
 
     /// Runs `work` on this thread alone.
@@ -83,20 +71,19 @@ impl EventLoop {
 
     /// Runs `service` to its end, on this thread and on the session's evaluation thread.
     pub(super) fn serve(
-        self,
+        self: Arc<Self>,
         session: &Session,
         service: impl Future<Output = io::Result<i32>> + Send + 'static,
     ) -> io::Result<i32> {
-        let this = Arc::new(self);
-        let ending = this.clone();
-        this.runtime.spawn(async move {
+        let ending = self.clone();
+        self.runtime.spawn(async move {
             let status = service.await;
             ending.seat.lock().ended = Some(status);
             ending.changed.notify_one();
             ending.relieved.notify_one();
         });
-        session.idle_with(this.clone());
-        this.stand_in()
+        session.idle_with(self.clone());
+        self.stand_in()
     }
 
     /// Drives the loop whenever the evaluation thread is away for long.
@@ -131,9 +118,9 @@ impl EventLoop {
         }
     }
 
-    /// Keeps the stand-in from sleeping, and its processor with it, while a client makes one call after another: a
-    /// processor that sleeps takes longer to wake than a small evaluation takes, and the client waits on one.
-    fn stay_awake(&self) {
+    /// Notes that the client makes one call after another: for a while the stand-in does not sleep, nor does its
+    /// processor. One that sleeps takes longer to wake than a small evaluation takes, and the client waits on one.
+    pub(super) fn stay_awake(&self) {
         let mut seat = self.seat.lock();
         if seat.awake_until.replace(Instant::now() + AWAKE).is_none() {
             self.changed.notify_one();
@@ -158,13 +145,10 @@ impl EventLoop {
 
 impl Idle for EventLoop {
     fn idle(&self, until: Option<Instant>) {
-        let hurries = self.seat.lock().sit_down();
+        self.seat.lock().away = None;
         self.relieved.notify_one();
         self.runtime.block_on(async {
             self.do_first();
-            if hurries {
-                self.stay_awake();
-            }
             match until {
                 None => self.work.notified().await,
                 // Past the time, the caller has what it waited for.

@@ -50,7 +50,7 @@ pub(crate) fn serve(stdio: Stdio, session: Session, structured: bool) -> io::Res
     let event_loop = EventLoop::new()?;
     let (signals, wire, link) = event_loop.prepare(async {
         let signals = Signals::new()?;
-        let (wire, link) = Wire::open(stdio, false)?;
+        let (wire, link) = Wire::open(stdio, false, event_loop.clone())?;
         io::Result::Ok((signals, wire, link))
     })?;
     let desk = Desk::new(session.clone(), link.clone(), structured);
@@ -62,7 +62,7 @@ pub(crate) fn serve_supervised(stdio: Stdio, session: Session, board: Board, str
     let event_loop = EventLoop::new()?;
     let (signals, wire, link, worker) = event_loop.prepare(async {
         let signals = Signals::new()?;
-        let (mut wire, link) = Wire::open(stdio, true)?;
+        let (mut wire, link) = Wire::open(stdio, true, event_loop.clone())?;
         let handover = wire.take_over(Some(board)).await?;
         let worker = worker::take_over(&session, handover, link.clone(), board);
         io::Result::Ok((signals, wire, link, worker))
@@ -90,8 +90,9 @@ async fn converse(mut signals: Signals, wire: Wire, link: Arc<Link>, desk: Desk)
 
 /// Tells the client, when it asks for the first time, why there is no server.
 pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result<()> {
-    EventLoop::new()?.prepare(async {
-        let (mut wire, link) = Wire::open(stdio, supervised)?;
+    let event_loop = EventLoop::new()?;
+    event_loop.prepare(async {
+        let (mut wire, link) = Wire::open(stdio, supervised, event_loop.clone())?;
         if supervised {
             wire.take_over(None).await?;
         }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rmcp::RoleServer;
@@ -15,6 +15,7 @@ use rmcp::model::{
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 
+use super::event_loop::EventLoop;
 use super::incoming::{Incoming, Refusal, decode};
 use super::lines::{Line, Lines, MAX_LINE};
 use super::link::{Batch, Link};
@@ -32,7 +33,6 @@ type Place<'a> = (usize, &'a Arc<Mutex<Batch>>);
 
 /// The wire to the client. What comes in is checked before rmcp sees it: rmcp drops what it cannot read, and ends
 /// when a notification comes before the opening request.
-#[derive(Debug)]
 pub(super) struct Wire {
     lines: Lines,
     link: Arc<Link>,
@@ -41,6 +41,7 @@ pub(super) struct Wire {
     /// The numbers of the lines that come next, and of those after them.
     resent: VecDeque<u64>,
     next: u64,
+    event_loop: Arc<EventLoop>,
     /// Where a supervisor sees which line was read last.
     board: Option<Board>,
 }
@@ -54,12 +55,12 @@ pub(super) struct Ticket(pub(super) u64);
 pub(super) struct Concerning(pub(super) RequestId);
 
 impl Wire {
-    /// Opens both directions. `supervised`: a supervisor is between this end and the client.
-    pub(super) fn open(stdio: Stdio, supervised: bool) -> io::Result<(Self, Arc<Link>)> {
+    /// Opens both directions, on `event_loop`. `supervised`: a supervisor is between this end and the client.
+    pub(super) fn open(stdio: Stdio, supervised: bool, event_loop: Arc<EventLoop>) -> io::Result<(Self, Arc<Link>)> {
         let link = Arc::new(Link::new(Output::new(Pipe::writer(stdio.output)?), supervised));
         let lines = Lines::new(Pipe::reader(stdio.input)?);
-        let wire =
-            Self { lines, link: link.clone(), ready: VecDeque::new(), resent: VecDeque::new(), next: 1, board: None };
+        let (ready, resent) = (VecDeque::new(), VecDeque::new());
+        let wire = Self { lines, link: link.clone(), ready, resent, next: 1, event_loop, board: None };
         Ok((wire, link))
     }
 
@@ -218,6 +219,9 @@ impl Transport<RoleServer> for Wire {
             if let Some(message) = self.ready.pop_front() {
                 return Some(message);
             }
+            // While something is to be answered, that comes first.
+            let awake = if link.is_idle() { AWAKE } else { Duration::ZERO };
+            let begin = Instant::now();
             let line = tokio::select! {
                 biased;
                 () = link.stop.notified() => return None,
@@ -225,10 +229,12 @@ impl Transport<RoleServer> for Wire {
                     if !link.output.is_drained_to(MAX_BACKLOG) {
                         link.output.drained_to(MAX_BACKLOG).await;
                     }
-                    // While something is to be answered, that comes first.
-                    self.lines.next(if link.is_idle() { AWAKE } else { Duration::ZERO }).await
+                    self.lines.next(awake).await
                 } => line,
             };
+            if begin.elapsed() < awake {
+                self.event_loop.stay_awake();
+            }
             match line {
                 Ok(Line::Text(line)) => {
                     let incoming = decode(self.lines.text(line));
