@@ -306,18 +306,20 @@ when FUNCTION returns."
    1 (call-until-abandoned
       (lambda ()
         (let ((*code* code))
-          (unless (nth-value
-                   1 (call-with-recorded-warnings
-                      (lambda ()
-                        (call-until-abandoned
-                         (lambda ()
-                           (call-with-user-package
-                            package
-                            (lambda ()
-                              (let ((values (evaluate-forms code)))
-                                (with-boundary ()
-                                  (mapc #'push-value values))))))))))
-            (abandon-evaluation nil)))))))
+          ;; Not before there is where to unwind to.
+          (with-interrupts
+            (unless (nth-value
+                     1 (call-with-recorded-warnings
+                        (lambda ()
+                          (call-until-abandoned
+                           (lambda ()
+                             (call-with-user-package
+                              package
+                              (lambda ()
+                                (let ((values (evaluate-forms code)))
+                                  (with-boundary ()
+                                    (mapc #'push-value values))))))))))
+              (abandon-evaluation nil))))))))
 
 (defun run-timed (function)
   "Return the value of FUNCTION and push what it took."

@@ -56,8 +56,9 @@
   "Call FUNCTION, a question, and return true; when it fails, push the error and return false."
   (nth-value 1 (call-until-abandoned
                 (lambda ()
-                  (with-boundary ()
-                    (funcall (the function function)))))))
+                  (with-interrupts
+                    (with-boundary ()
+                      (funcall (the function function))))))))
 
 (defun run-interrupt (job)
   "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
@@ -70,10 +71,10 @@
        (sb-thread:interrupt-thread thread (lambda () (interrupt-evaluation target reason)))))))
 
 (defun run-job (job)
-  "Do JOB. Return true when it succeeded."
+  "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."
   (let ((kind (job-kind job)))
     (cond ((eql kind (job-code :evaluate)) (run-evaluation job))
-          ((eql kind (job-code :reset)) (run-reset))
+          ((eql kind (job-code :reset)) (with-interrupts (run-reset)))
           ((eql kind (job-code :definitions))
            (run-guarded-inspection #'push-definitions))
           ((eql kind (job-code :describe))
@@ -106,17 +107,20 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
       (allow-with-interrupts (with-interrupts nil)))))
 
 (defun run-lane (lane)
-  "Do the jobs of LANE until the host ends it."
+  "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
+it: the end of a job is told, and the next one asked for, whatever timers there are."
   (let ((*spare-buffer* nil)
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
-    (loop for job = (next-lane-job lane)
-          while job
-          do (let ((success nil)
-                   (*job-id* (job-id job)))
-               ;; A job that was held ends as another one.
-               (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
-                                 (setf success (run-job job)))
-                 (done success))))))
+    (without-interrupts
+      (allow-with-interrupts
+        (loop for job = (next-lane-job lane)
+              while job
+              do (let ((success nil)
+                       (*job-id* (job-id job)))
+                   ;; A job that was held ends as another one.
+                   (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
+                                     (setf success (run-job job)))
+                     (done success))))))))
 
 (defun await-signals ()
   "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that

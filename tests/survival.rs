@@ -423,6 +423,36 @@ fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm() {
     session.finish();
 }
 
+#[test]
+fn an_evaluation_is_answered_whatever_interrupts_its_thread_as_it_ends() {
+    let mut session = Session::start(&[]);
+    for _ in 0..3 {
+        // There is always an interrupt that waits for its moment; one that comes after the evaluation does not return.
+        let (text, _) = session.answer(
+            "(let ((me sb-thread:*current-thread*)
+                   (abandon (find-symbol \"*ABANDON*\" \"SBCL-HOST\"))
+                   (pending nil))
+               (flet ((stay () (setf pending nil) (unless (symbol-value abandon) (loop (sleep 1)))))
+                 (sb-thread:make-thread
+                   (lambda ()
+                     (loop with end = (+ (get-internal-real-time) internal-time-units-per-second)
+                           while (< (get-internal-real-time) end)
+                           unless pending
+                             do (setf pending t)
+                                (ignore-errors (sb-thread:interrupt-thread me #'stay)))))
+                 (dotimes (i 300000) (setf * i))
+                 :answered))",
+            20.0,
+        );
+        assert!(text.contains("=> :ANSWERED"), "{text}");
+        let (text, _) = session.answer("(+ 1 2)", 0.5);
+        assert!(text.contains("=> 3") || text.contains("TIMEOUT"), "{text}");
+        session.reset();
+        session.define();
+    }
+    session.finish();
+}
+
 // ---- Debuggers, streams, packages, hooks
 
 #[test]

@@ -30,8 +30,6 @@ pub(super) struct EventLoop {
     seat: Mutex<Seat>,
     /// The seat has changed in a way that concerns the stand-in.
     changed: Condvar,
-    /// What the evaluation thread does before it drives.
-    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The evaluation thread has something to do.
     work: Notify,
     /// The stand-in has nothing to do any more.
@@ -44,6 +42,8 @@ struct Seat {
     away: Option<Instant>,
     /// That is long enough for the stand-in to drive.
     is_needed: bool,
+    /// What whoever drives next does first.
+    first: Option<Box<dyn FnOnce() + Send>>,
     /// What was served is over, with this status.
     ended: Option<io::Result<i32>>,
     /// For how long the stand-in does not sleep, though it has nothing to do; `None` while it does.
@@ -53,12 +53,11 @@ struct Seat {
 impl EventLoop {
     pub(super) fn new() -> io::Result<Arc<Self>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let seat = Seat { away: Some(Instant::now()), is_needed: true, ended: None, awake_until: None };
+        let seat = Seat { away: Some(Instant::now()), is_needed: true, first: None, ended: None, awake_until: None };
         Ok(Arc::new(Self {
             runtime,
             seat: Mutex::new(seat),
             changed: Condvar::new(),
-            first: Mutex::default(),
             work: Notify::new(),
             relieved: Notify::new(),
         }))
@@ -94,8 +93,12 @@ impl EventLoop {
                 return status;
             }
             if seat.is_needed {
+                let first = seat.first.take();
                 drop(seat);
-                self.runtime.block_on(self.relief());
+                self.runtime.block_on(async {
+                    perform(first);
+                    self.relief().await;
+                });
                 seat = self.seat.lock();
             } else if seat.awake_until.is_some_and(|until| Instant::now() < until) {
                 drop(seat);
@@ -105,16 +108,6 @@ impl EventLoop {
                 seat.awake_until = None;
                 self.changed.wait(&mut seat);
             }
-        }
-    }
-
-    /// Does what was to be done as soon as the evaluation thread drives.
-    fn do_first(&self) {
-        let first = self.first.lock().take();
-        if let Some(work) = first
-            && catch_unwind(AssertUnwindSafe(work)).is_err()
-        {
-            tracing::error!("an answer panicked");
         }
     }
 
@@ -143,12 +136,25 @@ impl EventLoop {
     }
 }
 
+/// Does what was put off.
+fn perform(work: Option<Box<dyn FnOnce() + Send>>) {
+    if let Some(work) = work
+        && catch_unwind(AssertUnwindSafe(work)).is_err()
+    {
+        tracing::error!("an answer panicked");
+    }
+}
+
 impl Idle for EventLoop {
     fn idle(&self, until: Option<Instant>) {
-        self.seat.lock().away = None;
+        let first = {
+            let mut seat = self.seat.lock();
+            seat.away = None;
+            seat.first.take()
+        };
         self.relieved.notify_one();
         self.runtime.block_on(async {
-            self.do_first();
+            perform(first);
             match until {
                 None => self.work.notified().await,
                 // Past the time, the caller has what it waited for.
@@ -159,15 +165,19 @@ impl Idle for EventLoop {
     }
 
     fn pass(&self) {
+        let first = self.seat.lock().first.take();
         self.runtime.block_on(async {
-            self.do_first();
+            perform(first);
             tokio::task::yield_now().await;
         });
     }
 
     fn soon(&self, work: Box<dyn FnOnce() + Send>) {
-        let before = self.first.lock().replace(work);
-        debug_assert!(before.is_none(), "it idles between two jobs");
+        let mut seat = self.seat.lock();
+        // The stand-in drives already, or there is something that should have been done by now.
+        let now = if seat.is_needed { Some(work) } else { seat.first.replace(work) };
+        drop(seat);
+        perform(now);
     }
 
     fn look(&self, now: Instant) -> Option<Instant> {

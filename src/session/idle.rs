@@ -12,8 +12,9 @@ pub(crate) trait Idle: Send + Sync {
     fn idle(&self, until: Option<Instant>);
     /// Called on the evaluation thread. Does a little of it between two jobs.
     fn pass(&self);
-    /// Called on the evaluation thread at the end of a job. Calls `work` as the first thing of [`Self::idle`] or
-    /// [`Self::pass`], one of which follows: what that wakes is done sooner so.
+    /// Called on the evaluation thread at the end of a job. Calls `work`, if possible as the first thing of
+    /// [`Self::idle`] or [`Self::pass`], one of which follows unless the thread is interrupted: what that wakes is done
+    /// sooner so.
     fn soon(&self, work: Box<dyn FnOnce() + Send>);
     /// Called on the clock's thread while jobs are done: takes care that nothing rests for too long. When to look again,
     /// if nothing begins until then.
