@@ -321,10 +321,18 @@ when FUNCTION returns."
                                     (mapc #'push-value values))))))))))
               (abandon-evaluation nil))))))))
 
+(defun monotonic-milliseconds ()
+  "Return the time since some moment in the past. GET-INTERNAL-REAL-TIME is the kernel's coarse clock: 4 ms a tick."
+  #+linux
+  (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
+    (+ (* 1000 seconds) (/ nanoseconds 1000000)))
+  #-linux
+  (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
+
 (defun run-timed (function)
   "Return the value of FUNCTION and push what it took."
   (declare (type function function))
-  (let ((real (get-internal-real-time))
+  (let ((real (monotonic-milliseconds))
         (run (get-internal-run-time))
         (gc sb-ext:*gc-run-time*)
         (bytes (sb-ext:get-bytes-consed)))
@@ -332,7 +340,7 @@ when FUNCTION returns."
              (round (* 1000 units) internal-time-units-per-second)))
       (prog1 (funcall function)
         (event *job-id* (event-code :bytes-consed) (- (sb-ext:get-bytes-consed) bytes))
-        (event *job-id* (event-code :time-real) (milliseconds (- (get-internal-real-time) real)))
+        (event *job-id* (event-code :time-real) (values (round (- (monotonic-milliseconds) real))))
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 

@@ -50,17 +50,17 @@ copy all that is kept several times, and there may be no room for that."
         (when (find self threads)
           (sb-thread:abort-thread))))))
 
-(defun await-ending-threads ()
-  "Give the threads that END-THREADS-FOR-HEAP was the last to end one second to unwind."
+(defun await-threads (threads)
+  "Give THREADS, which are being ended, one second to unwind."
   (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
-    (dolist (thread **ending-threads**)
+    (dolist (thread threads)
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
         (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
 
 (defun collect-and-report ()
   "Collect the garbage of an evaluation that was filling the heap, and push what is left."
   (let ((used (sb-kernel:dynamic-usage)))
-    (await-ending-threads)
+    (await-threads **ending-threads**)
     (collect-what-was-new)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
@@ -80,5 +80,5 @@ one of them: it ends last, and here."
 SBCL's own."
   (when (and **ending-threads** (not (eq **ending-threads** **cleared-up-after**)))
     (setf **cleared-up-after** **ending-threads**)
-    (await-ending-threads)
+    (await-threads **ending-threads**)
     (collect-what-was-new)))

@@ -127,9 +127,10 @@ x87 coprocessor, which takes longer than the rest of a call."
                 :name (copy-text (aref words 5) (aref words 6))))))
 
 (defun prefer-large-pages ()
-  "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a good
-part of what a small evaluation costs. Where that is not to be had, nothing is lost."
-  #+linux
+  "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a
+good part of what a small evaluation costs. Where that is not to be had, nothing is lost. On x86-64 only, where they
+have 2 MB: elsewhere they may have 512."
+  #+(and linux x86-64)
   (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
                  sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
 

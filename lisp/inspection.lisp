@@ -275,7 +275,8 @@ without interning it. Return the symbol, whether there is one, the name and the 
                  (format stream "Symbol ~A not found in package ~A (nor in the packages it uses)."
                          name (package-name package))
                  (when elsewhere
-                   (format stream "~%Other packages have it: ~{~A~^, ~}." (subseq elsewhere 0 (min 5 (length elsewhere)))))
+                   (format stream "~%Other packages have it: ~{~A~^, ~}."
+                           (subseq elsewhere 0 (min 5 (length elsewhere)))))
                  (when near
                    (format stream "~%Near names: ~{~A~^, ~}." near))))))
 

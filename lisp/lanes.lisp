@@ -19,8 +19,10 @@
 
 (defun run-reset ()
   "Do a :RESET job."
-  (dolist (thread (user-threads))
-    (ignore-errors (sb-thread:terminate-thread thread)))
+  (let ((threads (user-threads)))
+    (dolist (thread threads)
+      (ignore-errors (sb-thread:terminate-thread thread)))
+    (await-threads threads))
   (setf * nil ** nil *** nil + nil ++ nil +++ nil / nil // nil /// nil - nil)
   (let ((left (remove-definitions)))
     (when left

@@ -4,8 +4,8 @@
 
 (defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
   "Evaluate BODY under known printer and reader variables, whatever the user's are; *PACKAGE* stays."
-  `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase) (*print-circle* nil) (*print-escape* t)
-         (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
+  `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase)
+         (*print-circle* nil) (*print-escape* t) (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
          (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
          (*print-pretty* nil) (*print-radix* nil) (*print-readably* nil) (*print-right-margin* nil)
          (*read-base* 10) (*read-default-float-format* 'single-float) (*read-eval* t) (*read-suppress* nil)

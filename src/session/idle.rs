@@ -16,8 +16,8 @@ pub(crate) trait Idle: Send + Sync {
     /// [`Self::idle`] or [`Self::pass`], one of which follows unless the thread is interrupted: what that wakes is done
     /// sooner so.
     fn soon(&self, work: Box<dyn FnOnce() + Send>);
-    /// Called on the clock's thread while jobs are done: takes care that nothing rests for too long. When to look again,
-    /// if nothing begins until then.
+    /// Called on the clock's thread while jobs are done: takes care that nothing rests for too long. When to look
+    /// again, if nothing begins until then.
     fn look(&self, now: Instant) -> Option<Instant>;
     /// Ends [`Self::idle`]. Called on any thread, while that runs or before it begins.
     fn wake(&self);

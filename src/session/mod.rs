@@ -337,8 +337,8 @@ impl Inner {
         {
             running.interrupted.get_or_insert(reason);
             let since = *running.interrupted_at.get_or_insert_with(Instant::now);
-            // It may come too early, or be held up by cleanup forms: ask again. Collecting a large heap's garbage, which
-            // follows when that is full, is not to be disturbed.
+            // It may come too early, or be held up by cleanup forms: ask again. Collecting a large heap's garbage,
+            // which follows when that is full, is not to be disturbed.
             if reason != Interrupt::Heap {
                 let again = Instant::now() + INTERRUPT_AGAIN;
                 running.deadline = Some(again);

@@ -23,8 +23,8 @@ const COLLECTION_WATCH: Duration = Duration::from_millis(50);
 /// How often the heap is looked at while evaluations run.
 pub(super) const HEAP_WATCH: Duration = Duration::from_millis(10);
 
-/// How much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage in. What
-/// earlier evaluations left counts, but always leaves some room, so that it can be let go of.
+/// How much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage in.
+/// What earlier evaluations left counts, but always leaves some room, so that it can be let go of.
 pub(super) fn heap_limit() -> Option<usize> {
     let Usage { kept, size, .. } = image::heap::usage()?;
     Some((size / 5 * 2).max(kept + size / 6))
