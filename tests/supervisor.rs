@@ -82,6 +82,19 @@ fn kill_worker(server: &Server) {
     until("the worker is gone", || !is_alive(pid));
 }
 
+/// Stops the process that holds Lisp: each of its threads, which may be a millisecond after the signal was sent.
+fn stop_worker(server: &Server) {
+    let pid = worker(server);
+    signal(pid, "-STOP");
+    until("the worker is stopped", || {
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        tasks.all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat"));
+            stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| state.starts_with(" T")))
+        })
+    });
+}
+
 fn lost(text: &str) {
     assert!(text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
     assert!(text.ends_with("[Backtrace]\n0: (no frames available)"), "{text}");
@@ -341,12 +354,12 @@ fn an_evaluation_that_cannot_be_stopped_costs_the_image() {
 fn a_worker_that_is_stopped_is_replaced() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 42)");
-    signal(worker(&server), "-STOP");
+    stop_worker(&server);
     let text = server.evaluate("(f)");
     assert!(text.ends_with("=> 42") && text.contains("was stopped by somebody"), "{text}");
     let running = server.post_call("evaluate-lisp", json!({"code": "(princ 1) (loop)", "timeout": 0.5}));
     std::thread::sleep(Duration::from_millis(200));
-    signal(worker(&server), "-STOP");
+    stop_worker(&server);
     let (text, is_error) = server.outcome(running);
     assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n") && text.contains("its time limit"), "{text}");
     assert_eq!(server.evaluate("(f)"), "=> 42");
