@@ -97,7 +97,9 @@ enum sbcl_event {
   SBCL_EVENT_HELD = 28,          /* when this job is over, the evaluation is held; number: 0 by an error of this job's,
                                     1 as it was before it */
   SBCL_EVENT_REFUSED = 29,       /* text: why what was asked of a held evaluation cannot be done */
-  SBCL_EVENT_RELEASED = 30       /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
+  SBCL_EVENT_RELEASED = 30,      /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
+  SBCL_EVENT_HEAP = 31           /* asked after a collection: 1 if more is kept than the job may keep, which is to be
+                                    abandoned then; 0 if it may go on, even if it was interrupted for the heap */
 };
 
 /* What an SBCL_EVENT_ITEM is. */

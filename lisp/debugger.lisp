@@ -119,7 +119,8 @@ heap): there are only the system's frames between it and a foreign one. Else ret
     ;; In a foreign call SBCL finds no more of the innermost frame than that there is one.
     (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *boundary*))
           do (setf frame (sb-di:frame-down frame)))
-    frame))
+    ;; It may be what the runtime calls after a collection.
+    (below-trap frame)))
 
 (defun saved-frame-pointers (address)
   "Walk the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return how many

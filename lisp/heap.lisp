@@ -19,27 +19,40 @@ would be memory that was never touched before, which costs more to get than it c
   (let ((size (sb-ext:dynamic-space-size)))
     (max (* 2 (floor size 5)) (+ **kept-before** (floor size 6)))))
 
+(defglobal **collecting** (sb-thread:make-mutex :name "collecting")
+  "Held while COLLECT-WHAT-WAS-NEW does: SBCL's GC does nothing when another thread has just finished one.")
+
 (defun collect-what-was-new ()
-  "Collect the generations that hold what was allocated since the last evaluation began. Collecting all of them would
-copy all that is kept several times, and there may be no room for that."
-  (sb-ext:gc :gen 2))
+  "Collect what was allocated since the last evaluation began: in the first two generations without regard to room,
+since that goes before more is copied; in the third, where a collection in the meantime has put it, if what is left in
+use can be copied. The later ones would copy all that is kept again and again."
+  (sb-thread:with-mutex (**collecting**)
+    (sb-ext:gc :gen 2)
+    (let ((size (sb-ext:dynamic-space-size)))
+      (when (< (floor size 5) (sb-kernel:dynamic-usage) (floor size 2))
+        (let ((oldest (extern-alien "gencgc_oldest_gen_to_gc" (signed 8))))
+          (unwind-protect
+               (progn
+                 (setf (extern-alien "gencgc_oldest_gen_to_gc" (signed 8)) 2)
+                 (sb-ext:gc :gen 3))
+            (setf (extern-alien "gencgc_oldest_gen_to_gc" (signed 8)) oldest)))))))
 
 (defun megabytes (bytes)
   "Return BYTES in millions."
   (ceiling bytes 1000000))
 
 (defglobal **ending-threads** '()
-  "The threads that END-THREADS-FOR-HEAP was the last to end.")
+  "The threads that END-THREADS-FOR-HEAP has ended, until they are gone and so is what they have left.")
 
 (defglobal **cleared-up-after** '()
-  "The threads that CLEAR-UP-AFTER-THREADS was the last to clear up after.")
+  "The value of **ENDING-THREADS** that CLEAR-UP-AFTER-THREADS was the last to clear up after.")
 
 (defun end-threads-for-heap ()
   "End the user's threads, for the heap is nearly used up and nobody can tell which of them fills it. Say so."
   (let ((threads (set-difference (user-threads) **ending-threads**))
         (used (sb-kernel:dynamic-usage)))
     (when threads
-      (setf **ending-threads** threads)
+      (setf **ending-threads** (append threads **ending-threads**))
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
                (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
@@ -57,6 +70,22 @@ copy all that is kept several times, and there may be no room for that."
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
         (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
 
+(defun heap-full-p ()
+  "True when more is kept than the evaluation of this thread may keep."
+  (event *job-id* (event-code :heap)))
+
+(defun heap-cleared-p ()
+  "True when the evaluation of this thread, which is to end for the heap, may go on: threads had filled that, and what
+they have left is collected by now. There may be no room to collect with what an evaluation keeps that fills the heap
+itself, so its end comes first."
+  (or (not (heap-full-p))
+      (and **ending-threads**
+           (< *collections* 3)
+           (progn
+             (await-threads **ending-threads**)
+             (collect-what-was-new)
+             (not (heap-full-p))))))
+
 (defun collect-and-report ()
   "Collect the garbage of an evaluation that was filling the heap, and push what is left."
   (let ((used (sb-kernel:dynamic-usage)))
@@ -70,10 +99,15 @@ copy all that is kept several times, and there may be no room for that."
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defun watch-heap ()
-  "End the user's threads if they keep too much. Called after each collection in the thread that caused it, which may be
-one of them: it ends last, and here."
-  (when (> (sb-kernel:dynamic-usage) (heap-limit))
-    (end-threads-for-heap)))
+  "End what fills the heap: the user's threads, and the evaluation if this is its thread. Called after each collection in
+the thread that caused it, which may be one of them: it ends last, and here."
+  ;; What is collected because something has ended may take more than one collection.
+  (unless (sb-thread:holding-mutex-p **collecting**)
+    (when (> (sb-kernel:dynamic-usage) (heap-limit))
+      (end-threads-for-heap))
+    (when *abandon*
+      (incf *collections*)
+      (end-evaluation-for-heap))))
 
 (defun clear-up-after-threads ()
   "Collect what the threads have left that END-THREADS-FOR-HEAP has ended. Called after each collection, in a thread of
@@ -81,4 +115,6 @@ SBCL's own."
   (when (and **ending-threads** (not (eq **ending-threads** **cleared-up-after**)))
     (setf **cleared-up-after** **ending-threads**)
     (await-threads **ending-threads**)
-    (collect-what-was-new)))
+    (collect-what-was-new)
+    (setf **ending-threads** (remove-if-not #'sb-thread:thread-alive-p **ending-threads**)
+          **cleared-up-after** **ending-threads**)))

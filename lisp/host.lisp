@@ -27,7 +27,8 @@
     :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
     :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
-    :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30)
+    :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
+    :heap 31)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9))
 

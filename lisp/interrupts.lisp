@@ -11,6 +11,10 @@ the evaluation. The argument is a function to call there, or NIL.")
 (defvar *failed* nil
   "True once this evaluation has failed and is being unwound.")
 
+(declaim (type fixnum *collections*))
+(defvar *collections* 0
+  "How often this evaluation has allocated so much that garbage was collected.")
+
 (defvar *interrupted* nil
   "True while what ran is being captured because it was interrupted.")
 
@@ -28,9 +32,13 @@ the evaluation. The argument is a function to call there, or NIL.")
                   (*on-debugger* nil)
                   (*debugger-hook* nil)
                   (*failed* nil)
+                  (*collections* 0)
                   (*interrupted* nil))
               (return-from call-until-abandoned (values (funcall function) t))))))
     (when finish
+      ;; What the evaluation left on the stack would lie in the frames of what is called here, where a collection takes
+      ;; it for something in use.
+      (sb-sys:scrub-control-stack)
       (funcall (the function finish)))
     (values nil nil)))
 
@@ -50,25 +58,41 @@ little room, and cleanup forms may use that up as well: then this is called once
 
 ;;; Interrupting
 
+(declaim (type (unsigned-byte 64) **ended-for-heap**))
+(defglobal **ended-for-heap** 0
+  "The evaluation that was the last to be ended for the heap.")
+
+(defun capture-interruption (reason hook)
+  "Capture what runs, which REASON ends, below the function with frame pointer HOOK."
+  (let ((*on-debugger* nil)
+        (*interrupted* t))
+    ;; Printing arguments may be what does not end: then the next interrupt does without.
+    (with-interrupts
+      (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
+                     ((eql reason +interrupt-cancel+) "CANCELLED")
+                     (t "HEAP-EXHAUSTED"))
+               (lambda ())
+               nil
+               (lambda () (interrupted-frame hook))))))
+
 (defun interrupt-evaluation (job-id reason)
   "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
 an interrupt. Unwinds without a condition, which the user's handlers would swallow."
   (when (and *abandon* (eql job-id *job-id*))
     (unless *interrupted*
-      (let ((hook (frame-pointer-here))
-            (*on-debugger* nil)
-            (*interrupted* t))
-        ;; Printing arguments may be what does not end: then the next interrupt does without.
-        (with-interrupts
-          (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
-                         ((eql reason +interrupt-cancel+) "CANCELLED")
-                         (t "HEAP-EXHAUSTED"))
-                   (lambda ())
-                   nil
-                   (lambda () (interrupted-frame hook))))))
-    (abandon-evaluation (lambda ()
-                          (end-children)
-                          (when (eql reason +interrupt-heap+)
+      (capture-interruption reason (frame-pointer-here)))
+    (abandon-evaluation #'end-children)))
+
+(defun end-evaluation-for-heap ()
+  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
+interrupt, and after each collection."
+  (let ((job-id *job-id*))
+    (when (and *abandon* (not (heap-cleared-p)))
+      (unless (or *interrupted* (eql job-id **ended-for-heap**))
+        (setf **ended-for-heap** job-id)
+        (capture-interruption +interrupt-heap+ (frame-pointer-here)))
+      (abandon-evaluation (lambda ()
+                            (end-children)
                             (collect-and-report))))))
 
 ;;; Clearing up

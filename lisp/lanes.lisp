@@ -70,7 +70,12 @@
       (end-threads-for-heap))
     (dolist (thread (list (svref **lane-threads** +evaluation-lane+) (svref **lane-threads** +inspection-lane+)))
       (ignore-errors
-       (sb-thread:interrupt-thread thread (lambda () (interrupt-evaluation target reason)))))))
+       (sb-thread:interrupt-thread
+        thread
+        (lambda ()
+          (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
+                ;; A collection may have been quicker.
+                ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))))))
 
 (defun run-job (job)
   "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."

@@ -97,6 +97,7 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_HELD: Type = 28;
     pub const SBCL_EVENT_REFUSED: Type = 29;
     pub const SBCL_EVENT_RELEASED: Type = 30;
+    pub const SBCL_EVENT_HEAP: Type = 31;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

@@ -238,6 +238,8 @@ pub(crate) enum Event<'a> {
     Refused(Text<'a>),
     /// This job unwinds the held evaluation.
     Released,
+    /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
+    Heap,
 }
 
 impl<'a> Event<'a> {
@@ -276,6 +278,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_HELD => Self::Held { unchanged: number != 0 },
             sbcl_event::SBCL_EVENT_REFUSED => Self::Refused(text),
             sbcl_event::SBCL_EVENT_RELEASED => Self::Released,
+            sbcl_event::SBCL_EVENT_HEAP => Self::Heap,
             _ => return None,
         })
     }
@@ -301,6 +304,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the lane's next job; `None` ends the lane.
     fn next_job(&self, lane: Lane) -> Option<Job>;
 
-    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept.
+    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept, or as the
+    /// event says.
     fn event(&self, job: u64, event: Event<'_>) -> bool;
 }

@@ -541,6 +541,13 @@ impl Host for Inner {
                         running.deadline = Some(end);
                         self.clock.arm(end);
                     }
+                    Event::Heap => {
+                        let full = running.judge_heap();
+                        if full && self.witness.get().is_some() {
+                            self.clock.arm(Instant::now() + INTERRUPTION_GRACE);
+                        }
+                        return full;
+                    }
                     Event::Notice(text) => {
                         drop(slot);
                         self.state.lock().notices.push(text.to_owned());

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::builder::{InspectionBuilder, OutcomeBuilder};
 use super::{Reply, Request};
 use crate::error::{HoldError, InspectError};
-use crate::image::{Event, Interrupt, Job, JobKind};
+use crate::image::{self, Event, Interrupt, Job, JobKind};
 use crate::outcome::{DefiningForm, Definition, Local, Outcome, SymbolDescription};
 
 /// What events build up to, and who gets it.
@@ -76,6 +76,8 @@ pub(super) struct Running {
     pub(super) deadline: Option<Instant>,
     /// How much of the heap it may keep, in bytes.
     pub(super) heap_limit: Option<usize>,
+    /// It was interrupted because it keeps more.
+    pub(super) filled_heap: bool,
     /// Why it was first interrupted.
     pub(super) interrupted: Option<Interrupt>,
     /// When that was.
@@ -99,6 +101,7 @@ impl Running {
             build: request.build,
             deadline,
             heap_limit: None,
+            filled_heap: false,
             interrupted: None,
             interrupted_at: None,
             collected_at: None,
@@ -107,6 +110,25 @@ impl Running {
             released: false,
             refused: None,
         }
+    }
+
+    /// True when the heap is fuller than this job may leave it.
+    pub(super) fn fills_heap(&self) -> bool {
+        let (Some(limit), Some(usage)) = (self.heap_limit, image::heap::usage()) else { return false };
+        usage.kept > limit || usage.used > limit + usage.size / 4
+    }
+
+    /// Sees whether the job is to be abandoned for the heap. One that was interrupted for it may go on if it is not.
+    pub(super) fn judge_heap(&mut self) -> bool {
+        let full = self.fills_heap();
+        if full {
+            self.interrupted.get_or_insert(Interrupt::Heap);
+            self.interrupted_at.get_or_insert_with(Instant::now);
+        } else if self.filled_heap && self.interrupted == Some(Interrupt::Heap) {
+            (self.interrupted, self.interrupted_at, self.collected_at) = (None, None, None);
+        }
+        self.filled_heap = full;
+        full
     }
 }
 

@@ -37,12 +37,10 @@ impl Inner {
         let mut full = None;
         let busy = match self.running[Lane::Evaluation as usize].lock().as_mut() {
             Some(running) => {
-                if let (Some(limit), Some(usage)) = (running.heap_limit, image::heap::usage())
-                    && (usage.kept > limit || usage.used > limit + usage.size / 4)
-                {
+                // Once: unwinding takes its time, and so does collecting the garbage.
+                if !running.filled_heap && running.fills_heap() {
+                    running.filled_heap = true;
                     full = Some(running.id);
-                    // Once: unwinding takes its time, and so does collecting the garbage.
-                    running.heap_limit = None;
                 }
                 true
             }
