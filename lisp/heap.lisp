@@ -1,5 +1,6 @@
-;;;; When the heap is nearly used up: what fills it is stopped, and its garbage collected. The host looks at it while
-;;;; evaluations run; here it is looked at for threads that outlive them.
+;;;; When the heap is nearly used up: what fills it is stopped, and its garbage collected. It is looked at after each
+;;;; collection, in the thread that caused it; by the host as well while evaluations run, for what is between collections
+;;;; and for threads that let nothing interrupt them.
 
 (in-package "SBCL-HOST")
 
