@@ -5,12 +5,30 @@
 (in-package "SBCL-HOST")
 
 (defconstant +nursery+ (* 64 1024 1024)
-  "Bytes that are allocated between two collections, at most. SBCL's own choice is a twentieth of the heap: most of it
-would be memory that was never touched before, which costs more to get than it costs to collect more often.")
+  "Bytes that are allocated between two collections while little is kept. SBCL's own choice is a twentieth of the heap:
+most of it would be memory that was never touched before, which costs more to get than it costs to collect more often.")
+
+(declaim (type (unsigned-byte 64) **nursery** **largest-nursery**))
+(defglobal **nursery** 0
+  "The bytes between two collections that were last decided on here.")
+(defglobal **largest-nursery** 0
+  "SBCL's own choice of them.")
 
 (defun limit-nursery ()
-  "Have garbage collected whenever so much was allocated, the first time as well."
-  (setf (sb-ext:bytes-consed-between-gcs) (min +nursery+ (sb-ext:bytes-consed-between-gcs))))
+  "Have garbage collected after +NURSERY+ bytes, the first time as well."
+  (setf **largest-nursery** (sb-ext:bytes-consed-between-gcs)
+        **nursery** (min +nursery+ **largest-nursery**)
+        (sb-ext:bytes-consed-between-gcs) **nursery**))
+
+(defun grow-nursery (kept)
+  "Have garbage collected as rarely as SBCL does once the last collection has left as much as +NURSERY+, KEPT bytes: what
+is kept would be copied too often. What the user sets stays."
+  (let ((size (if (< kept +nursery+) (min +nursery+ **largest-nursery**) **largest-nursery**)))
+    (unless (or (= size **nursery**) (/= **nursery** (sb-ext:bytes-consed-between-gcs)))
+      (setf **nursery** size
+            (sb-ext:bytes-consed-between-gcs) size
+            ;; For this time already. The host takes the difference of the two for what is kept.
+            (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size)))))
 
 (defglobal **kept-before** 0
   "Bytes in use when the first of the user's threads began that there are.")
@@ -23,20 +41,26 @@ would be memory that was never touched before, which costs more to get than it c
 (defglobal **collecting** (sb-thread:make-mutex :name "collecting")
   "Held while COLLECT-WHAT-WAS-NEW does: SBCL's GC does nothing when another thread has just finished one.")
 
-(defun collect-what-was-new ()
-  "Collect what was allocated since the last evaluation began: in the first two generations without regard to room,
-since that goes before more is copied; in the third, where a collection in the meantime has put it, if what is left in
-use can be copied. The later ones would copy all that is kept again and again."
+(defun collect-generations (oldest)
+  "Collect the generations up to OLDEST (0 to 5), which nothing leaves for the next one."
+  (symbol-macrolet ((limit (extern-alien "gencgc_oldest_gen_to_gc" (signed 8))))
+    (let ((before limit))
+      (unwind-protect
+           (progn
+             (setf limit oldest)
+             (sb-ext:gc :gen (1+ oldest)))
+        (setf limit before)))))
+
+(defun collect-what-was-new (kept)
+  "Collect what was allocated since KEPT bytes were in use: in the first two generations without regard to room, since
+that goes before more is copied; then in as many more as collections in the meantime have put it in, as long as what is
+in use can be copied. Each of them copies what the session keeps once more."
   (sb-thread:with-mutex (**collecting**)
     (sb-ext:gc :gen 2)
     (let ((size (sb-ext:dynamic-space-size)))
-      (when (< (floor size 5) (sb-kernel:dynamic-usage) (floor size 2))
-        (let ((oldest (extern-alien "gencgc_oldest_gen_to_gc" (signed 8))))
-          (unwind-protect
-               (progn
-                 (setf (extern-alien "gencgc_oldest_gen_to_gc" (signed 8)) 2)
-                 (sb-ext:gc :gen 3))
-            (setf (extern-alien "gencgc_oldest_gen_to_gc" (signed 8)) oldest)))))))
+      (loop for oldest from 2 to 5
+            while (< (+ kept (floor size 20)) (sb-kernel:dynamic-usage) (floor size 2))
+            do (collect-generations oldest)))))
 
 (defun megabytes (bytes)
   "Return BYTES in millions."
@@ -84,14 +108,15 @@ itself, so its end comes first."
            (< *collections* 3)
            (progn
              (await-threads **ending-threads**)
-             (collect-what-was-new)
+             (collect-what-was-new **kept-before**)
              (not (heap-full-p))))))
 
-(defun collect-and-report ()
-  "Collect the garbage of an evaluation that was filling the heap, and push what is left."
+(defun collect-and-report (kept)
+  "Collect the garbage of an evaluation that was filling the heap, where KEPT bytes were in use before it, and push what
+is left."
   (let ((used (sb-kernel:dynamic-usage)))
     (await-threads **ending-threads**)
-    (collect-what-was-new)
+    (collect-what-was-new kept)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
              (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
@@ -102,12 +127,14 @@ itself, so its end comes first."
 (defun watch-heap ()
   "End what fills the heap: the user's threads, and the evaluation if this is its thread. Called after each collection in
 the thread that caused it, which may be one of them: it ends last, and here."
+  (grow-nursery (sb-kernel:dynamic-usage))
   ;; What is collected because something has ended may take more than one collection.
   (unless (sb-thread:holding-mutex-p **collecting**)
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
       (end-threads-for-heap))
     (when *abandon*
-      (incf *collections*)
+      (when (= 1 (incf *collections*))
+        (setf *kept* (sb-kernel:dynamic-usage)))
       (end-evaluation-for-heap))))
 
 (defun clear-up-after-threads ()
@@ -116,6 +143,6 @@ SBCL's own."
   (when (and **ending-threads** (not (eq **ending-threads** **cleared-up-after**)))
     (setf **cleared-up-after** **ending-threads**)
     (await-threads **ending-threads**)
-    (collect-what-was-new)
+    (collect-what-was-new **kept-before**)
     (setf **ending-threads** (remove-if-not #'sb-thread:thread-alive-p **ending-threads**)
           **cleared-up-after** **ending-threads**)))

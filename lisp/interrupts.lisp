@@ -15,6 +15,10 @@ the evaluation. The argument is a function to call there, or NIL.")
 (defvar *collections* 0
   "How often this evaluation has allocated so much that garbage was collected.")
 
+(declaim (type (unsigned-byte 64) *kept*))
+(defvar *kept* 0
+  "Bytes in use after the first of these collections, 0 before it.")
+
 (defvar *interrupted* nil
   "True while what ran is being captured because it was interrupted.")
 
@@ -33,6 +37,7 @@ the evaluation. The argument is a function to call there, or NIL.")
                   (*debugger-hook* nil)
                   (*failed* nil)
                   (*collections* 0)
+                  (*kept* 0)
                   (*interrupted* nil))
               (return-from call-until-abandoned (values (funcall function) t))))))
     (when finish
@@ -86,14 +91,15 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
 interrupt, and after each collection."
-  (let ((job-id *job-id*))
+  (let ((job-id *job-id*)
+        (kept *kept*))
     (when (and *abandon* (not (heap-cleared-p)))
       (unless (or *interrupted* (eql job-id **ended-for-heap**))
         (setf **ended-for-heap** job-id)
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))
       (abandon-evaluation (lambda ()
                             (end-children)
-                            (collect-and-report))))))
+                            (collect-and-report kept))))))
 
 ;;; Clearing up
 

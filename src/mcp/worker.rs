@@ -224,8 +224,8 @@ impl Witness for Keeper {
         self.board.set(Slot::Begun, job);
     }
 
-    fn extended(&self, more: Duration) {
-        self.board.set(Slot::Due, due(more));
+    fn extended(&self, more: Option<Duration>) {
+        self.board.set(Slot::Due, more.map_or(0, due));
     }
 
     fn asks(&self, yes: bool) {

@@ -542,9 +542,15 @@ impl Host for Inner {
                         self.clock.arm(end);
                     }
                     Event::Heap => {
-                        let full = running.judge_heap();
-                        if full && self.witness.get().is_some() {
-                            self.clock.arm(Instant::now() + INTERRUPTION_GRACE);
+                        let (was_full, full) = (running.filled_heap, running.judge_heap());
+                        if let Some(witness) = self.witness.get() {
+                            let now = Instant::now();
+                            if full {
+                                self.clock.arm(now + INTERRUPTION_GRACE);
+                            } else if was_full {
+                                // The time it had for its end is its own again.
+                                witness.extended(running.deadline.map(|end| end.saturating_duration_since(now)));
+                            }
                         }
                         return full;
                     }

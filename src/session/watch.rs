@@ -85,7 +85,7 @@ impl Inner {
         let since = running.interrupted_at?;
         if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
             running.collected_at = Some(now);
-            witness.extended(INTERRUPTION_GRACE);
+            witness.extended(Some(INTERRUPTION_GRACE));
         }
         let end = running.collected_at.unwrap_or(since) + INTERRUPTION_GRACE;
         if now < end {

@@ -11,8 +11,8 @@ use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 pub(crate) trait Witness: Send + Sync {
     /// The evaluation lane takes a job, which is interrupted after `timeout`.
     fn begun(&self, job: u64, timeout: Option<Duration>);
-    /// It gets so much more time from now on.
-    fn extended(&self, more: Duration);
+    /// It gets so much time from now on, or any.
+    fn extended(&self, more: Option<Duration>);
     /// A person is being asked what to do, or not any more.
     #[cfg(feature = "mcp")]
     fn asks(&self, yes: bool);
