@@ -16,7 +16,7 @@
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
     (with-compilation-unit (:override t)
-      (dolist (name '("package" "host" "streams" "printing" "debugger" "inspection" "definitions" "interrupts" "heap"
+      (dolist (name '("package" "host" "streams" "printing" "evaluation" "debugger" "inspection" "definitions" "interrupts" "heap"
                       "evaluator" "hold" "threads" "lanes"))
         (let* ((source (make-pathname :name name :type "lisp" :defaults directory))
                (fasl (make-pathname :name name :type "fasl" :defaults fasls))

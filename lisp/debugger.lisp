@@ -44,9 +44,22 @@
   (let ((file (and (not (bogus-frame-p frame)) (ignore-errors (frame-file frame)))))
     (and file (eql 9 (or (mismatch "SYS:HOST;" file) 9)))))
 
-(defun invoke-debugger-frame-p (frame)
-  "True when FRAME is of the function that stands in for INVOKE-DEBUGGER."
-  (eq 'enter-debugger (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
+(defun stand-in-frame-p (frame)
+  "True when FRAME is of a function that stands in for one of SBCL's: see STOOD-FOR."
+  (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
+
+(defun stood-for (name arguments condition)
+  "Return the name and the arguments of the call that a frame stands for which has this NAME and these ARGUMENTS, in the
+backtrace of CONDITION."
+  (case name
+    (sb-impl::eval-tlf (values 'eval (list (first arguments))))
+    (enter-debugger (values 'invoke-debugger (list condition)))
+    (warn-recorded
+     (destructuring-bind (warn class default datum more) arguments
+       (declare (ignore warn default))
+       (values (if (eq class 'warning) 'warn 'sb-int:style-warn)
+               (cons datum (if (listp more) more '())))))
+    (t (values name arguments))))
 
 (defun frame-below (address)
   "Return the innermost frame that is older than the one at ADDRESS."
@@ -153,7 +166,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
         (count 0)
         (half (floor +all-frames+ 2)))
     (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
-          do (unless (or (and (host-frame-p frame) (not (invoke-debugger-frame-p frame)))
+          do (unless (or (and (host-frame-p frame) (not (stand-in-frame-p frame)))
                          (and *half-made-frames* (foreign-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
@@ -228,13 +241,24 @@ the line of the form in the code that was evaluated."
                      (and starts
                           (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))))))))
 
+(defun standard-syntax-p (character &optional sub-character)
+  "True when the readtable has CHARACTER, or CHARACTER and SUB-CHARACTER, mean what they do in the standard one."
+  (flet ((meaning (readtable)
+           (if sub-character
+               (get-dispatch-macro-character character sub-character readtable)
+               (get-macro-character character readtable))))
+    (and (or (null sub-character) (standard-syntax-p character))
+         (eq (meaning *readtable*) (meaning sb-impl::*standard-readtable*)))))
+
 (defun skip-blank (stream)
-  "Skip whitespace and comments of STREAM, but none that does not end."
+  "Skip whitespace and comments of STREAM, but none that does not end, or whose syntax is the user's own."
   (loop
     (case (peek-char t stream nil)
-      (#\; (read-line stream nil))
+      (#\; (if (standard-syntax-p #\;)
+               (read-line stream nil)
+               (return)))
       (#\# (let ((start (file-position stream)))
-             (unless (skip-block-comment stream)
+             (unless (and (standard-syntax-p #\# #\|) (skip-block-comment stream))
                (file-position stream start)
                (return))))
       (t (return)))))
@@ -273,19 +297,14 @@ the line of the form in the code that was evaluated."
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
+    (multiple-value-setq (name arguments) (stood-for name arguments condition))
     (multiple-value-bind (source line)
         (guarded (frame-source frame) (failure) nil)
       (make-call :number number
-                 :name (cond ((and (undefined-function-frame-p frame)
-                                   (typep condition 'undefined-function))
-                              (cell-error-name condition))
-                             ((eq name 'sb-impl::eval-tlf) 'eval)
-                             ((eq name 'enter-debugger) 'invoke-debugger)
-                             (t name))
-                 :arguments (case name
-                              (sb-impl::eval-tlf (list (first arguments)))
-                              (enter-debugger (list condition))
-                              (t arguments))
+                 :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+                           (cell-error-name condition)
+                           name)
+                 :arguments arguments
                  :source source
                  :line (or line 0)
                  :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
@@ -301,11 +320,11 @@ the line of the form in the code that was evaluated."
                        "#<NULL-LEXENV>")
                    stream))
     (t
-     (let ((fill (host-stream-fill stream)))
+     (let ((fill (text-stream-fill stream)))
        (guarded (prin1 argument stream)
            (failure)
          ;; Take back what was printed of it, if it is still here.
-         (setf (host-stream-fill stream) (min fill (host-stream-fill stream)))
+         (setf (text-stream-fill stream) (min fill (text-stream-fill stream)))
          (write-string "#<unprintable " stream)
          (write-string (type-name-text (class-name-of argument)) stream)
          (write-string ">" stream))))))

@@ -5,10 +5,6 @@
 (defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
   "What the session defined: keys are lists of a kind and a name.")
 
-(declaim (type (unsigned-byte 62) **definition-count**))
-(defglobal **definition-count** 0
-  "How many definitions have been made, whoever's and of whatever.")
-
 (defglobal **system-packages** '()
   "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
 
@@ -29,7 +25,8 @@
 
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
-  (setf **definition-count** (logand (1+ **definition-count**) most-positive-fixnum))
+  (when *evaluation*
+    (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
   (unless (or (eq kind :other)
               (and (member kind '(:function :variable :macro :class :type))
                    (let ((symbol (function-name-symbol name)))

@@ -6,21 +6,40 @@
 ;;; step conditions of debug 3 are what would cost). It applies lexically, so that it does not leak into a nested
 ;;; COMPILE-FILE or LOAD.
 
+(defstruct (cached-lexenv (:copier nil) (:predicate nil))
+  "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
+  (policy nil :read-only t)
+  (handled-conditions nil :read-only t)
+  (disabled-package-locks nil :read-only t)
+  (lexenv nil :read-only t))
+
+(declaim (type (or null cached-lexenv) **evaluation-lexenv**))
 (defglobal **evaluation-lexenv** nil
-  "Cons of the global policy and the lexical environment that was made for it.")
+  "The lexical environment that was made last.")
+
+(defun make-evaluation-lexenv ()
+  "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
+EVALUATED-FORM-P knows it and those made from it."
+  (let ((policy (if **debug-declaimed**
+                    (sb-c::copy-policy sb-c::*policy*)
+                    (values (sb-c::process-optimize-decl
+                             '(optimize (debug 3) (sb-c:insert-step-conditions 0))
+                             sb-c::*policy*)))))
+    (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
 
 (defun evaluation-lexenv ()
   "Return the lexical environment in which the user's forms are evaluated."
   (let ((cached **evaluation-lexenv**))
-    (if (and cached (eq (car cached) sb-c::*policy*) (not **debug-declaimed**))
-        (cdr cached)
-        (let* ((policy (if **debug-declaimed**
-                           sb-c::*policy*
-                           (values (sb-c::process-optimize-decl
-                                    '(optimize (debug 3) (sb-c:insert-step-conditions 0))
-                                    sb-c::*policy*))))
-               (lexenv (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
-          (setf **evaluation-lexenv** (cons sb-c::*policy* lexenv))
+    (if (and cached
+             (eq (cached-lexenv-policy cached) sb-c::*policy*)
+             (eq (cached-lexenv-handled-conditions cached) sb-c::*handled-conditions*)
+             (eq (cached-lexenv-disabled-package-locks cached) sb-c::*disabled-package-locks*))
+        (cached-lexenv-lexenv cached)
+        (let ((lexenv (make-evaluation-lexenv)))
+          (setf **evaluation-lexenv** (make-cached-lexenv :policy sb-c::*policy*
+                                                          :handled-conditions sb-c::*handled-conditions*
+                                                          :disabled-package-locks sb-c::*disabled-package-locks*
+                                                          :lexenv lexenv))
           lexenv))))
 
 ;;; Places in the code
@@ -42,13 +61,56 @@
 
 ;;; Warnings
 
+(defvar *recording* nil
+  "True in a thread whose warnings are recorded.")
+
+(defvar *recorded* nil
+  "The warning or compiler error that was recorded last: handlers may signal it again.")
+
 (defun record-warning (condition)
-  "Push a warning and muffle it, if that is possible."
-  (unless (typep condition 'sb-kernel:redefinition-warning)
-    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line)))
-  (let ((restart (find-restart 'muffle-warning condition)))
-    (when restart
-      (invoke-restart restart))))
+  "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
+SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
+what they see before they count it, and the compiler's verdict is theirs."
+  (unless (or (eq condition *recorded*)
+              (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
+    (setf *recorded* condition)
+    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line))))
+
+(defun warn-recorded (warn class default datum arguments)
+  "What WARN does (src/code/warm-error.lisp), but for its text on *ERROR-OUTPUT* when that is the host's stderr and the
+warning is recorded."
+  ;; This frame stands for the call of WARN: its arguments are shown.
+  (declare (optimize (debug 2)))
+  (let ((condition (if (typep datum 'condition)
+                       datum
+                       (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
+    (if (and *recording* (typep condition class) (error-output-is-stderr-p))
+        (let ((*recorded* nil))
+          (restart-case (sb-kernel::%signal condition)
+            (muffle-warning () :report "Skip warning."))
+          nil)
+        (apply (the function warn) datum arguments))))
+
+(defun record-warnings ()
+  "Have WARN and the compiler leave what they have to say of a recorded warning to the host: where *ERROR-OUTPUT* is the
+user's own stream, it gets the text."
+  (encapsulate 'warn 'sbcl-host
+               (lambda (warn datum &rest arguments)
+                 (warn-recorded warn 'warning 'simple-warning datum arguments)))
+  (encapsulate 'sb-int:style-warn 'sbcl-host
+               (lambda (style-warn datum &rest arguments)
+                 (warn-recorded style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
+  (encapsulate 'sb-c::print-compiler-message 'sbcl-host
+               (lambda (print stream control arguments)
+                 (unless (and *recording* (error-output-is-stderr-p))
+                   (funcall print stream control arguments))))
+  (encapsulate 'sb-c::summarize-compilation-unit 'sbcl-host
+               (lambda (summarize aborted)
+                 (if (and *recording* (error-output-is-stderr-p))
+                     (unless aborted
+                       (let ((*error-output* (make-broadcast-stream)))
+                         (funcall summarize nil)))
+                     (funcall summarize aborted)))))
 
 (defun compiled-line ()
   "Return the line of the submitted code that the compiler is at: its form's when the compiler does not say, 0 when it
@@ -67,20 +129,73 @@ is at none, or there is but one."
     (push-report (event-code :warning-text) condition)))
 
 (defun record-compiler-error (condition)
-  "Push what the compiler will turn into a run-time error, and let it do so."
-  (when (boundp 'sb-c::*compiler-error-bailout*)
-    (push-warning "COMPILE-TIME-ERROR" (sb-int:encapsulated-condition condition) (compiled-line))
-    (let ((restart (find-restart 'continue condition)))
-      (when restart
-        (invoke-restart restart)))))
+  "Push what the compiler will turn into a run-time error, the first time that it comes here."
+  (let ((cause (sb-int:encapsulated-condition condition)))
+    (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
+      (setf *recorded* cause)
+      (push-warning "COMPILE-TIME-ERROR" cause (compiled-line)))))
+
+;;; The compilation unit
+
+(defvar *unit* nil
+  "What the forms of this evaluation are compiled in, once one is.")
+
+(defun evaluated-form-p (lexenv)
+  "True when LEXENV is that of a form of the submitted code, or of a part of one."
+  (let ((cached **evaluation-lexenv**))
+    (and cached
+         (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
+
+(defun compile-in-unit (compile form lexenv &rest arguments)
+  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does: for the forms of the submitted code, in one compilation unit. What they
+call when they run, COMPILE or ASDF, has its own, and so the verdict that it has under bare SBCL."
+  (declare (type function compile))
+  (if (and *recording* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
+      (let ((sb-c::*compilation-unit* (or *unit* (setf *unit* (sb-c::make-compilation-unit)))))
+        (handler-bind ((sb-kernel:parse-unknown-type
+                         (lambda (condition)
+                           (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
+          (apply compile form lexenv arguments)))
+      (apply compile form lexenv arguments)))
+
+(defun defined-by-now-p (undefined)
+  "True when UNDEFINED, an UNDEFINED-WARNING of the compiler's, is of something that has been defined since."
+  (let ((name (sb-c::undefined-warning-name undefined)))
+    (ecase (sb-c::undefined-warning-kind undefined)
+      (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
+      (:variable (and (symbolp name)
+                      (or (boundp name) (not (eq :unknown (sb-int:info :variable :kind name))))))
+      (:type (and (symbolp name) (sb-int:info :type :kind name))))))
+
+(defun finish-unit ()
+  "Warn of what the forms of this evaluation use and nothing has defined."
+  (when *unit*
+    (setf sb-c::*undefined-warnings* (delete-if #'defined-by-now-p sb-c::*undefined-warnings*))
+    (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
+      (let ((sb-c::*compilation-unit* *unit*))
+        (sb-c::summarize-compilation-unit nil)))))
+
+(defun call-with-recorded-warnings (function)
+  "Call FUNCTION, which evaluates submitted code, and push its warnings. What its forms use that is still undefined at the
+end is warned of only when FUNCTION returns."
+  (declare (type function function))
+  (let ((*recording* t)
+        (*recorded* nil)
+        (*unit* nil)
+        (sb-c::*undefined-warnings* '())
+        (sb-c::*argument-mismatch-warnings* '()))
+    (handler-bind ((warning #'record-warning)
+                   (sb-c:compiler-error #'record-compiler-error))
+      (multiple-value-prog1 (funcall function)
+        (finish-unit)))))
 
 ;;; The end of an evaluation
 
 (defvar *hold-errors* nil
   "True when an error of this evaluation is to be held where it happened.")
 
-(defun push-cleanup-failure (condition)
-  "Say that CONDITION ended a cleanup form of an evaluation that has failed already: the first error is the one kept."
+(defun push-failure-after-interruption (condition)
+  "Say that CONDITION ended a cleanup form of an evaluation that is being unwound because it was interrupted."
   (with-quiet-debugger ()
     (let ((stream *error-output*))
       (guarded (with-server-syntax ()
@@ -92,10 +207,10 @@ is at none, or there is but one."
 
 (defun fail-with (condition hook)
   "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation, or
-hold it here."
-  (when *failed*
-    (push-cleanup-failure condition)
-    (abandon-evaluation nil))
+hold it here. What has been interrupted stays so."
+  (when (eq *failed* :interrupted)
+    (push-failure-after-interruption condition)
+    (check-failure))
   (multiple-value-bind (frames finish)
       (capture (type-name-text (class-name-of condition))
                (lambda ()
@@ -106,22 +221,38 @@ hold it here."
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
                condition
                (lambda () (error-frame hook)))
-    (when (and *hold-errors* (plusp *form-number*) (not finish) (not sb-kernel:*gc-inhibit*))
+    (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
       (hold condition frames))
-    (abandon-evaluation finish)))
+    (abandon-evaluation :error finish)))
+
+(defun call-user-hook (variable condition)
+  "Call the function that VARIABLE, one of the two debugger hooks, holds, as INVOKE-DEBUGGER does (RUN-HOOK in
+src/code/debug.lisp). A hook that fails itself is told of, and the error that it was called for goes on."
+  (let ((hook (symbol-value variable)))
+    ;; DISABLE-DEBUGGER's hook would end the process.
+    (unless (or (null hook) (eq hook 'sb-debug::debugger-disabled-hook))
+      (progv (list variable) '(nil)
+        (block contained
+          (let ((*on-debugger* (lambda (failure)
+                                 (event *job-id* (event-code :notice) 0
+                                        (with-server-syntax ()
+                                          (format nil "The function in ~A failed with ~A."
+                                                  variable (type-name-text (class-name-of failure)))))
+                                 (return-from contained))))
+            (funcall hook condition hook)))))))
 
 (defun enter-debugger (invoke-debugger condition)
-  "What INVOKE-DEBUGGER does: the user's *DEBUGGER-HOOK* comes first, as CLHS has it, then what the thread is bound to."
-  (let ((hook *debugger-hook*))
-    (when hook
-      (let ((*debugger-hook* nil))
-        (funcall hook condition hook))))
+  "What INVOKE-DEBUGGER does: the user's hooks come first, then what the thread is bound to."
   ;; The binding keeps what follows from being a tail call: this frame stands for the call of INVOKE-DEBUGGER.
-  (let ((*debugger-hook* *debugger-hook*))
+  (let ((sb-impl::*deadline* nil))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
-          (*abandon* (fail-with condition (frame-pointer-here)))
-          ((host-started-p) (contain-thread condition (frame-pointer-here)))
-          (t (funcall invoke-debugger condition)))))
+          ((not (host-started-p)) (funcall invoke-debugger condition))
+          (t
+           (call-user-hook 'sb-ext:*invoke-debugger-hook* condition)
+           (call-user-hook '*debugger-hook* condition)
+           (if *abandon*
+               (fail-with condition (frame-pointer-here))
+               (contain-thread condition (frame-pointer-here)))))))
 
 (defun abort-evaluation ()
   "What the restart ABORT does."
@@ -132,7 +263,7 @@ hold it here."
                       "The code invoked the restart ABORT: the rest of it was not evaluated."))
              nil
              (lambda () (error-frame hook)))
-    (abandon-evaluation nil)))
+    (abandon-evaluation :error nil)))
 
 ;;; Reading
 
@@ -218,27 +349,31 @@ others. The restarts are kept on the heap, for code may return them."
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
 the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
 this one."
-  (let ((count **definition-count**)
+  (let ((definitions (evaluation-definitions *evaluation*))
         (form stream))
     (with-reader-settings (package readtable base float-format)
-      (call-with-form-restarts
-       (lambda ()
-         (when (eq form stream)
-           (file-position stream start)
-           (setf form (read-form stream stream start))
-           (when (eq form stream)
-             (return-from evaluate-next-form (values '() nil))))
-         (let* ((end (file-position stream))
-                (values (progn (setf - form) (evaluate-form form))))
-           (shiftf +++ ++ + form)
-           (shiftf /// // / values)
-           (shiftf *** ** * (first values))
-           (unless (and (eql count **definition-count**)
-                        (eq package *package*) (eq readtable *readtable*)
-                        (eql base *read-base*) (eq float-format *read-default-float-format*))
-             (event *job-id* (event-code :defined) start
-                    (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
-           (values values t)))))))
+      (unwind-protect
+           (call-with-form-restarts
+            (lambda ()
+              (when (eq form stream)
+                (file-position stream start)
+                (setf form (read-form stream stream start))
+                (when (eq form stream)
+                  (return-from evaluate-next-form (values '() nil))))
+              (let* ((end (file-position stream))
+                     (values (progn (setf - form) (evaluate-form form))))
+                (check-failure)
+                (shiftf /// // / values)
+                (shiftf *** ** * (first values))
+                (unless (and (eql definitions (evaluation-definitions *evaluation*))
+                             (eq package *package*) (eq readtable *readtable*)
+                             (eql base *read-base*) (eq float-format *read-default-float-format*))
+                  (event *job-id* (event-code :defined) start
+                         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+                (values values t))))
+        ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
+        (unless (eq form stream)
+          (shiftf +++ ++ + form))))))
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
@@ -266,7 +401,9 @@ this one."
         (find-package (if (and (plusp end) (char= (char bare 0) (char bare end) #\|))
                           (subseq bare 1 end)
                           (string-upcase bare))))
-      (let ((near (near-names (string-upcase name) (mapcar #'package-name (list-all-packages)))))
+      (let ((near (near-names (string-upcase name) (loop for package in (list-all-packages)
+                                                              collect (package-name package)
+                                                              append (package-nicknames package)))))
         (error 'sb-kernel:simple-package-error
                :package name
                :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
@@ -278,27 +415,10 @@ this one."
   (current-package)
   (if (zerop (length name))
       (funcall function)
-      (let ((*package* (with-boundary () (find-user-package name))))
+      (let ((*package* (call-with-form-restarts
+                        (lambda ()
+                          (with-boundary () (find-user-package name))))))
         (funcall function))))
-
-(defun call-with-recorded-warnings (function)
-  "Call FUNCTION as one compilation unit whose warnings are pushed. What is still undefined at its end is warned of only
-when FUNCTION returns."
-  (declare (type function function))
-  (handler-bind ((sb-ext:compiler-note #'muffle-warning)
-                 (warning #'record-warning)
-                 (sb-c:compiler-error #'record-compiler-error)
-                 (sb-kernel:parse-unknown-type
-                   (lambda (condition)
-                     (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
-    ;; WITH-COMPILATION-UNIT, but for its words on the standard streams when it is left by a non-local exit.
-    (let ((sb-c::*undefined-warnings* '())
-          (sb-c::*argument-mismatch-warnings* '())
-          (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))
-      (multiple-value-prog1 (funcall function)
-        (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
-          (let ((*error-output* (make-broadcast-stream)))
-            (sb-c::summarize-compilation-unit nil)))))))
 
 (defun evaluate-and-print (code package)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."
@@ -308,18 +428,15 @@ when FUNCTION returns."
         (let ((*code* code))
           ;; Not before there is where to unwind to.
           (with-interrupts
-            (unless (nth-value
-                     1 (call-with-recorded-warnings
-                        (lambda ()
-                          (call-until-abandoned
-                           (lambda ()
-                             (call-with-user-package
-                              package
-                              (lambda ()
-                                (let ((values (evaluate-forms code)))
-                                  (with-boundary ()
-                                    (mapc #'push-value values))))))))))
-              (abandon-evaluation nil))))))))
+            (call-with-recorded-warnings
+             (lambda ()
+               (call-with-user-package
+                package
+                (lambda ()
+                  (let ((values (evaluate-forms code)))
+                    (current-package)
+                    (with-boundary ()
+                      (mapc #'push-value values)))))))))))))
 
 (defun monotonic-milliseconds ()
   "Return the time since some moment in the past. GET-INTERNAL-REAL-TIME is the kernel's coarse clock: 4 ms a tick."
@@ -348,28 +465,23 @@ when FUNCTION returns."
   "What the places of an assertion that goes on are set to, in their order: for each one a list of its new value, or NIL
 to leave it as it is.")
 
-(defvar *job-threads* '()
-  "The threads that this evaluation started.")
-
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
   (incf **evaluation-count**)
-  (call-with-job-streams
-   (lambda ()
-     (let ((*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
-           (*earlier-children* sb-impl::*active-processes*)
-           (*job-threads* '())
-           (*place-values* '()))
-       (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
-         (prog1 (if (logtest +evaluate-timing+ (job-flags job))
-                    (run-timed #'run)
-                    (run))
-           (when *job-threads*
-             (push-running-threads))))))))
+  (let ((*evaluation* (make-evaluation))
+        (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
+        (*earlier-children* sb-impl::*active-processes*)
+        (*place-values* '()))
+    (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+      (prog1 (if (logtest +evaluate-timing+ (job-flags job))
+                 (run-timed #'run)
+                 (run))
+        (when (evaluation-threads *evaluation*)
+          (push-running-threads))))))
 
 (defun push-running-threads ()
   "Say which threads of this evaluation go on after it."
-  (let ((running (remove-if-not #'sb-thread:thread-alive-p *job-threads*)))
+  (let ((running (live-threads *evaluation*)))
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()

@@ -124,6 +124,10 @@ is left."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size))
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
+(defvar *watching-heap* nil
+  "True while this thread does what WATCH-HEAP does. What that allocates may have garbage collected once more, each time
+in a signal handler within the one before: of these SBCL takes eight.")
+
 (defun watch-heap ()
   "End what fills the heap: the user's threads, and the evaluation if this is its thread. Called after each collection in
 the thread that caused it, which may be one of them: it ends last, and here."
@@ -136,6 +140,13 @@ the thread that caused it, which may be one of them: it ends last, and here."
       (when (= 1 (incf *collections*))
         (setf *kept* (sb-kernel:dynamic-usage)))
       (end-evaluation-for-heap))))
+
+(defun watch-after-collection (post-gc)
+  "What SBCL's POST-GC does, and then WATCH-HEAP."
+  (funcall (the function post-gc))
+  (unless *watching-heap*
+    (let ((*watching-heap* t))
+      (watch-heap))))
 
 (defun clear-up-after-threads ()
   "Collect what the threads have left that END-THREADS-FOR-HEAP has ended. Called after each collection, in a thread of

@@ -63,7 +63,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
         (job nil)
         (leaving nil))
     (event *job-id* (event-code :held))
-    (mapc #'flush-host-stream *job-streams*)
+    (flush-output)
     (done nil)
     (loop
       (catch 'still-held

@@ -5,11 +5,16 @@
 ;;; Abandoning
 
 (defvar *abandon* nil
-  "A function of one argument, or NIL when this thread evaluates nothing that could be abandoned: unwinds to the end of
-the evaluation. The argument is a function to call there, or NIL.")
+  "A function that unwinds to the end of the evaluation, or NIL when this thread evaluates nothing that could be
+abandoned.")
 
+(declaim (type (member nil :error :interrupted) *failed*))
 (defvar *failed* nil
-  "True once this evaluation has failed and is being unwound.")
+  "Whether this evaluation has failed: by an error that reached the debugger, or by an interruption. It stays so, whatever
+cleanup forms do to stop the unwinding.")
+
+(defvar *finish* nil
+  "What is to be called once a failed evaluation is unwound, or NIL.")
 
 (declaim (type fixnum *collections*))
 (defvar *collections* 0
@@ -22,44 +27,52 @@ the evaluation. The argument is a function to call there, or NIL.")
 (defvar *interrupted* nil
   "True while what ran is being captured because it was interrupted.")
 
-(defun abandon-evaluation (finish)
-  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail."
-  (setf *failed* t)
-  (funcall (the function *abandon*) finish))
+(defun abandon-evaluation (reason finish)
+  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail, for REASON, a value of *FAILED*."
+  (setf *failed* reason
+        *finish* finish)
+  (funcall (the function *abandon*)))
+
+(defun check-failure ()
+  "Go on unwinding if this evaluation has failed and a cleanup form has stopped that."
+  (when *failed*
+    (funcall (the function *abandon*))))
 
 (defun call-until-abandoned (function)
-  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it was abandoned."
+  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it failed."
   (declare (type function function))
-  (let ((finish
-          (block evaluation
-            (let ((*abandon* (lambda (finish) (return-from evaluation finish)))
-                  (*on-debugger* nil)
-                  (*debugger-hook* nil)
-                  (*failed* nil)
-                  (*collections* 0)
-                  (*kept* 0)
-                  (*interrupted* nil))
-              (return-from call-until-abandoned (values (funcall function) t))))))
-    (when finish
-      ;; What the evaluation left on the stack would lie in the frames of what is called here, where a collection takes
-      ;; it for something in use.
-      (sb-sys:scrub-control-stack)
-      (funcall (the function finish)))
-    (values nil nil)))
+  (let ((*on-debugger* nil)
+        (*failed* nil)
+        (*finish* nil)
+        (*collections* 0)
+        (*kept* 0)
+        (*interrupted* nil))
+    (block evaluation
+      (let* ((*abandon* (lambda () (return-from evaluation)))
+             (value (funcall function)))
+        (unless *failed*
+          (return-from call-until-abandoned (values value t)))))
+    (let ((finish *finish*))
+      (when finish
+        ;; What the evaluation left on the stack would lie in the frames of what is called here, where a collection
+        ;; takes it for something in use.
+        (sb-sys:scrub-control-stack)
+        (funcall (the function finish)))))
+  (values nil nil))
 
 (defun unwind-from-stack-end ()
   "End what this thread does: its control stack is used up for the second time, by what handles the first. There is
 little room, and cleanup forms may use that up as well: then this is called once more."
   (unless *abandon*
     (sb-thread:abort-thread))
-  (let ((told (eq *failed* t)))
-    (setf *failed* :without-stack)
-    (funcall (the function *abandon*)
-             (lambda ()
-               (unless told
-                 (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
-                 (event *job-id* (event-code :error-text) 0
-                        "Control stack exhausted while that was being handled: there is little room for handlers."))))))
+  (if *failed*
+      (funcall (the function *abandon*))
+      (abandon-evaluation
+       :error
+       (lambda ()
+         (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
+         (event *job-id* (event-code :error-text) 0
+                "Control stack exhausted while that was being handled: there is little room for handlers.")))))
 
 ;;; Interrupting
 
@@ -86,7 +99,7 @@ an interrupt. Unwinds without a condition, which the user's handlers would swall
   (when (and *abandon* (eql job-id *job-id*))
     (unless *interrupted*
       (capture-interruption reason (frame-pointer-here)))
-    (abandon-evaluation #'end-children)))
+    (abandon-evaluation :interrupted #'end-children)))
 
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
@@ -97,7 +110,8 @@ interrupt, and after each collection."
       (unless (or *interrupted* (eql job-id **ended-for-heap**))
         (setf **ended-for-heap** job-id)
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))
-      (abandon-evaluation (lambda ()
+      (abandon-evaluation :interrupted
+                          (lambda ()
                             (end-children)
                             (collect-and-report kept))))))
 

@@ -12,10 +12,23 @@
 (defun user-threads ()
   "Return the threads that are neither the server's nor the system's."
   (remove-if (lambda (thread)
-               (or (find thread **lane-threads** :test #'eq)
-                   (eq thread (sb-thread:main-thread))
+               (or (eq thread (sb-thread:main-thread))
                    (sb-thread::thread-ephemeral-p thread)))
              (sb-thread:list-all-threads)))
+
+(defglobal **boot-thread** nil
+  "The thread that booted the image, which is the host's again and serves nothing.")
+
+(defun hide-host-threads ()
+  "Have LIST-ALL-THREADS leave out what is the host's: what the user's code sees is a main thread, which evaluates, and
+the threads that it made."
+  (encapsulate 'sb-thread:list-all-threads 'sbcl-host
+               (lambda (list-all-threads)
+                 (delete-if (lambda (thread)
+                              (or (eq thread **boot-thread**)
+                                  (and (find thread **lane-threads** :test #'eq)
+                                       (not (eq thread (sb-thread:main-thread))))))
+                            (funcall list-all-threads)))))
 
 (defun run-reset ()
   "Do a :RESET job."
@@ -29,6 +42,7 @@
       (event *job-id* (event-code :notice) 0
              (format nil "Could not be removed: ~{~A~^, ~}." left))))
   (restore-user-variables)
+  (reset-standard-streams)
   t)
 
 (defglobal **user-variables** '()
@@ -117,6 +131,7 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
   (let ((*spare-buffer* nil)
+        (*output* (when (eql lane +evaluation-lane+) (make-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts
@@ -127,6 +142,7 @@ it: the end of a job is told, and the next one asked for, whatever timers there 
                    ;; A job that was held ends as another one.
                    (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                                      (setf success (run-job job)))
+                     (finish-output-of-job)
                      (done success))))))))
 
 (defun await-signals ()
@@ -138,46 +154,34 @@ ask for no thread run their functions here."
 
 (defun start-lane (lane)
   "Start the thread of LANE. If the user's code ends it, another one takes its place."
-  (setf (svref **lane-threads** lane)
-        (sb-thread::start-thread
-         (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
-                                  nil (sb-thread:make-semaphore))
-         (lambda ()
-           (let ((ended nil))
-             (unwind-protect
-                  (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
-                         (setf ended t))
-               (unless ended
-                 (start-lane lane)))))
-         '())))
+  (let ((thread (sb-thread::%make-thread (svref #("main thread" "inspection" "control" "signals") lane)
+                                         nil (sb-thread:make-semaphore))))
+    (setf (svref **lane-threads** lane) thread)
+    ;; To the user's code the thread that evaluates is the main one, as it is in SBCL's REPL.
+    (when (eql lane +evaluation-lane+)
+      (setf sb-thread::*initial-thread* thread))
+    (sb-thread::start-thread thread
+                             (lambda ()
+                               (let ((ended nil))
+                                 (unwind-protect
+                                      (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
+                                             (setf ended t))
+                                   (unless ended
+                                     (start-lane lane)))))
+                             '())))
 
 (defun start-lanes (&key seed user-init)
   "Start the Lisp threads."
-  (setf *random-state* (sb-ext:seed-random-state seed))
+  (setf *random-state* (sb-ext:seed-random-state seed)
+        **boot-thread** (sb-thread:main-thread))
   (limit-nursery)
   (prefer-large-pages)
-  (redirect-global-streams)
+  (install-standard-streams)
   (locate-compiled-files)
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
   (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
-
-(defun redirect-global-streams ()
-  "Send what threads of nobody in particular print to the host, and let nobody read from the terminal."
-  (let* ((out (make-host-stream (event-code :stdout)))
-         (err (make-host-stream (event-code :stderr)))
-         (io (make-two-way-stream (make-concatenated-stream) out)))
-    ;; Owned by no thread: nothing is kept back, so threads may share them.
-    (setf (host-stream-owner out) nil
-          (host-stream-owner err) nil)
-    (setf *standard-output* out
-          *error-output* err
-          *trace-output* err
-          *standard-input* (make-concatenated-stream)
-          *query-io* io
-          *debug-io* io
-          *terminal-io* io)))
 
 (defun locate-compiled-files ()
   "Have ASDF keep compiled files in the user's cache directory, or a temporary one for a user without a home."
@@ -207,9 +211,12 @@ ask for no thread run their functions here."
   (observe-definitions)
   (protect-user-package)
   (adopt-user-threads)
-  (encapsulate 'sb-kernel::post-gc 'sbcl-host (lambda (post-gc) (funcall post-gc) (watch-heap)))
+  (hide-host-threads)
+  (encapsulate 'sb-kernel::post-gc 'sbcl-host #'watch-after-collection)
   (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (record-warnings)
+  (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
   (answer-assertions)
   (refuse-exit)
   (silence-exhaustion))

@@ -64,15 +64,16 @@ enters the debugger."
   "Call FUNCTION with a stream whose text goes to the host as events of KIND, when LIMITED only as much of it as the
 host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host wanted no more."
   (declare (type function function) (dynamic-extent function))
-  (let ((stream (make-host-stream kind :limited limited :line-buffered nil)))
+  (let ((stream (make-text-stream kind limited)))
     (catch 'enough
       (return-from push-text
         (guarded (progn (funcall function stream)
-                        (finish-host-stream stream)
+                        (finish-text-stream stream)
                         nil)
             (condition)
-          (finish-host-stream stream)
+          (finish-text-stream stream)
           condition)))
+    (setf (text-stream-buffer stream) nil)
     :enough))
 
 (defun push-unprintable (kind object)

@@ -1,10 +1,12 @@
-;;;; Streams whose output goes to the host as it is printed.
+;;;; Streams whose output goes to the host as it is printed: the standard ones, which are there for ever and print into
+;;;; the job of whoever uses them, and those that carry one text, such as a value's.
 
 (in-package "SBCL-HOST")
 
 ;;; Operations of a stream's MISC function: %STREAM-OPCODE in SBCL's src/code/ansi-stream.lisp, which the finished
-;;; image no longer has.
+;;; image no longer has. PROBE-STREAMS in patches.lisp shows that they are still these.
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +listen+ 0)
   (defconstant +force-output+ 2)
   (defconstant +finish-output+ 3)
   (defconstant +charpos+ 4)
@@ -24,146 +26,321 @@
 (defvar *spare-buffer* nil
   "A buffer of this thread's that no stream uses just now, or NIL.")
 
-(defstruct (host-stream (:include sb-kernel:ansi-stream
-                         (cout #'send-character)
-                         (sout #'send-string)
-                         (misc #'operate-host-stream))
-                        (:constructor make-host-stream (event-kind &key limited (line-buffered t)
-                                                                         (job-id *job-id*)))
-                        (:copier nil)
-                        (:predicate nil))
-  "A character output stream that pushes EVENT-KIND events of the job JOB-ID."
-  (event-kind 0 :type (unsigned-byte 32))
-  (job-id 0 :type (unsigned-byte 64))
-  ;; Only this thread uses the buffer; what others write goes to the host directly, so that no lock is needed.
-  (owner sb-thread:*current-thread*)
+(declaim (inline take-buffer))
+(defun take-buffer ()
+  "Return this thread's spare buffer, or a new one."
+  (the text (or (shiftf *spare-buffer* nil) (make-string +buffer-size+))))
+
+(declaim (inline column-after))
+(defun column-after (column string start end)
+  "Return the column after the characters of STRING from START below END are written at COLUMN."
+  (declare (type index column start end) (type (simple-array * (*)) string))
+  (let ((newline (position #\Newline string :start start :end end :from-end t)))
+    (if newline
+        (- end newline 1)
+        (+ column (- end start)))))
+
+;;; The standard streams
+
+(defstruct (output (:copier nil) (:predicate nil))
+  "What a thread has printed to the standard streams and not handed over yet. One buffer for both keeps their order."
   (buffer nil :type (or null text))
   (fill 0 :type index)
-  (column 0 :type index)
+  ;; The stream that the buffer's text was printed to.
+  (stream nil :type (or null standard-stream))
+  ;; An unfinished character, of a program that writes octets.
+  (octets '() :type list)
+  ;; One for each stream, by its place.
+  (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
+
+(declaim (type (or null output) *output*))
+(defvar *output* nil
+  "What this thread keeps back of what it prints; NIL for one of nobody in particular, which keeps nothing back.")
+
+(defstruct (standard-stream (:include sb-kernel:ansi-stream
+                             (cout #'print-character)
+                             (sout #'print-string)
+                             (bout #'print-octet)
+                             (misc #'operate-standard-stream))
+                            (:constructor make-standard-stream (event-kind place))
+                            (:copier nil)
+                            (:predicate nil))
+  "An output stream that pushes EVENT-KIND events of the job that the thread which prints works for. It takes octets,
+too, as SBCL's own standard streams do."
+  (event-kind 0 :type (unsigned-byte 32) :read-only t)
+  (place 0 :type (integer 0 1) :read-only t))
+
+(defun flush-output ()
+  "Hand over what this thread has printed to the standard streams and kept back."
+  (let ((output *output*))
+    (when output
+      (without-interrupts
+        (let ((fill (output-fill output)))
+          (unless (zerop fill)
+            (setf (output-fill output) 0)
+            (event-text *job-id* (standard-stream-event-kind (output-stream output)) 0
+                        (the text (output-buffer output)) 0 fill)))))))
+
+(defun finish-output-of-job ()
+  "Hand over what this thread has printed, and begin anew: what the next job prints begins a line."
+  (let ((output *output*))
+    (when output
+      (flush-output)
+      (setf (output-octets output) '())
+      (fill (output-columns output) 0))))
+
+(declaim (inline column))
+(defun column (output stream)
+  "Return the column that STREAM is at in the thread that OUTPUT belongs to."
+  (aref (output-columns output) (standard-stream-place stream)))
+
+(defun (setf column) (column output stream)
+  (setf (aref (output-columns output) (standard-stream-place stream)) column))
+
+(declaim (inline prepare-output))
+(defun prepare-output (output stream count)
+  "Make room for COUNT characters in OUTPUT's buffer for what is printed to STREAM, and return the buffer."
+  (declare (type output output) (type standard-stream stream) (type index count))
+  (unless (and (eq stream (output-stream output))
+               (<= (+ (output-fill output) count) +buffer-size+))
+    (flush-output)
+    (setf (output-stream output) stream))
+  (or (output-buffer output)
+      (setf (output-buffer output) (make-string +buffer-size+))))
+
+(defun print-character (stream character)
+  "The standard streams' WRITE-CHAR."
+  (declare (type standard-stream stream) (type character character))
+  (let ((output *output*))
+    (if output
+        (without-interrupts
+          (when (output-octets output)
+            (print-unfinished-character stream output))
+          (let ((buffer (prepare-output output stream 1)))
+            (setf (schar buffer (output-fill output)) character)
+            (incf (output-fill output))
+            (cond ((char= character #\Newline)
+                   (setf (column output stream) 0)
+                   (flush-output))
+                  (t (incf (column output stream))))))
+        (event 0 (standard-stream-event-kind stream) 0 (string character))))
+  character)
+
+(defun print-string (stream string start end)
+  "The standard streams' WRITE-STRING."
+  (declare (type standard-stream stream) (type string string) (type index start) (type (or index null) end))
+  (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
+    (let ((output *output*)
+          (length (- end start)))
+      (cond ((zerop length))
+            ((null output)
+             (event-text 0 (standard-stream-event-kind stream) 0 string start end))
+            (t
+             (without-interrupts
+               (when (output-octets output)
+                 (print-unfinished-character stream output))
+               (setf (column output stream) (column-after (column output stream) string start end))
+               (cond ((> length +buffer-size+)
+                      (flush-output)
+                      (event-text *job-id* (standard-stream-event-kind stream) 0 string start end))
+                     (t
+                      (replace (prepare-output output stream length) string
+                               :start1 (output-fill output) :start2 start :end2 end)
+                      (incf (output-fill output) length)
+                      (when (find #\Newline string :start start :end end)
+                        (flush-output)))))))))
+  string)
+
+(defun character-octets (octet)
+  "Return how many octets the character has in UTF-8 that begins with OCTET, 1 for what begins none."
+  (declare (type (unsigned-byte 8) octet))
+  (cond ((<= #xC2 octet #xDF) 2)
+        ((<= #xE0 octet #xEF) 3)
+        ((<= #xF0 octet #xF4) 4)
+        (t 1)))
+
+(defun print-octets (stream octets)
+  "Print to STREAM the characters that OCTETS, a list, are in UTF-8, with U+FFFD for what is none."
+  (loop for character across (sb-ext:octets-to-string (coerce octets '(vector (unsigned-byte 8)))
+                                                      :external-format '(:utf-8 :replacement #\ufffd))
+        do (print-character stream character)))
+
+(defun print-unfinished-character (stream output)
+  "Print to STREAM what stands for the character that OUTPUT has some octets of: no more will come."
+  (print-octets stream (nreverse (shiftf (output-octets output) '()))))
+
+(defun print-octet (stream octet)
+  "The standard streams' WRITE-BYTE."
+  (declare (type standard-stream stream) (type (unsigned-byte 8) octet))
+  (let ((output *output*))
+    (if output
+        (without-interrupts
+          (unless (eql 2 (ash octet -6))
+            (when (output-octets output)
+              (print-unfinished-character stream output)))
+          (push octet (output-octets output))
+          (let ((octets (output-octets output)))
+            (when (= (length octets) (character-octets (car (last octets))))
+              (setf (output-octets output) '())
+              (print-octets stream (reverse octets)))))
+        (print-octets stream (list octet))))
+  octet)
+
+(defun operate-standard-stream (stream operation argument)
+  "The standard streams' other operations. Closing one does nothing: the next evaluation needs it as much as this one."
+  (declare (type standard-stream stream) (ignore argument))
+  (case operation
+    ((#.+force-output+ #.+finish-output+) (flush-output) nil)
+    (#.+charpos+ (let ((output *output*))
+                   (and output (column output stream))))
+    (#.+element-type+ 'character)
+    (#.+element-mode+ :bivalent)
+    (#.+external-format+ '(:utf-8 :replacement #\ufffd))
+    (#.+line-length+ 80)
+    (#.+close+ t)))
+
+(defstruct (empty-stream (:include sb-kernel:ansi-stream
+                          (in #'meet-end-of-file)
+                          (bin #'meet-end-of-file)
+                          (n-bin #'read-no-octets)
+                          (misc #'operate-empty-stream))
+                         (:copier nil)
+                         (:predicate nil))
+  "An input stream that is at its end: there is nobody to ask.")
+
+(defun meet-end-of-file (stream eof-error-p eof-value)
+  "The empty stream's READ-CHAR and READ-BYTE."
+  (sb-impl::eof-or-lose stream eof-error-p eof-value))
+
+(defun read-no-octets (stream buffer sizes start count &optional (eof-error-p t))
+  "The empty stream's READ-N-BYTES."
+  (declare (ignore buffer sizes start count))
+  (if eof-error-p (error 'end-of-file :stream stream) 0))
+
+(defun operate-empty-stream (stream operation argument)
+  "The empty stream's other operations."
+  (declare (ignore stream argument))
+  (case operation
+    (#.+listen+ :eof)
+    (#.+element-type+ 'character)
+    (#.+element-mode+ :bivalent)
+    (#.+external-format+ '(:utf-8 :replacement #\ufffd))
+    (#.+close+ t)))
+
+(sb-ext:define-load-time-global **stdout** (make-standard-stream (event-code :stdout) 0)
+  "Where *STANDARD-OUTPUT* leads.")
+(sb-ext:define-load-time-global **stderr** (make-standard-stream (event-code :stderr) 1)
+  "Where *ERROR-OUTPUT* and *TRACE-OUTPUT* lead.")
+(declaim (type standard-stream **stdout** **stderr**))
+
+(defun install-standard-streams ()
+  "Have SBCL's standard streams lead to the host, and let nobody read from the terminal. The variables hold what they
+hold under bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr."
+  (when (sb-sys:fd-stream-p sb-sys:*tty*)
+    (close sb-sys:*tty*))
+  (let ((stdin (make-empty-stream)))
+    (setf sb-sys:*stdin* stdin
+          sb-sys:*stdout* **stdout**
+          sb-sys:*stderr* **stderr**
+          sb-sys:*tty* (make-two-way-stream stdin **stdout**)))
+  (reset-standard-streams))
+
+(defun reset-standard-streams ()
+  "Give the standard stream variables the values that a session begins with."
+  (setf *terminal-io* (make-synonym-stream 'sb-sys:*tty*)
+        *standard-output* (make-synonym-stream 'sb-sys:*stdout*)
+        *standard-input* (make-synonym-stream 'sb-sys:*stdin*)
+        *error-output* (make-synonym-stream 'sb-sys:*stderr*)
+        *query-io* (make-synonym-stream '*terminal-io*)
+        *debug-io* *query-io*
+        *trace-output* (make-synonym-stream 'sb-sys:*stderr*)))
+
+(defun error-output-is-stderr-p ()
+  "True when what is printed to *ERROR-OUTPUT* goes to the host's stderr: the user has bound it to nothing else."
+  (loop for stream = *error-output* then (symbol-value (synonym-stream-symbol stream))
+        repeat 10
+        while (typep stream 'synonym-stream)
+        finally (return (eq stream **stderr**))))
+
+;;; Texts
+
+(defstruct (text-stream (:include sb-kernel:ansi-stream
+                         (cout #'send-character)
+                         (sout #'send-string)
+                         (misc #'operate-text-stream))
+                        (:constructor make-text-stream (event-kind limited &aux (buffer (take-buffer))))
+                        (:copier nil)
+                        (:predicate nil))
+  "A character output stream of one thread's that pushes EVENT-KIND events of its job."
+  (event-kind 0 :type (unsigned-byte 32) :read-only t)
   ;; True: throw to ENOUGH when the host keeps no more.
-  (limited nil)
-  ;; True: hand over each line.
-  (line-buffered t)
-  ;; The other stream of the job, if there is one: what was written to that before goes first.
-  (sibling nil :type (or null host-stream)))
+  (limited nil :read-only t)
+  ;; NIL once the text is complete: what is printed then goes nowhere.
+  (buffer nil :type (or null text))
+  (fill 0 :type index)
+  (column 0 :type index))
 
-(defmethod print-object ((stream host-stream) out)
-  (print-unreadable-object (stream out :type t :identity t)))
+(defun hand-over (stream string start end)
+  "Push the characters of STRING from START below END."
+  (when (and (event-text *job-id* (text-stream-event-kind stream) 0 string start end)
+             (text-stream-limited stream))
+    (throw 'enough nil)))
 
-(declaim (inline ensure-buffer))
-(defun ensure-buffer (stream)
-  "Return STREAM's buffer, made if it has none yet, with the other stream's flushed."
-  (let ((sibling (host-stream-sibling stream)))
-    (when (and sibling (plusp (host-stream-fill sibling)))
-      (flush-host-stream sibling)))
-  (or (host-stream-buffer stream)
-      (setf (host-stream-buffer stream) (or (shiftf *spare-buffer* nil) (make-string +buffer-size+)))))
-
-(defun finish-host-stream (stream)
-  "Hand over what STREAM has kept back, and its buffer to the next stream."
-  (flush-host-stream stream)
-  (when (host-stream-buffer stream)
-    (shiftf *spare-buffer* (host-stream-buffer stream) nil)))
-
-(defun flush-host-stream (stream)
+(defun flush-text-stream (stream)
   "Hand over what STREAM has kept back."
-  (declare (type host-stream stream))
-  (let ((fill (host-stream-fill stream)))
+  (declare (type text-stream stream))
+  (let ((fill (text-stream-fill stream)))
     (unless (zerop fill)
-      (setf (host-stream-fill stream) 0)
-      (when (and (event-text (host-stream-job-id stream) (host-stream-event-kind stream) 0
-                             (the text (host-stream-buffer stream)) 0 fill)
-                 (host-stream-limited stream))
-        (throw 'enough nil)))))
+      (setf (text-stream-fill stream) 0)
+      (hand-over stream (the text (text-stream-buffer stream)) 0 fill))))
+
+(defun finish-text-stream (stream)
+  "Hand over what STREAM has kept back, and its buffer to the next stream."
+  (flush-text-stream stream)
+  (shiftf *spare-buffer* (text-stream-buffer stream) nil))
 
 (defun send-character (stream character)
   "The stream's WRITE-CHAR."
-  (declare (type host-stream stream) (type character character))
-  (if (eq sb-thread:*current-thread* (host-stream-owner stream))
-      (let ((buffer (ensure-buffer stream)))
-        (when (>= (host-stream-fill stream) +buffer-size+)
-          (flush-host-stream stream))
-        (setf (schar buffer (host-stream-fill stream)) character)
-        (incf (host-stream-fill stream))
-        (cond ((char= character #\Newline)
-               (setf (host-stream-column stream) 0)
-               (when (host-stream-line-buffered stream)
-                 (flush-host-stream stream)))
-              (t (incf (host-stream-column stream)))))
-      (event (host-stream-job-id stream) (host-stream-event-kind stream) 0 (string character)))
+  (declare (type text-stream stream) (type character character))
+  (let ((buffer (text-stream-buffer stream)))
+    (when buffer
+      (when (= (text-stream-fill stream) +buffer-size+)
+        (flush-text-stream stream))
+      (setf (schar buffer (text-stream-fill stream)) character)
+      (incf (text-stream-fill stream))
+      (setf (text-stream-column stream)
+            (if (char= character #\Newline) 0 (1+ (text-stream-column stream))))))
   character)
 
 (defun send-string (stream string start end)
   "The stream's WRITE-STRING."
-  (declare (type host-stream stream) (type string string) (type index start) (type (or index null) end))
+  (declare (type text-stream stream) (type string string) (type index start) (type (or index null) end))
   (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
-    (let ((length (- end start)))
-      (cond ((zerop length))
-            ((not (eq sb-thread:*current-thread* (host-stream-owner stream)))
-             (event-text (host-stream-job-id stream) (host-stream-event-kind stream) 0 string start end))
-            (t
-             (let ((newline (position #\Newline string :start start :end end :from-end t))
-                   (buffer (ensure-buffer stream)))
-               (setf (host-stream-column stream)
-                     (if newline
-                         (- end newline 1)
-                         (+ (host-stream-column stream) length)))
-               (when (> (+ (host-stream-fill stream) length) +buffer-size+)
-                 (flush-host-stream stream))
-               (cond ((> length +buffer-size+)
-                      (when (and (event-text (host-stream-job-id stream) (host-stream-event-kind stream) 0
-                                             string start end)
-                                 (host-stream-limited stream))
-                        (throw 'enough nil)))
-                     (t
-                      (replace buffer string :start1 (host-stream-fill stream) :start2 start :end2 end)
-                      (incf (host-stream-fill stream) length)
-                      (when (and newline (host-stream-line-buffered stream))
-                        (flush-host-stream stream)))))))))
+    (let ((buffer (text-stream-buffer stream))
+          (length (- end start)))
+      (when buffer
+        (setf (text-stream-column stream) (column-after (text-stream-column stream) string start end))
+        (when (> (+ (text-stream-fill stream) length) +buffer-size+)
+          (flush-text-stream stream))
+        (cond ((> length +buffer-size+)
+               (hand-over stream string start end))
+              (t
+               (replace buffer string :start1 (text-stream-fill stream) :start2 start :end2 end)
+               (incf (text-stream-fill stream) length))))))
   string)
 
-(defun operate-host-stream (stream operation argument)
-  "The stream's other operations. Closing it does nothing: the next evaluation needs it as much as this one."
-  (declare (type host-stream stream) (ignore argument))
+(defun operate-text-stream (stream operation argument)
+  "The stream's other operations."
+  (declare (type text-stream stream) (ignore argument))
   (case operation
-    ((#.+force-output+ #.+finish-output+)
-     (when (eq sb-thread:*current-thread* (host-stream-owner stream))
-       (flush-host-stream stream))
-     nil)
-    (#.+charpos+ (host-stream-column stream))
+    ((#.+force-output+ #.+finish-output+) (flush-text-stream stream) nil)
+    (#.+charpos+ (text-stream-column stream))
     ((#.+element-type+ #.+element-mode+) 'character)
     (#.+external-format+ :utf-8)
     (#.+line-length+ 80)
     (#.+close+ t)))
 
-(defvar *job-streams* '()
-  "The streams that CALL-WITH-JOB-STREAMS made for this thread.")
-
 (defun change-job (job-id)
   "Have this thread work for JOB-ID from now on."
-  (setf *job-id* job-id)
-  (dolist (stream *job-streams*)
-    (flush-host-stream stream)
-    (setf (host-stream-job-id stream) job-id)))
-
-(defun call-with-job-streams (function)
-  "Call FUNCTION with the standard streams bound to fresh ones of this thread's job, and flush them afterwards."
-  (declare (type function function) (dynamic-extent function))
-  (let* ((out (make-host-stream (event-code :stdout)))
-         (err (make-host-stream (event-code :stderr)))
-         (in (make-concatenated-stream))
-         ;; MAKE-TWO-WAY-STREAM but for its checks, which are generic functions.
-         (io (sb-impl::%make-two-way-stream in out))
-         (*job-streams* (progn (setf (host-stream-sibling out) err
-                                     (host-stream-sibling err) out)
-                               (list out err)))
-         (*standard-output* out)
-         (*error-output* err)
-         (*trace-output* err)
-         (*standard-input* in)
-         (*query-io* io)
-         (*debug-io* io)
-         (*terminal-io* io))
-    (unwind-protect (funcall function)
-      (finish-host-stream out)
-      (finish-host-stream err))))
+  (finish-output-of-job)
+  (setf *job-id* job-id))

@@ -40,14 +40,15 @@ pointer HOOK."
   (report-thread-error condition hook)
   (sb-thread:abort-thread))
 
-(defun call-as-thread-of-job (job-id function arguments)
-  "Call FUNCTION with ARGUMENTS in a thread that an evaluation of JOB-ID started."
+(defun call-as-thread-of-job (job-id evaluation function arguments)
+  "Call FUNCTION with ARGUMENTS in a thread that EVALUATION, of JOB-ID, started."
   (let ((*job-id* job-id)
-        (*spare-buffer* nil))
-    (call-with-job-streams
-     (lambda ()
-       (with-boundary ()
-         (apply function arguments))))))
+        (*evaluation* evaluation)
+        (*spare-buffer* nil)
+        (*output* (make-output)))
+    (unwind-protect (with-boundary ()
+                      (apply (the function function) arguments))
+      (flush-output))))
 
 (defun thread-limit ()
   "Return how many threads the user may have: SBCL dies of too many, for want of heap or of memory mappings."
@@ -61,24 +62,29 @@ pointer HOOK."
     (when (>= count (thread-limit))
       (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
 
+(defun start-thread-of-job (start thread function arguments)
+  "What SBCL's START-THREAD, START, does. Threads that evaluations start work for the evaluation that started them, and
+must not be too many. Those of timers are nobody's."
+  (let* ((job-id *job-id*)
+         (evaluation *evaluation*)
+         (function (sb-kernel:%coerce-callable-to-fun function))
+         (adopted (and evaluation (not (sb-thread::thread-ephemeral-p thread)))))
+    (when adopted
+      (check-thread-limit))
+    (prog1 (funcall (the function start) thread
+                    (lambda (&rest arguments)
+                      (guard-stack-end)
+                      (if adopted
+                          (call-as-thread-of-job job-id evaluation function arguments)
+                          (with-boundary ()
+                            (apply function arguments))))
+                    arguments)
+      (when adopted
+        (note-thread thread evaluation)))))
+
 (defun adopt-user-threads ()
-  "Make the threads that evaluations start work for the evaluation that started them, and not be too many. Those of
-timers are nobody's."
-  (encapsulate 'sb-thread::start-thread 'sbcl-host
-               (lambda (start thread function arguments)
-                 (let ((job-id *job-id*)
-                       (function (sb-kernel:%coerce-callable-to-fun function)))
-                   (when (plusp job-id)
-                     (check-thread-limit)
-                     (push thread *job-threads*))
-                   (funcall start thread
-                            (lambda (&rest arguments)
-                              (guard-stack-end)
-                              (if (plusp job-id)
-                                  (call-as-thread-of-job job-id function arguments)
-                                  (with-boundary ()
-                                    (apply function arguments))))
-                            arguments)))))
+  "Have all threads start as START-THREAD-OF-JOB has it."
+  (encapsulate 'sb-thread::start-thread 'sbcl-host #'start-thread-of-job))
 
 (define-condition exit-refused (error)
   ()

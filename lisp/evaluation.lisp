@@ -1,0 +1,35 @@
+;;;; What belongs to one evaluation, whichever threads it has.
+
+(in-package "SBCL-HOST")
+
+(declaim (inline make-evaluation))
+(defstruct (evaluation (:copier nil) (:predicate nil))
+  "One evaluation, which its threads share."
+  ;; How many definitions it has made, of whatever.
+  (definitions 0 :type sb-ext:word)
+  ;; Weak pointers to the threads that it started, newest first. Those that have ended are dropped after every 100.
+  (threads '() :type list)
+  (thread-count 0 :type index))
+
+(declaim (type (or null evaluation) *evaluation*))
+(defvar *evaluation* nil
+  "The evaluation that this thread works for, or NIL.")
+
+(defglobal **evaluation-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
+  "Held while the list of an evaluation's threads is changed.")
+
+(defun live-threads (evaluation)
+  "Return the threads of EVALUATION that have not ended, newest first."
+  (loop for pointer in (evaluation-threads evaluation)
+        for thread = (sb-ext:weak-pointer-value pointer)
+        when (and thread (sb-thread:thread-alive-p thread))
+          collect thread))
+
+(defun note-thread (thread evaluation)
+  "Record that EVALUATION started THREAD. One that has ended is not kept from being collected: its result may be large."
+  (sb-thread:with-mutex (**evaluation-threads-lock**)
+    (when (= (evaluation-thread-count evaluation) 100)
+      (setf (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))
+            (evaluation-thread-count evaluation) 0))
+    (incf (evaluation-thread-count evaluation))
+    (push (sb-ext:make-weak-pointer thread) (evaluation-threads evaluation))))
