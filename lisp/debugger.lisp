@@ -48,12 +48,11 @@
   "True when FRAME is of a function that stands in for one of SBCL's: see STOOD-FOR."
   (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
 
-(defun stood-for (name arguments condition)
-  "Return the name and the arguments of the call that a frame stands for which has this NAME and these ARGUMENTS, in the
-backtrace of CONDITION."
+(defun stood-for (name arguments)
+  "Return the name and the arguments of the call that a frame stands for which has this NAME and these ARGUMENTS."
   (case name
     (sb-impl::eval-tlf (values 'eval (list (first arguments))))
-    (enter-debugger (values 'invoke-debugger (list condition)))
+    (enter-debugger (values 'invoke-debugger (rest arguments)))
     (warn-recorded
      (destructuring-bind (warn class default datum more) arguments
        (declare (ignore warn default))
@@ -247,8 +246,8 @@ the line of the form in the code that was evaluated."
            (if sub-character
                (get-dispatch-macro-character character sub-character readtable)
                (get-macro-character character readtable))))
-    (and (or (null sub-character) (standard-syntax-p character))
-         (eq (meaning *readtable*) (meaning sb-impl::*standard-readtable*)))))
+    ;; CHARACTER may dispatch no more.
+    (eq (ignore-errors (meaning *readtable*)) (meaning sb-impl::*standard-readtable*))))
 
 (defun skip-blank (stream)
   "Skip whitespace and comments of STREAM, but none that does not end, or whose syntax is the user's own."
@@ -297,7 +296,7 @@ the line of the form in the code that was evaluated."
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
-    (multiple-value-setq (name arguments) (stood-for name arguments condition))
+    (multiple-value-setq (name arguments) (stood-for name arguments))
     (multiple-value-bind (source line)
         (guarded (frame-source frame) (failure) nil)
       (make-call :number number

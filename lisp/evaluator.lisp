@@ -234,15 +234,14 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
       (progv (list variable) '(nil)
         (block contained
           (let ((*on-debugger* (lambda (failure)
-                                 (event *job-id* (event-code :notice) 0
-                                        (with-server-syntax ()
-                                          (format nil "The function in ~A failed with ~A."
-                                                  variable (type-name-text (class-name-of failure)))))
+                                 (say "The function in ~A failed with ~A."
+                                              variable (type-name-text (class-name-of failure)))
                                  (return-from contained))))
             (funcall hook condition hook)))))))
 
 (defun enter-debugger (invoke-debugger condition)
   "What INVOKE-DEBUGGER does: the user's hooks come first, then what the thread is bound to."
+  (declare (optimize (debug 2)))
   ;; The binding keeps what follows from being a tail call: this frame stands for the call of INVOKE-DEBUGGER.
   (let ((sb-impl::*deadline* nil))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
@@ -420,6 +419,32 @@ this one."
                           (with-boundary () (find-user-package name))))))
         (funcall function))))
 
+(defun usable-stream-p (variable)
+  "True when what VARIABLE, a STANDARD-VARIABLE, holds is an open stream of its direction."
+  (let ((stream (symbol-value (standard-variable-symbol variable))))
+    (guarded (and (streamp stream)
+                  (open-stream-p stream)
+                  (if (eq 'sb-sys:*stdin* (standard-variable-target variable))
+                      (input-stream-p stream)
+                      (output-stream-p stream)))
+        (failure)
+      nil)))
+
+(defun check-standard-streams ()
+  "Say, once, which standard stream variables the user's code has set to something else, which stays so; and have those
+lead where they did at first that hold no open stream."
+  (dolist (variable **standard-variables**)
+    (unless (unchanged-p variable)
+      (let* ((symbol (standard-variable-symbol variable))
+             (stream (symbol-value symbol)))
+        (cond ((not (usable-stream-p variable))
+               (reset-standard-variable variable)
+               (say "~A held no open stream any more; it is what it was at first." symbol))
+              ((not (eq stream (standard-variable-told variable)))
+               (setf (standard-variable-told variable) stream)
+               (say "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
+                            symbol (standard-variable-target variable))))))))
+
 (defun evaluate-and-print (code package)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."
   (nth-value
@@ -428,6 +453,7 @@ this one."
         (let ((*code* code))
           ;; Not before there is where to unwind to.
           (with-interrupts
+            (check-standard-streams)
             (call-with-recorded-warnings
              (lambda ()
                (call-with-user-package

@@ -13,10 +13,6 @@
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
-(defun say (text)
-  "Have the host tell TEXT."
-  (event *job-id* (event-code :notice) 0 text))
-
 (defmacro with-hold (() &body body)
   "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
 timers signal: that is continued, or ends BODY with NIL."
@@ -70,7 +66,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
         (unwind-protect
              (progn
                (setf job (next-held-job))
-               (when (or (null job) (eql (job-kind job) (job-code :release)))
+               (when (or (null job) (eq (job-kind job) :release))
                  (setf leaving t)
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
@@ -113,13 +109,13 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
 
 (defun held-command (job)
   "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on, or :RELEASE."
-  (let ((kind (job-kind job)))
-    (cond ((eql kind (job-code :invoke-restart)) (restart-command job))
-          ((eql kind (job-code :frame-locals)) (locals-command job))
-          ((eql kind (job-code :eval-in-frame)) (eval-command job))
-          ((eql kind (job-code :return-from-frame)) (return-command job))
-          ((eql kind (job-code :restart-frame)) (restart-frame-command job))
-          (t (refuse "This cannot be asked of a held evaluation.")))))
+  (case (job-kind job)
+    (:invoke-restart (restart-command job))
+    (:frame-locals (locals-command job))
+    (:eval-in-frame (eval-command job))
+    (:return-from-frame (return-command job))
+    (:restart-frame (restart-frame-command job))
+    (t (refuse "This cannot be asked of a held evaluation."))))
 
 (defmacro do-held-forms ((form text result) &body body)
   "Evaluate BODY with FORM bound to each form in TEXT in turn, and return RESULT. An error in this is not held."

@@ -19,9 +19,6 @@
                     (or (getf ',codes name) (error "no ~A ~S" ',type name))))
                 (define-compiler-macro ,(intern (format nil "~A-CODE" type)) (&whole form name)
                   (if (keywordp name) (getf ',codes name) form)))))
-  (define-codes job "Return the number of an sbcl_job_kind."
-    :evaluate 1 :reset 2 :definitions 3 :describe 4 :interrupt 5 :invoke-restart 6 :frame-locals 7
-    :eval-in-frame 8 :return-from-frame 9 :restart-frame 10 :release 11)
   (define-codes event "Return the number of an sbcl_event."
     :done 0 :stdout 1 :stderr 2 :warning 3 :warning-text 4 :value 5 :value-text 6
     :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
@@ -31,6 +28,12 @@
     :heap 31)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9))
+
+(declaim (type simple-vector *job-kinds*))
+(defparameter *job-kinds*
+  #(nil :evaluate :reset :definitions :describe :interrupt :invoke-restart :frame-locals :eval-in-frame
+    :return-from-frame :restart-frame :release)
+  "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
 
 (defconstant +evaluate-timing+ 1
   "Flag of :EVALUATE: measure it.")
@@ -95,9 +98,9 @@ x87 coprocessor, which takes longer than the rest of a call."
       (event-text job kind number text 0 (length text))))
 
 (defstruct (job (:copier nil) (:predicate nil))
-  "One job, copied from the host's struct sbcl_job."
+  "One job, copied from the host's struct sbcl_job, its kind as *JOB-KINDS* has it."
   (id 0 :type (unsigned-byte 64))
-  (kind 0 :type (unsigned-byte 32))
+  (kind nil :type symbol)
   (flags 0 :type (unsigned-byte 32))
   (argument 0 :type (unsigned-byte 64))
   (text "" :type text)
@@ -121,7 +124,7 @@ x87 coprocessor, which takes longer than the rest of a call."
                                               (function (signed 32) (unsigned 32) system-area-pointer))
                                    lane (vector-sap words)))))
       (make-job :id (aref words 0)
-                :kind (ldb (byte 32 0) (aref words 1))
+                :kind (svref *job-kinds* (ldb (byte 32 0) (aref words 1)))
                 :flags (ldb (byte 32 32) (aref words 1))
                 :argument (aref words 2)
                 :text (copy-text (aref words 3) (aref words 4))

@@ -42,7 +42,7 @@ the threads that it made."
       (event *job-id* (event-code :notice) 0
              (format nil "Could not be removed: ~{~A~^, ~}." left))))
   (restore-user-variables)
-  (reset-standard-streams)
+  (install-standard-streams)
   t)
 
 (defglobal **user-variables** '()
@@ -93,15 +93,13 @@ the threads that it made."
 
 (defun run-job (job)
   "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."
-  (let ((kind (job-kind job)))
-    (cond ((eql kind (job-code :evaluate)) (run-evaluation job))
-          ((eql kind (job-code :reset)) (with-interrupts (run-reset)))
-          ((eql kind (job-code :definitions))
-           (run-guarded-inspection #'push-definitions))
-          ((eql kind (job-code :describe))
-           (run-guarded-inspection (lambda () (push-description (job-text job) (job-name job)))))
-          ((eql kind (job-code :interrupt)) (run-interrupt job) t)
-          (t (refuse "No evaluation is held.")))))
+  (case (job-kind job)
+    (:evaluate (run-evaluation job))
+    (:reset (with-interrupts (run-reset)))
+    (:definitions (run-guarded-inspection #'push-definitions))
+    (:describe (run-guarded-inspection (lambda () (push-description (job-text job) (job-name job)))))
+    (:interrupt (run-interrupt job) t)
+    (t (refuse "No evaluation is held."))))
 
 (defun contain-interruption (function)
   "Call FUNCTION, which interrupts a thread of the server's that has nothing to do, as a timer does. Wherever it unwinds

@@ -16,6 +16,13 @@
          (sb-int:*print-condition-references* nil))
      ,@body))
 
+(defun say (control &rest arguments)
+  "Have the host tell what CONTROL, a format control, makes of ARGUMENTS."
+  (event *job-id* (event-code :notice) 0
+         (with-server-syntax ()
+           (let ((*print-escape* nil))
+             (apply #'format nil control arguments)))))
+
 (defvar *on-debugger* nil
   "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")
 

@@ -68,7 +68,9 @@
   "An output stream that pushes EVENT-KIND events of the job that the thread which prints works for. It takes octets,
 too, as SBCL's own standard streams do."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
-  (place 0 :type (integer 0 1) :read-only t))
+  (place 0 :type (integer 0 1) :read-only t)
+  ;; The column of those threads that keep nothing back.
+  (column 0 :type index))
 
 (defun flush-output ()
   "Hand over what this thread has printed to the standard streams and kept back."
@@ -123,7 +125,7 @@ too, as SBCL's own standard streams do."
                    (setf (column output stream) 0)
                    (flush-output))
                   (t (incf (column output stream))))))
-        (event 0 (standard-stream-event-kind stream) 0 (string character))))
+        (print-string stream (string character) 0 1)))
   character)
 
 (defun print-string (stream string start end)
@@ -134,6 +136,8 @@ too, as SBCL's own standard streams do."
           (length (- end start)))
       (cond ((zerop length))
             ((null output)
+             (setf (standard-stream-column stream)
+                   (column-after (standard-stream-column stream) string start end))
              (event-text 0 (standard-stream-event-kind stream) 0 string start end))
             (t
              (without-interrupts
@@ -192,7 +196,9 @@ too, as SBCL's own standard streams do."
   (case operation
     ((#.+force-output+ #.+finish-output+) (flush-output) nil)
     (#.+charpos+ (let ((output *output*))
-                   (and output (column output stream))))
+                   (if output
+                       (column output stream)
+                       (standard-stream-column stream))))
     (#.+element-type+ 'character)
     (#.+element-mode+ :bivalent)
     (#.+external-format+ '(:utf-8 :replacement #\ufffd))
@@ -233,9 +239,43 @@ too, as SBCL's own standard streams do."
   "Where *ERROR-OUTPUT* and *TRACE-OUTPUT* lead.")
 (declaim (type standard-stream **stdout** **stderr**))
 
+(defstruct (standard-variable (:constructor make-standard-variable (symbol target))
+                              (:copier nil) (:predicate nil))
+  "One of the variables that hold the standard streams."
+  (symbol nil :type symbol :read-only t)
+  ;; The variable of SBCL's that it leads to at first.
+  (target nil :type symbol :read-only t)
+  ;; The stream by which it does, and that one's MISC function: closing it changes that.
+  (stream nil)
+  (misc nil)
+  ;; What else it was last told to hold.
+  (told nil))
+
+(sb-ext:define-load-time-global **standard-variables**
+    (loop for (symbol target) in '((*terminal-io* sb-sys:*tty*) (*query-io* *terminal-io*) (*debug-io* *terminal-io*)
+                                   (*standard-input* sb-sys:*stdin*) (*standard-output* sb-sys:*stdout*)
+                                   (*error-output* sb-sys:*stderr*) (*trace-output* sb-sys:*stderr*))
+          collect (make-standard-variable symbol target))
+  "The standard stream variables. They hold what they hold under bare SBCL (STREAM-COLD-INIT-OR-RESET in
+src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
+
+(defun reset-standard-variable (variable)
+  "Have VARIABLE lead where it does at first."
+  (let ((stream (make-synonym-stream (standard-variable-target variable))))
+    (setf (standard-variable-stream variable) stream
+          (standard-variable-misc variable) (sb-kernel:ansi-stream-misc stream)
+          (standard-variable-told variable) nil
+          (symbol-value (standard-variable-symbol variable)) stream)))
+
+(defun unchanged-p (variable)
+  "True when VARIABLE leads where it does at first, by a stream that is open."
+  (declare (type standard-variable variable))
+  (let ((stream (symbol-value (standard-variable-symbol variable))))
+    (and (eq stream (standard-variable-stream variable))
+         (eq (sb-kernel:ansi-stream-misc (the synonym-stream stream)) (standard-variable-misc variable)))))
+
 (defun install-standard-streams ()
-  "Have SBCL's standard streams lead to the host, and let nobody read from the terminal. The variables hold what they
-hold under bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr."
+  "Have SBCL's standard streams lead to the host, and let nobody read from the terminal."
   (when (sb-sys:fd-stream-p sb-sys:*tty*)
     (close sb-sys:*tty*))
   (let ((stdin (make-empty-stream)))
@@ -243,17 +283,7 @@ hold under bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), but fo
           sb-sys:*stdout* **stdout**
           sb-sys:*stderr* **stderr**
           sb-sys:*tty* (make-two-way-stream stdin **stdout**)))
-  (reset-standard-streams))
-
-(defun reset-standard-streams ()
-  "Give the standard stream variables the values that a session begins with."
-  (setf *terminal-io* (make-synonym-stream 'sb-sys:*tty*)
-        *standard-output* (make-synonym-stream 'sb-sys:*stdout*)
-        *standard-input* (make-synonym-stream 'sb-sys:*stdin*)
-        *error-output* (make-synonym-stream 'sb-sys:*stderr*)
-        *query-io* (make-synonym-stream '*terminal-io*)
-        *debug-io* *query-io*
-        *trace-output* (make-synonym-stream 'sb-sys:*stderr*)))
+  (mapc #'reset-standard-variable **standard-variables**))
 
 (defun error-output-is-stderr-p ()
   "True when what is printed to *ERROR-OUTPUT* goes to the host's stderr: the user has bound it to nothing else."

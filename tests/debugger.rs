@@ -138,11 +138,13 @@ fn every_kind_of_error_is_held() {
 }
 
 #[test]
-fn an_unknown_package_has_no_restarts_of_the_machinery() {
+fn an_unknown_package_is_held_with_the_two_restarts() {
     let mut server = Server::ready();
     let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "package": "NOPE", "on-error": "debug"}));
-    assert!(!text.contains("abort thread"), "{text}");
-    server.goes_on();
+    assert!(text.contains("Restarts:\n  1. RETRY - Evaluate this form again.\n  2. ABORT - "), "{text}");
+    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(make-package \"NOPE\")"}));
+    let text = good(&mut server, "invoke-restart", json!({"restart": "RETRY"}));
+    assert_eq!(text, "=> 1");
 }
 
 // ---- Restarts

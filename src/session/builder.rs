@@ -15,6 +15,12 @@ use crate::outcome::{
 /// is stopped.
 const COUNTED: u64 = 100_000;
 
+/// How many errors are kept that others came after in the same evaluation.
+const SUPERSEDED: usize = 10;
+
+/// The kinds of error that an interruption is.
+const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
+
 /// Text that is cut while it is written.
 #[derive(Debug, Clone)]
 pub(super) struct ClippedBuffer {
@@ -171,6 +177,8 @@ pub(super) struct OutcomeBuilder {
     /// What the value begun last had left.
     value_left: u64,
     error: Option<ErrorBuilder>,
+    /// Errors before that one: cleanup forms failed in turn, or stopped the unwinding.
+    superseded: Vec<ErrorBuilder>,
     timing: Option<Timing>,
     code: String,
     defined: Vec<DefiningForm>,
@@ -193,6 +201,7 @@ impl OutcomeBuilder {
             values_left: limits.max_value,
             value_left: limits.max_value,
             error: None,
+            superseded: Vec::new(),
             timing: None,
         }
     }
@@ -257,7 +266,12 @@ impl OutcomeBuilder {
             Event::TimeRun(ms) => self.timing.get_or_insert_default().run_ms = ms,
             Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
             Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
-            Event::Error(kind) => self.error = Some(ErrorBuilder::new(kind.to_owned(), &self.limits)),
+            Event::Error(kind) => {
+                let before = self.error.replace(ErrorBuilder::new(kind.to_owned(), &self.limits));
+                if self.superseded.len() < SUPERSEDED {
+                    self.superseded.extend(before);
+                }
+            }
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
@@ -269,6 +283,19 @@ impl OutcomeBuilder {
     /// The last form that defined something.
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         self.defined.last()
+    }
+
+    /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order.
+    pub(super) fn take_superseded(&mut self) -> Vec<Arc<ErrorRecord>> {
+        let errors = std::mem::take(&mut self.superseded);
+        // An interruption repeats itself until the evaluation ends.
+        let last =
+            self.error.as_ref().map(|error| error.kind.clone()).filter(|kind| INTERRUPTIONS.contains(&kind.as_str()));
+        errors
+            .into_iter()
+            .filter(|error| last.as_ref() != Some(&error.kind))
+            .map(|error| Arc::new(error.finish(&self.code)))
+            .collect()
     }
 
     /// The outcome, once the job is over. `interrupted`: why it was, if it was.

@@ -415,10 +415,18 @@ impl Inner {
     }
 
     /// The outcome of an evaluation, which sets the error state.
-    fn evaluated(&self, builder: OutcomeBuilder, success: bool, interrupted: Option<Interrupt>, held: bool) -> Outcome {
+    fn evaluated(
+        &self,
+        mut builder: OutcomeBuilder,
+        success: bool,
+        interrupted: Option<Interrupt>,
+        held: bool,
+    ) -> Outcome {
+        let superseded = builder.take_superseded();
         let mut outcome = builder.finish(success, interrupted);
         outcome.held = held;
         let mut state = self.state.lock();
+        state.record_superseded(superseded);
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }

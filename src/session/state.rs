@@ -38,6 +38,17 @@ impl State {
         self.history.push_back(error.clone());
     }
 
+    /// Puts errors into the history that others came after in the same evaluation, and says so in its answer.
+    pub(super) fn record_superseded(&mut self, errors: Vec<Arc<ErrorRecord>>) {
+        for mut error in errors {
+            self.record(&mut error);
+            self.notices.push(format!(
+                "Before this, E{} reached the debugger: {}. A cleanup form failed while it was unwound, or stopped that.",
+                self.errors, error.kind
+            ));
+        }
+    }
+
     /// The error with this number, if the history still has it.
     pub(super) fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
         self.history.iter().find(|error| error.id == id).cloned()

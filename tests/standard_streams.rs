@@ -1,0 +1,75 @@
+//! The standard streams: where what is printed to them goes, and that they are what bare SBCL has.
+
+mod support;
+
+use support::fresh;
+
+#[test]
+fn a_kept_stream_prints_into_the_evaluation_that_uses_it() {
+    let lisp = fresh();
+    lisp.values("(defvar *out* *standard-output*) (defvar *err* *error-output*) (defvar *raw* sb-sys:*stdout*)");
+    let outcome = lisp.eval("(progn (format *out* \"a\") (format *err* \"b\") (format *raw* \"c\") 1)");
+    assert_eq!((&*outcome.stdout.text, &*outcome.stderr.text), ("ac", "b"));
+    assert!(lisp.eval("1").background.is_empty());
+}
+
+#[test]
+fn what_is_set_stays_set() {
+    let lisp = fresh();
+    lisp.values("(setf *standard-output* (make-string-output-stream))");
+    lisp.values("(princ :kept)");
+    assert_eq!(
+        lisp.value("(prog1 (get-output-stream-string *standard-output*) (setf *standard-output* sb-sys:*stdout*))"),
+        "\"KEPT\""
+    );
+    assert_eq!(lisp.eval("(princ :shown)").stdout.text, "SHOWN");
+    lisp.values("(setf *standard-output* (make-broadcast-stream))");
+    lisp.reset();
+    assert_eq!(lisp.eval("(princ :shown)").stdout.text, "SHOWN");
+}
+
+#[test]
+fn dribble_goes_on_from_call_to_call() {
+    let lisp = fresh();
+    lisp.values("(defvar *file* (uiop:with-temporary-file (:pathname p :keep t) (namestring p)))");
+    lisp.values("(dribble *file*)");
+    assert_eq!(lisp.eval("(princ \"dribbled\")").stdout.text, "dribbled");
+    lisp.values("(dribble)");
+    assert_eq!(lisp.value("(prog1 (uiop:read-file-string *file*) (delete-file *file*))"), "\"dribbled\"");
+}
+
+#[test]
+fn they_take_octets() {
+    let lisp = fresh();
+    let outcome = lisp.eval("(progn (write-sequence #(195 164) *standard-output*) (write-byte 33 *standard-output*) (write-byte 226 *standard-output*) (princ :x) 1)");
+    assert_eq!(outcome.stdout.text, "ä!\u{fffd}X");
+    let octets = lisp.eval("(write-sequence (sb-ext:string-to-octets \"grüße\") *standard-output*)");
+    assert_eq!(octets.stdout.text, "grüße");
+}
+
+#[test]
+fn input_is_at_its_end() {
+    let lisp = fresh();
+    assert_eq!(lisp.error("(read-line)").kind, "END-OF-FILE");
+    assert_eq!(lisp.value("(list (read-char nil nil :eof) (read-byte *standard-input* nil :eof) (listen) (read-line *query-io* nil :eof))"), "(:EOF :EOF NIL :EOF)");
+    assert_eq!(lisp.value("(read-sequence (make-string 3) *standard-input*)"), "0");
+    assert_eq!(
+        lisp.value("(list (stream-element-type *standard-input*) (stream-element-type *standard-output*))"),
+        "(CHARACTER CHARACTER)"
+    );
+}
+
+#[test]
+fn output_keeps_the_order_in_which_it_was_printed_within_a_line() {
+    let lisp = fresh();
+    let outcome = lisp.eval("(progn (princ \"a\") (fresh-line) (princ \"b\") (fresh-line *error-output*) (princ \"c\" *error-output*) (fresh-line) 1)");
+    assert_eq!((&*outcome.stdout.text, &*outcome.stderr.text), ("a\nb\n", "c"));
+}
+
+#[test]
+fn a_stream_kept_from_printing_a_value_prints_nowhere() {
+    let lisp = fresh();
+    lisp.values("(defvar *kept* nil) (defstruct thing) (defmethod print-object ((x thing) s) (setf *kept* s) (princ \"thing\" s))");
+    lisp.values("(make-thing)");
+    assert_eq!(lisp.value("(progn (princ \"late\" *kept*) (finish-output *kept*) 2)"), "2");
+}
