@@ -1,0 +1,82 @@
+//! From outcomes to text: what a client reads.
+//!
+//! Pure functions. Text that comes from Lisp is escaped wherever it could pass for one of the report's own markers.
+
+mod errors;
+mod escape;
+mod evaluation;
+mod listings;
+
+use std::fmt::Write as _;
+
+use crate::outcome::{Clipped, ErrorRecord, Frame};
+
+pub(crate) use errors::time;
+pub use errors::{backtrace, backtrace_with_locals, error_history, last_error, locals};
+pub use escape::{escape_markers, escape_output, unescape_markers};
+pub use evaluation::evaluation;
+pub use listings::{DefinitionFilter, RESET, definitions, limits, symbol};
+
+/// Frames in the report of a failed evaluation.
+pub(crate) const REPORT_FRAMES: usize = 20;
+/// Frames in [`last_error`].
+pub(crate) const PREVIEW_FRAMES: usize = 5;
+/// What stands for the frames when there are none.
+const NO_FRAMES: &str = "0: (no frames available)";
+
+/// How the report says that text was cut.
+#[must_use]
+pub fn omission(characters: u64) -> String {
+    format!("[... {characters} characters omitted]")
+}
+
+fn push_clipped(target: &mut String, clipped: &Clipped, escape: impl Fn(&str) -> String) {
+    let text =
+        if clipped.omitted == 0 { clipped.text.strip_suffix('\n').unwrap_or(&clipped.text) } else { &clipped.text };
+    target.push_str(&escape(text));
+    if clipped.omitted > 0 {
+        target.push_str(&omission(clipped.omitted));
+    }
+}
+
+fn clipped_message(message: &Clipped) -> String {
+    let mut text = String::new();
+    push_clipped(&mut text, message, escape_markers);
+    text
+}
+
+/// A frame's call, safe in a report.
+fn call(frame: &Frame) -> String {
+    escape_markers(&frame.call)
+}
+
+/// A report is sections with one blank line between them.
+struct Sections(String);
+
+impl Sections {
+    fn begin(&mut self) -> &mut String {
+        if !self.0.is_empty() {
+            self.0.push_str("\n\n");
+        }
+        &mut self.0
+    }
+
+    fn output(&mut self, marker: &str, text: &Clipped) {
+        if !text.is_empty() {
+            let target = self.begin();
+            target.push_str(marker);
+            target.push('\n');
+            push_clipped(target, text, escape_output);
+        }
+    }
+}
+
+fn push_restarts(target: &mut String, error: &ErrorRecord) {
+    if error.restarts.is_empty() {
+        target.push_str("\n  (none)");
+    }
+    for (index, restart) in error.restarts.iter().enumerate() {
+        let description = escape_markers(&restart.description).replace('\n', "\n     ");
+        _ = write!(target, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
+    }
+}
