@@ -3,8 +3,8 @@
 (in-package "SBCL-HOST")
 
 ;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
-;;; step conditions of debug 3 are what would cost). It applies lexically, so that it does not leak into a nested
-;;; COMPILE-FILE or LOAD.
+;;; step conditions of debug 3 are what would cost), and a frame keeps the closure that it is a call of. It applies
+;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
   "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
@@ -20,11 +20,12 @@
 (defun make-evaluation-lexenv ()
   "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
 EVALUATED-FORM-P knows it and those made from it."
-  (let ((policy (if **debug-declaimed**
-                    (sb-c::copy-policy sb-c::*policy*)
-                    (values (sb-c::process-optimize-decl
-                             '(optimize (debug 3) (sb-c:insert-step-conditions 0))
-                             sb-c::*policy*)))))
+  (let ((policy (values (sb-c::process-optimize-decl
+                         (if **debug-declaimed**
+                             '(optimize (sb-c::store-closure-debug-pointer 2))
+                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
+                               (sb-c::store-closure-debug-pointer 2)))
+                         sb-c::*policy*))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
 
 (defun evaluation-lexenv ()

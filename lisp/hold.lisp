@@ -326,9 +326,12 @@ one's values, and true unless it failed."
 
 (defun unwindable-p (frame number)
   "True when the evaluation can go on from FRAME; else refuse."
-  (or (and (not (bogus-frame-p frame))
-           (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
-      (refuse "SBCL cannot unwind to frame ~D: it was compiled without what that needs." number)))
+  (let ((why-not (why-not-unwindable frame)))
+    (or (not why-not)
+        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next one out to which it can is ~D.~]" number why-not
+                (car (find-if (lambda (entry)
+                                (and (> (car entry) number) (not (why-not-unwindable (cdr entry)))))
+                              *held-frames*))))))
 
 (defun return-command (job)
   "Return values from a frame."
@@ -346,16 +349,11 @@ one's values, and true unless it failed."
   "Call a frame's function again with the same arguments."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
-      (multiple-value-bind (name arguments) (sb-debug::frame-call frame)
-        (cond ((not (and (sb-int:legal-fun-name-p name) (fboundp name)))
-               (refuse "Frame ~D is of ~S, which has no global name to call again." (job-argument job) name))
-              ((or (not (listp arguments)) (some #'sb-debug::unprintable-object-p arguments))
-               (refuse "SBCL no longer has all the arguments of frame ~D." (job-argument job)))
-              (t
-               (let ((function (fdefinition name)))
-                 (values t
-                         (lambda ()
-                           (sb-debug:unwind-to-frame-and-call frame
-                                                              (lambda ()
-                                                                (declare (optimize (debug 0)))
-                                                                (apply function arguments))))))))))))
+      (multiple-value-bind (function arguments) (frame-function frame (job-argument job))
+        (when function
+          (values t
+                  (lambda ()
+                    (sb-debug:unwind-to-frame-and-call frame
+                                                       (lambda ()
+                                                         (declare (optimize (debug 0)))
+                                                         (apply (the function function) arguments))))))))))

@@ -216,5 +216,7 @@ ask for no thread run their functions here."
   (record-warnings)
   (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
   (answer-assertions)
+  (encapsulate 'sb-di:debug-fun-closure-name 'sbcl-host #'closure-name)
+  (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host-closures #'mark-closures)
   (refuse-exit)
   (silence-exhaustion))
