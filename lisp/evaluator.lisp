@@ -488,9 +488,8 @@ lead where they did at first that hold no open stream."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
-(defvar *place-values* '()
-  "What the places of an assertion that goes on are set to, in their order: for each one a list of its new value, or NIL
-to leave it as it is.")
+(defvar *answers* '()
+  "The objects that ANSWER is to return, one after another.")
 
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
@@ -498,7 +497,9 @@ to leave it as it is.")
   (let ((*evaluation* (make-evaluation))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*earlier-children* sb-impl::*active-processes*)
-        (*place-values* '()))
+        (*answers* '())
+        ;; What is typed for a restart is for this evaluation alone.
+        (sb-sys:*tty* sb-sys:*tty*))
     (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)

@@ -256,4 +256,4 @@ it with again; or refuse."
   (format nil "~S ~A" name
           (cond (generic-function "is no method of its generic function any more.")
                 ((symbolp name) "has no global definition any more.")
-                (t "has no global name, and SBCL does not keep which function object it was called as."))))
+                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was called as."))))
