@@ -321,17 +321,15 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
      (with-boundary ()
        (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
 
-(defglobal **retry** (intern "RETRY" **user-package**)
-  "The name of the restart RETRY: a symbol that code in CL-USER can name.")
-
 (defun call-with-form-restarts (function)
   "Call FUNCTION, which reads and evaluates a form, with the two restarts that code evaluated here always has, and no
-others. The restarts are kept on the heap, for code may return them."
+others. The restarts are kept on the heap, for code may return them. RETRY's name is a symbol that no code comes upon:
+under bare SBCL there is no restart of that name to find."
   (declare (type function function))
   (loop
     (block retry
       (let* ((retry (sb-kernel::make-restart
-                     **retry** (lambda () (return-from retry))
+                     'retry (lambda () (return-from retry))
                      (lambda (stream) (write-string "Evaluate this form again." stream))))
              (abort (sb-kernel::make-restart
                      'abort #'abort-evaluation
