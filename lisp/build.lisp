@@ -17,7 +17,7 @@
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
     (with-compilation-unit (:override t)
       (dolist (name '("package" "host" "streams" "printing" "evaluation" "debugger" "inspection" "definitions" "interrupts" "heap"
-                      "evaluator" "hold" "threads" "lanes"))
+                      "evaluator" "frame-functions" "hold" "threads" "lanes"))
         (let* ((source (make-pathname :name name :type "lisp" :defaults directory))
                (fasl (make-pathname :name name :type "fasl" :defaults fasls))
                ;; A name under SYS: makes the frames of this code count as the system's.

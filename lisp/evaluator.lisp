@@ -3,8 +3,8 @@
 (in-package "SBCL-HOST")
 
 ;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
-;;; step conditions of debug 3 are what would cost). It applies lexically, so that it does not leak into a nested
-;;; COMPILE-FILE or LOAD.
+;;; step conditions of debug 3 are what would cost), and a frame keeps the closure that it is a call of. It applies
+;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
   "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
@@ -20,11 +20,12 @@
 (defun make-evaluation-lexenv ()
   "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
 EVALUATED-FORM-P knows it and those made from it."
-  (let ((policy (if **debug-declaimed**
-                    (sb-c::copy-policy sb-c::*policy*)
-                    (values (sb-c::process-optimize-decl
-                             '(optimize (debug 3) (sb-c:insert-step-conditions 0))
-                             sb-c::*policy*)))))
+  (let ((policy (values (sb-c::process-optimize-decl
+                         (if **debug-declaimed**
+                             '(optimize (sb-c::store-closure-debug-pointer 2))
+                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
+                               (sb-c::store-closure-debug-pointer 2)))
+                         sb-c::*policy*))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
 
 (defun evaluation-lexenv ()
@@ -320,17 +321,15 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
      (with-boundary ()
        (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
 
-(defglobal **retry** (intern "RETRY" **user-package**)
-  "The name of the restart RETRY: a symbol that code in CL-USER can name.")
-
 (defun call-with-form-restarts (function)
   "Call FUNCTION, which reads and evaluates a form, with the two restarts that code evaluated here always has, and no
-others. The restarts are kept on the heap, for code may return them."
+others. The restarts are kept on the heap, for code may return them. RETRY's name is a symbol that no code comes upon:
+under bare SBCL there is no restart of that name to find."
   (declare (type function function))
   (loop
     (block retry
       (let* ((retry (sb-kernel::make-restart
-                     **retry** (lambda () (return-from retry))
+                     'retry (lambda () (return-from retry))
                      (lambda (stream) (write-string "Evaluate this form again." stream))))
              (abort (sb-kernel::make-restart
                      'abort #'abort-evaluation
@@ -487,9 +486,8 @@ lead where they did at first that hold no open stream."
         (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
-(defvar *place-values* '()
-  "What the places of an assertion that goes on are set to, in their order: for each one a list of its new value, or NIL
-to leave it as it is.")
+(defvar *answers* '()
+  "The objects that ANSWER is to return, one after another.")
 
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
@@ -497,7 +495,9 @@ to leave it as it is.")
   (let ((*evaluation* (make-evaluation))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*earlier-children* sb-impl::*active-processes*)
-        (*place-values* '()))
+        (*answers* '())
+        ;; What is typed for a restart is for this evaluation alone.
+        (sb-sys:*tty* sb-sys:*tty*))
     (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)

@@ -58,6 +58,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
         (job nil)
         (leaving nil))
+    (forget-answers)
     (event *job-id* (event-code :held))
     (flush-output)
     (done nil)
@@ -89,6 +90,38 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
             (throw 'still-held nil))))))
   ;; Its cleanup forms are not held again.
   (setf *hold-errors* nil))
+
+(defun in-foreign-code-p (frame)
+  "True when this thread was interrupted while FRAME, the innermost of Lisp, called foreign code that is not SBCL's own
+business: that may hold locks of its own, such as malloc's."
+  (and (plusp sb-kernel:*free-interrupt-context-index*)
+       (not (system-frame-p frame))
+       (null (sb-di::code-header-from-pc
+              (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))))
+
+(defun holdable-frame-p (frame)
+  "True when the evaluation can be held while it is in FRAME, its innermost: in one of its forms, not in what the server
+does between them."
+  (and (plusp *form-number*)
+       (< (frame-address frame) *boundary*)
+       (not sb-kernel:*gc-inhibit*)
+       (not (in-foreign-code-p frame))))
+
+(defun hold-interruption (reason hook)
+  "Hold the evaluation that was interrupted for REASON where it was, below the function with frame pointer HOOK, with a
+restart that has it go on from there. Return true when it is to go on, and NIL when it cannot be held, and nothing has
+been pushed. Does not return when it is released."
+  (when (and (eql reason +interrupt-timeout+)
+             *hold-errors*
+             (not *failed*)
+             (holdable-frame-p (interrupted-frame hook)))
+    (block go-on
+      (let* ((continue (sb-kernel::make-restart
+                        'continue (lambda () (return-from go-on t))
+                        (lambda (stream) (write-string "Go on." stream))))
+             (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
+        (hold nil (capture-interruption reason hook))
+        (abandon-evaluation :interrupted #'end-children)))))
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
@@ -226,44 +259,58 @@ pushed: the values of the expressions in TEXT or, without any, what its interact
                     (refuse-arguments restart minimum maximum count)))))))
 
 (defun assertion-places (restart)
-  "Return the places that RESTART sets anew and true, when it is the CONTINUE of a failed ASSERT; else NIL and NIL."
-  (if (equal '(lambda () :in sb-kernel:assert-error)
-             (sb-kernel:%fun-name (sb-kernel::restart-function restart)))
-      ;; What it reports is all that knows the places.
-      (let ((report (sb-kernel::restart-report-function restart)))
-        (values (and (sb-kernel:closurep report)
-                     (find-if #'consp (sb-kernel:%closure-values report)))
-                t))
-      (values '() nil)))
+  "Return how many places RESTART asks new values for when it is the CONTINUE of a failed ASSERT, else NIL. What it says
+of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
+  (let* ((report (with-server-syntax ()
+                   (let ((*print-escape* nil)) (guarded (princ-to-string restart) (failure) ""))))
+         (places (search " for " report)))
+    (when (and (string= "CONTINUE" (restart-name restart))
+               (eql (mismatch "Retry assertion" report) 15))
+      (if places
+          (with-input-from-string (stream report :start (+ places 5) :end (1- (length report)))
+            ;; Reads without making anything of it, symbols least of all, and takes the commas for nothing.
+            (with-standard-io-syntax
+              (let ((*read-suppress* t))
+                (loop until (eq stream (read stream nil stream)) count t))))
+          0))))
 
-(defun answer-assertions ()
-  "Have the places of an assertion that CONTINUE-ASSERTION goes on with set without asking for it."
-  (encapsulate 'sb-impl::assert-prompt 'sbcl-host
-               (lambda (assert-prompt place value)
-                 (cond ((null *place-values*) (funcall assert-prompt place value))
-                       ((first *place-values*) (first (pop *place-values*)))
-                       (t (pop *place-values*) value)))))
+(defun answer ()
+  "Return the next of what was given to a restart that asks for it. Called by what TYPE-ANSWERS types."
+  (pop *answers*))
+
+(defun type-answers (answers count)
+  "Have the COUNT next places that ASSERT asks for on *QUERY-IO* get new values, those in ANSWERS, or keep their own."
+  (setf *answers* answers
+        sb-sys:*tty* (make-two-way-stream
+                      (make-string-input-stream
+                       (format nil "~{~:[n~;y~%(|SBCL-HOST|::|ANSWER|)~]~%~}"
+                               (loop repeat count collect (and answers (progn (pop answers) t)))))
+                      (two-way-stream-output-stream sb-sys:*tty*))))
+
+(defun forget-answers ()
+  "Have nothing be typed on *QUERY-IO* that was not read."
+  (setf *answers* '()
+        sb-sys:*tty* (sb-ext:symbol-global-value 'sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that goes on with RESTART, of an assertion, its first PLACES set to the values of the
-expressions in TEXT."
+  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They get
+the values of the expressions in TEXT."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
-          ((> (length new) (length places))
-           (refuse-arguments restart 0 (length places) (length new)))
+          ((> (length new) places)
+           (refuse-arguments restart 0 places (length new)))
           (t
            (values t
                    (lambda ()
-                     (setf *place-values* (loop for nil in places
-                                                collect (and new (list (pop new)))))
+                     (type-answers new places)
                      (invoke-restart restart)))))))
 
 (defun restart-command (job)
   "Invoke a restart."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
-      (multiple-value-bind (places assertion) (assertion-places restart)
-        (if assertion
+      (let ((places (assertion-places restart)))
+        (if places
             (continue-assertion restart places (job-text job))
             (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
               (values success
@@ -326,9 +373,12 @@ one's values, and true unless it failed."
 
 (defun unwindable-p (frame number)
   "True when the evaluation can go on from FRAME; else refuse."
-  (or (and (not (bogus-frame-p frame))
-           (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
-      (refuse "SBCL cannot unwind to frame ~D: it was compiled without what that needs." number)))
+  (let ((why-not (why-not-unwindable frame)))
+    (or (not why-not)
+        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next one out to which it can is ~D.~]" number why-not
+                (car (find-if (lambda (entry)
+                                (and (> (car entry) number) (not (why-not-unwindable (cdr entry)))))
+                              *held-frames*))))))
 
 (defun return-command (job)
   "Return values from a frame."
@@ -346,16 +396,11 @@ one's values, and true unless it failed."
   "Call a frame's function again with the same arguments."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
-      (multiple-value-bind (name arguments) (sb-debug::frame-call frame)
-        (cond ((not (and (sb-int:legal-fun-name-p name) (fboundp name)))
-               (refuse "Frame ~D is of ~S, which has no global name to call again." (job-argument job) name))
-              ((or (not (listp arguments)) (some #'sb-debug::unprintable-object-p arguments))
-               (refuse "SBCL no longer has all the arguments of frame ~D." (job-argument job)))
-              (t
-               (let ((function (fdefinition name)))
-                 (values t
-                         (lambda ()
-                           (sb-debug:unwind-to-frame-and-call frame
-                                                              (lambda ()
-                                                                (declare (optimize (debug 0)))
-                                                                (apply function arguments))))))))))))
+      (multiple-value-bind (function arguments) (frame-function frame (job-argument job))
+        (when function
+          (values t
+                  (lambda ()
+                    (sb-debug:unwind-to-frame-and-call frame
+                                                       (lambda ()
+                                                         (declare (optimize (debug 0)))
+                                                         (apply (the function function) arguments))))))))))

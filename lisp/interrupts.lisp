@@ -24,8 +24,13 @@ cleanup forms do to stop the unwinding.")
 (defvar *kept* 0
   "Bytes in use after the first of these collections, 0 before it.")
 
+(declaim (type (unsigned-byte 62) **interrupts-sent**))
+(defglobal **interrupts-sent** 0
+  "How often the control lane has interrupted a thread.")
+
+(declaim (type (or null (unsigned-byte 62)) *interrupted*))
 (defvar *interrupted* nil
-  "True while what ran is being captured because it was interrupted.")
+  "While what ran is being captured because it was interrupted, how many interrupts had been sent by then; else NIL.")
 
 (defun abandon-evaluation (reason finish)
   "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail, for REASON, a value of *FAILED*."
@@ -81,9 +86,9 @@ little room, and cleanup forms may use that up as well: then this is called once
   "The evaluation that was the last to be ended for the heap.")
 
 (defun capture-interruption (reason hook)
-  "Capture what runs, which REASON ends, below the function with frame pointer HOOK."
+  "Capture what runs, which REASON ends, below the function with frame pointer HOOK. Return what CAPTURE does."
   (let ((*on-debugger* nil)
-        (*interrupted* t))
+        (*interrupted* **interrupts-sent**))
     ;; Printing arguments may be what does not end: then the next interrupt does without.
     (with-interrupts
       (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
@@ -93,13 +98,17 @@ little room, and cleanup forms may use that up as well: then this is called once
                nil
                (lambda () (interrupted-frame hook))))))
 
-(defun interrupt-evaluation (job-id reason)
-  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt. Called in the thread by
-an interrupt. Unwinds without a condition, which the user's handlers would swallow."
-  (when (and *abandon* (eql job-id *job-id*))
-    (unless *interrupted*
-      (capture-interruption reason (frame-pointer-here)))
-    (abandon-evaluation :interrupted #'end-children)))
+(defun interrupt-evaluation (job-id reason number)
+  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt, or hold it. Called in the
+thread by the interrupt with this NUMBER. Unwinds without a condition, which the user's handlers would swallow."
+  (when (and *abandon* (eql job-id *job-id*)
+             ;; Several wait when the code has had interrupts disabled: they are one.
+             (or (null *interrupted*) (> number *interrupted*)))
+    (let ((hook (frame-pointer-here)))
+      (when (or *interrupted* (not (hold-interruption reason hook)))
+        (unless *interrupted*
+          (capture-interruption reason hook))
+        (abandon-evaluation :interrupted #'end-children)))))
 
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an

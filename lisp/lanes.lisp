@@ -79,7 +79,8 @@ the threads that it made."
 (defun run-interrupt (job)
   "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
   (let ((target (job-argument job))
-        (reason (job-flags job)))
+        (reason (job-flags job))
+        (number (incf **interrupts-sent**)))
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
     (dolist (thread (list (svref **lane-threads** +evaluation-lane+) (svref **lane-threads** +inspection-lane+)))
@@ -87,7 +88,7 @@ the threads that it made."
        (sb-thread:interrupt-thread
         thread
         (lambda ()
-          (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
+          (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
                 ;; A collection may have been quicker.
                 ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))))))
 
@@ -215,6 +216,7 @@ ask for no thread run their functions here."
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
   (record-warnings)
   (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
-  (answer-assertions)
+  (encapsulate 'sb-di:debug-fun-closure-name 'sbcl-host #'closure-name)
+  (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host-closures #'mark-closures)
   (refuse-exit)
   (silence-exhaustion))

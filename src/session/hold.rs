@@ -64,14 +64,17 @@ impl Session {
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
-    /// as it is.
+    /// as it is, and so does `timeout`: `None` is the session's, `Some(None)` none.
     pub fn eval_in_frame(
         &self,
         frame: u64,
         code: &str,
+        timeout: Option<Option<Duration>>,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.ask_held(JobKind::EvalInFrame(frame), code, "", |builder| Build::Inside(builder, Box::new(reply)))
+        self.ask_held_within(JobKind::EvalInFrame(frame), code, "", timeout, |builder| {
+            Build::Inside(builder, Box::new(reply))
+        })
     }
 
     /// Returns the values of `code` from a frame of the held evaluation, which goes on.
@@ -101,8 +104,21 @@ impl Session {
         name: &str,
         build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
     ) -> JobId {
+        let timeout = (kind == JobKind::Release).then_some(Some(RELEASE_TIMEOUT));
+        self.ask_held_within(kind, text, name, timeout, build)
+    }
+
+    /// As [`ask_held`](Self::ask_held), within `timeout`, or the session's.
+    fn ask_held_within(
+        &self,
+        kind: JobKind,
+        text: &str,
+        name: &str,
+        timeout: Option<Option<Duration>>,
+        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
+    ) -> JobId {
         let limits = *self.0.limits.lock();
-        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
+        let timeout = timeout.unwrap_or(limits.timeout);
         let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
         self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::wait::wait;
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
 
-use crate::{HoldError, JobId, Outcome, RestartDesignator, Session};
+use crate::{HoldError, JobId, Limits, Outcome, RestartDesignator, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
@@ -61,8 +61,18 @@ pub(super) fn tools() -> [Tool; 6] {
             EVAL,
             "Evaluate in frame",
             "Evaluate code inside a frame of the evaluation that is held, with its local variables visible: look at \
-             them, change them, or define what was missing. An error in it does not lose the held evaluation.",
-            json!({"frame": frame(), "code": code()}),
+             them, change them, or define what was missing. Neither an error in it nor its time limit loses the held \
+             evaluation.",
+            json!({
+                "frame": frame(),
+                "code": code(),
+                "timeout": {
+                    "type": "number",
+                    "minimum": 0,
+                    "maximum": Limits::MAX_TIMEOUT_SECONDS,
+                    "description": "Time limit in seconds for this code, 0 for none. Default: the session's (see configure-limits).",
+                },
+            }),
             &["frame", "code"],
             acts(),
         ),
@@ -119,9 +129,10 @@ pub(super) async fn call(
             Ok(Reply::Locals(locals))
         }
         EVAL => {
-            let mut arguments = Arguments::new(EVAL, &["frame", "code"], 2, arguments)?;
+            let mut arguments = Arguments::new(EVAL, &["frame", "code", "timeout"], 2, arguments)?;
             let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
-            resume(session, context, |reply| session.eval_in_frame(frame, &code, reply)).await
+            let timeout = super::limits::timeout(&mut arguments)?;
+            resume(session, context, |reply| session.eval_in_frame(frame, &code, timeout, reply)).await
         }
         RETURN => {
             let mut arguments = Arguments::new(RETURN, &["frame", "code"], 2, arguments)?;

@@ -1,0 +1,259 @@
+;;;; The function that a frame is a call of, and its arguments, so that it can be called again.
+
+(in-package "SBCL-HOST")
+
+(defun frame-code (frame)
+  "Return the code component that FRAME runs in, or NIL."
+  (let ((function (sb-di:frame-debug-fun frame)))
+    (and (typep function 'sb-di::compiled-debug-fun)
+         (sb-di::compiled-debug-fun-component function))))
+
+(defun compiler-debug-fun (function)
+  "Return what the compiler has recorded of the SB-DI:DEBUG-FUN FUNCTION."
+  (sb-di::compiled-debug-fun-compiler-debug-fun function))
+
+(defun same-code-p (function frame)
+  "True when FUNCTION runs the code of FRAME: it has not been redefined since."
+  (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
+       (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
+
+;;; Going on from a frame
+
+(defun trapped-p (pc)
+  "True when the instruction before the address PC is SBCL's trap: the code gave up control there by itself."
+  (declare (type sb-ext:word pc))
+  #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
+  #-x86-64 (progn pc nil))
+
+(defun settled-p (frame)
+  "False when FRAME may have been interrupted while its function was being entered or left, or was about to call another:
+the frame pointer may be another frame's then, and what should lie in this one does not."
+  (let ((context (sb-di::compiled-frame-escaped frame)))
+    (or (null context)
+        (let ((pc (sap-int (sb-vm:context-pc context)))
+              (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
+              (function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
+          (or (trapped-p pc)
+              #+x86-64
+              (let* ((frame-pointer (sb-di::frame-pointer frame))
+                     (return-address (sap-ref-word frame-pointer 8))
+                     (place (sb-c::compiled-debug-fun-bsp-save function)))
+                (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
+                     ;; Between LEAVE and RET.
+                     (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
+                     ;; A frame for a call is no deeper than its arguments, and returns to right behind that call.
+                     (not (< 0 (- return-address pc) 64))
+                     (or (null place)
+                         (< (sb-vm:context-register context sb-vm::rsp-offset)
+                            (+ (sap-int frame-pointer) (stack-offset place)))))))))))
+
+(defun stack-offset (place)
+  "Return the offset from the frame pointer, in bytes, of PLACE, which the compiler recorded."
+  (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place)))
+
+(defun called-directly-p (frame)
+  "True when FRAME was called by code of its own component other than as a function object: a call of a local function.
+Such code relies on all that the compiler found out about the function, even that it never returns."
+  (let ((code (frame-code frame))
+        (caller (sb-di:frame-down frame)))
+    (and caller
+         (eq code (frame-code caller))
+         #+x86-64
+         (let ((return-address (sap-ref-word (sb-di::frame-pointer frame) 8)))
+           ;; CALL with an offset, to this code.
+           (and (eql #xE8 (sap-ref-8 (int-sap return-address) -5))
+                (let ((target (+ return-address (signed-sap-ref-32 (int-sap return-address) -4)))
+                      (start (sap-int (sb-kernel:code-instructions code))))
+                  (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
+
+(defun why-not-unwindable (frame)
+  "Return why the evaluation cannot go on from FRAME, the end of a sentence, or NIL when it can."
+  (cond ((bogus-frame-p frame) "it is not a call of a Lisp function")
+        ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
+         (if (system-frame-p frame)
+             "it is of SBCL's own code, which is compiled without what that needs"
+             "its code was compiled without what that needs: with (declaim (optimize (debug 2))), and its definition ~
+              loaded again, it has it"))
+        ((not (settled-p frame))
+         "it was interrupted while its function was being entered or left, or called another")
+        ((called-directly-p frame)
+         "it is a local function that its own code calls directly, and that code relies on all that the compiler ~
+          found out about it")))
+
+;;; Arguments
+
+(defun frame-arguments (frame unused)
+  "Return the arguments that FRAME's function was called with, and true; or NIL and NIL when SBCL does not have all of
+them any more. The function has no use for some: they are NIL if UNUSED is true, and else missing."
+  (multiple-value-bind (name arguments) (sb-debug::frame-call frame)
+    (declare (ignore name))
+    (if (listp arguments)
+        (loop for argument in arguments
+              collect (cond ((not (sb-debug::unprintable-object-p argument)) argument)
+                            ((and unused
+                                  (equal "unused argument" (sb-debug::unprintable-object-string argument)))
+                             nil)
+                            (t (return (values '() nil))))
+                into all
+              finally (return (values all t)))
+        (values '() nil))))
+
+;;; Closures
+
+(defun stack-closure-p (address)
+  "True when ADDRESS, a word that is tagged as a function, is of a closure that this thread has on its stack."
+  (let ((start (sb-vm::current-sp)))
+    (and (<= (sap-int start) address
+             (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (* 2 sb-vm:n-word-bytes)))
+         (eql sb-vm:closure-widetag
+              (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0)))))
+
+(defun closure-at (address)
+  "Return the closure at ADDRESS, any word, or NIL when there is none."
+  (declare (type sb-ext:word address))
+  (when (eql sb-vm:fun-pointer-lowtag (logand address sb-vm:lowtag-mask))
+    ;; What lies in a region that is still allocated in is not taken for an object.
+    (sb-vm::close-thread-alloc-region)
+    (let ((object (if (stack-closure-p address)
+                      (sb-kernel:%make-lisp-obj address)
+                      (sb-kernel:make-lisp-obj address nil))))
+      (and (sb-kernel:closurep object) object))))
+
+(defun entry-point (frame)
+  "Return the function object, without an environment, of the function of FRAME, or NIL when it has none, or more than
+one function of its code has its name."
+  (let ((code (frame-code frame))
+        (name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
+        (found nil))
+    (when code
+      (dotimes (index (sb-kernel:code-n-entries code) found)
+        (let ((entry (sb-kernel:%code-entry-point code index)))
+          (when (equal name (sb-kernel:%simple-fun-name entry))
+            (when found
+              (return nil))
+            (setf found entry)))))))
+
+(defun mark-closures (compile form lexenv &rest arguments)
+  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does. Code of submitted forms is marked, for its frames keep the closures that
+they are calls of; what is compiled while one is, by a macro, is not."
+  (declare (type function compile))
+  (let* ((marked (getf sb-c::*source-plist* :closures-kept))
+         (mark (evaluated-form-p lexenv))
+         (sb-c::*source-plist* (cond ((eq marked mark) sb-c::*source-plist*)
+                                     (t (list* :closures-kept mark sb-c::*source-plist*)))))
+    (apply compile form lexenv arguments)))
+
+(defun closures-kept-p (frame)
+  "True when FRAME is of submitted code, and keeps the closure, if it is a call of one."
+  (let ((source (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
+    (and (null (sb-di:debug-source-namestring source))
+         (getf (sb-c::debug-source-plist source) :closures-kept))))
+
+(defun frame-closure (frame)
+  "Return the function object without a global name that FRAME is a call of, or NIL when that is not known: only submitted
+code keeps it."
+  (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
+    (when entry
+      (let* ((external (sb-di::debug-fun-from-pc (frame-code frame) (sb-di::function-start-pc-offset entry)))
+             (place (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun external))))
+        (cond (place
+               (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-offset place)))))
+                 (and closure
+                      (eq entry (sb-kernel:%closure-fun closure))
+                      closure)))
+              ;; It closes over nothing.
+              ((closures-kept-p frame) entry))))))
+
+(defun closure-name (debug-fun-closure-name function frame)
+  "What SB-DI:DEBUG-FUN-CLOSURE-NAME does, which takes whatever lies on the stack for the closure of a FRAME that was
+called without one."
+  (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
+             (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
+             (sb-di::all-args-available-p frame))
+         (funcall debug-fun-closure-name function frame))
+        (t
+         (let ((closure (frame-closure frame)))
+           (and closure (sb-kernel:%fun-name closure))))))
+
+;;; Methods
+
+(defun method-fast-function (method)
+  "Return the function of METHOD that its frames are of."
+  (let ((function (sb-mop:method-function method)))
+    (if (typep function 'sb-pcl::%method-function)
+        (or (sb-pcl::%method-function-fast-function function) function)
+        function)))
+
+(defun frame-method (name)
+  "Return the method, as it is defined now, whose frames are called NAME, and its generic function; or NIL."
+  (let ((function (and (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons))
+                       (sb-int:legal-fun-name-p (second name))
+                       (fboundp (second name))
+                       (fdefinition (second name)))))
+    (when (typep function 'standard-generic-function)
+      (values (find (rest name) (sb-mop:generic-function-methods function)
+                    :key (lambda (method)
+                           (let ((name (sb-kernel:%fun-name (method-fast-function method))))
+                             (and (consp name) (rest name))))
+                    :test #'equal)
+              function))))
+
+(defun call-effective-method (function methods arguments)
+  "Call what METHODS, in this order, are combined to by the generic FUNCTION, with ARGUMENTS."
+  (sb-pcl::invoke-emf (sb-pcl::get-effective-method-function function methods) arguments))
+
+(defun next-methods (method function arguments)
+  "Return the list of what METHOD of the generic FUNCTION calls next with ARGUMENTS, as its function takes it, and true;
+or NIL and NIL when that is not known."
+  (let* ((applicable (compute-applicable-methods function arguments))
+         (place (member method applicable)))
+    (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
+      (cond ((or (null place)
+                 (typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination))
+             (values '() nil))
+            ((aroundp method)
+             (let ((inner (remove-if #'aroundp applicable)))
+               (values (append (remove-if-not #'aroundp (rest place))
+                               (list (lambda (arguments next-methods)
+                                       (declare (ignore next-methods))
+                                       (call-effective-method function inner arguments))))
+                       t)))
+            ((method-qualifiers method) (values '() t))
+            (t (values (remove-if #'method-qualifiers (rest place)) t))))))
+
+;;; Calling it again
+
+(defun refuse-to-restart (number control &rest arguments)
+  "Refuse to restart the frame NUMBER, for a reason that CONTROL and ARGUMENTS give."
+  (refuse "Frame ~D cannot be called again: ~?" number control arguments))
+
+(defun frame-function (frame number)
+  "Return the function that FRAME, which has this NUMBER, is a call of, as it is defined now, and the arguments to call
+it with again; or refuse."
+  (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
+         (global (and (sb-int:legal-fun-name-p full-name) (fboundp full-name) (fdefinition full-name)))
+         (closure (and (not global) (frame-closure frame))))
+    (multiple-value-bind (method generic-function) (frame-method full-name)
+      (let ((function (or global (and method (method-fast-function method)) closure)))
+        (cond ((null function)
+               (refuse-to-restart number (why-no-function full-name generic-function)))
+              (t
+               (multiple-value-bind (arguments all) (frame-arguments frame (same-code-p function frame))
+                 (cond ((not all)
+                        (refuse-to-restart number "SBCL no longer has all the arguments of ~S." full-name))
+                       ((null method) (values function arguments))
+                       (t
+                        (multiple-value-bind (next-methods known)
+                            (next-methods method generic-function arguments)
+                          (if known
+                              (values (sb-mop:method-function method) (list arguments next-methods))
+                              (refuse-to-restart
+                               number "what comes next to ~S in its method combination is not known."
+                               full-name))))))))))))
+
+(defun why-no-function (name generic-function)
+  "Return why there is no function to call again for a frame called NAME, of a method of GENERIC-FUNCTION or NIL."
+  (format nil "~S ~A" name
+          (cond (generic-function "is no method of its generic function any more.")
+                ((symbolp name) "has no global definition any more.")
+                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was called as."))))
