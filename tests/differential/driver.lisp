@@ -137,9 +137,6 @@ have to be left alone, for it counts them after this."
   (setf *error* (format nil "[ERROR] ~A~%~A~%~%[Restarts]~{~%~A~}"
                         (type-name-text condition) (report-text condition) (mapcar #'restart-text restarts))))
 
-(defvar *outer-restarts* '()
-  "The restarts around a call.")
-
 (defvar *answering* nil
   "True while a call's code runs.")
 
@@ -150,8 +147,7 @@ have to be left alone, for it counts them after this."
    (declare (ignore function))
    (cond (*on-debugger* (funcall *on-debugger* condition))
          (*answering*
-          (note-error condition (remove-if (lambda (restart) (member restart *outer-restarts*))
-                                           (compute-restarts condition)))
+          (note-error condition (compute-restarts condition))
           (throw 'top-level nil))
          ;; A fault of this file: the other side waits for an answer.
          (t (format sb-sys:*stderr* "~A~%" condition)
@@ -191,7 +187,8 @@ have to be left alone, for it counts them after this."
   "Return the answer to a call with CODE."
   (let* ((*warnings* '())
          (*error* nil)
-         (*outer-restarts* (compute-restarts))
+         ;; Those of SBCL's own top level are none of the code's business.
+         (sb-kernel:*restart-clusters* '())
          (*answering* t)
          (values '()))
     ;; The unit is left normally, also by a failure, which would else hide what is undefined.
@@ -213,6 +210,8 @@ have to be left alone, for it counts them after this."
               sb-sys:*stderr* err
               sb-sys:*tty* (make-two-way-stream in out)
               *trace-output* (make-synonym-stream 'sb-sys:*stderr*)
+              ;; The contract keeps the compiler's progress out of the output.
+              *compile-verbose* nil
               *package* (find-package "CL-USER")))
       (loop
         (let ((code (with-standard-io-syntax (read *protocol-in* nil nil))))
