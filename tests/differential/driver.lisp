@@ -113,11 +113,52 @@ environment names, and this file's name."
 (defvar *said* '()
   "What WARN prints of the warnings of this call on standard error, where the contract does not want it.")
 
+(defvar *undefined* '()
+  "The warnings of what the forms of this call use that was not defined when they were compiled, like *WARNINGS*.")
+
+(defvar *eval* #'eval
+  "EVAL itself.")
+
+(defvar *called* nil
+  "True within a function that the code calls and that compiles: what it says is as bare SBCL says it.")
+
+(defvar *compiling-form* nil
+  "True while SBCL compiles a form of the code's own.")
+
+(dolist (function '(eval compile compile-file load))
+  (sb-int:encapsulate function 'differential
+                      (lambda (function &rest arguments)
+                        (let ((*called* t))
+                          (apply function arguments)))))
+
+(sb-int:encapsulate 'sb-c:compile-in-lexenv 'differential
+                    (lambda (function &rest arguments)
+                      (let ((*compiling-form* (not *called*)))
+                        (apply function arguments))))
+
+(defun undefined-kind-and-name (condition)
+  "Return what CONDITION, a warning, says is undefined, or NIL: :FUNCTION, :VARIABLE or :TYPE, and its name."
+  ;; "undefined function: FOO": SUMMARIZE-COMPILATION-UNIT in src/compiler/main.lisp.
+  (when (and (typep condition 'simple-condition)
+             (eql 0 (search "undefined " (report-text condition))))
+    (values-list (simple-condition-format-arguments condition))))
+
+(defun defined-by-now-p (condition)
+  "True when CONDITION warns of a function or type that has been defined since, by the same call."
+  (multiple-value-bind (kind name) (undefined-kind-and-name condition)
+    (case kind
+      (:function (fboundp name))
+      (:type (sb-int:info :type :kind name)))))
+
 (defun note-warning (condition)
-  "Record a warning, and leave it alone."
-  (unless (or (typep condition sb-ext:*muffled-warnings*)
-              (typep condition 'sb-kernel:redefinition-warning))
-    (push-warning (type-name-text condition) condition))
+  "Record a warning, and leave it alone. A call is one compilation unit: what its forms lack is told at its end."
+  (cond ((or (typep condition sb-ext:*muffled-warnings*)
+             (typep condition 'sb-kernel:redefinition-warning)))
+        ((and *compiling-form* (undefined-kind-and-name condition))
+         (let ((*warnings* *undefined*))
+           (push-warning (type-name-text condition) condition)
+           (setf *undefined* *warnings*)))
+        (t (push-warning (type-name-text condition) condition)))
   (let ((stream *error-output*))
     (loop while (typep stream 'synonym-stream)
           do (setf stream (symbol-value (synonym-stream-symbol stream))))
@@ -174,8 +215,8 @@ environment names, and this file's name."
                 (setf form (read stream nil stream)))
               (return (if (eq form stream)
                           (values '() nil)
-                          (values (multiple-value-list (sb-impl::interactive-eval form)) t))))
-          (cl-user::retry () :report "Evaluate this form again."
+                          (values (multiple-value-list (sb-impl::interactive-eval form :eval *eval*)) t))))
+          (retry () :report "Evaluate this form again."
             (return-from again))
           (abort () :report "Return to top level."
             (setf *error* "[ERROR] ABORTED")
@@ -194,18 +235,24 @@ environment names, and this file's name."
 (defun answer (code)
   "Return the answer to a call with CODE."
   (let* ((*warnings* '())
+         (*undefined* '())
+         (*called* nil)
          (*error* nil)
          ;; Those of SBCL's own top level are none of the code's business.
          (sb-kernel:*restart-clusters* '())
          (*answering* t)
          (values '()))
-    ;; The unit is left normally, also by a failure, which would else hide what is undefined.
     (handler-bind ((warning #'note-warning)
                    (sb-c:compiler-error #'note-compiler-error))
-      (with-compilation-unit ()
-        (catch 'top-level
-          (setf values (evaluate-forms code)))))
-    (values (mapcar #'value-text values) (mapcar #'cdr (reverse *warnings*)) *error*)))
+      (catch 'top-level
+        (setf values (evaluate-forms code))))
+    ;; As the contract has it.
+    (unless (package-name *package*)
+      (setf *package* (find-package "CL-USER")))
+    (values (mapcar #'value-text values)
+            (mapcar #'cdr (append (reverse *warnings*)
+                                  (remove-if #'defined-by-now-p (reverse *undefined*) :key #'car)))
+            *error*)))
 
 (defun serve ()
   "Answer calls until the input ends."
