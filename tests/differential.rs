@@ -1,7 +1,8 @@
 //! The same code through the binary and through the SBCL that its core was made with: the verdicts have to agree.
 //!
-//! A file in `tests/differential/` holds a theme. In it, a line `== name` begins a case; the lines after it are the code
-//! of one call of evaluate-lisp. A line `--` begins another call. Lines that begin with one of these words say more:
+//! A file in `tests/differential/` holds a theme. In it, a line `== name` begins a case; the lines after it are the
+//! code of one call of evaluate-lisp. A line `--` begins another call. Lines that begin with one of these words say
+//! more:
 //!
 //! - `fresh:` both sides start anew before this case; otherwise it goes on where the one before left off
 //! - `each:` every line after it is a call of its own
@@ -439,7 +440,11 @@ macro_rules! themes {
         $(#[test] fn $theme() { run(stringify!($theme), &load(stringify!($theme))); })*
 
         mod corpus {
-            $(#[test] fn $programs() { super::run(concat!("corpus-", stringify!($programs)), &super::load_corpus(stringify!($programs))); })*
+            use super::{load_corpus, run};
+
+            $(#[test] fn $programs() {
+                run(concat!("corpus-", stringify!($programs)), &load_corpus(stringify!($programs)));
+            })*
         }
 
         #[test]
@@ -449,8 +454,10 @@ macro_rules! themes {
             {
                 for entry in std::fs::read_dir(directory(name)).expect("the cases are there") {
                     let path = entry.expect("its entries can be read").path();
-                    let theme = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                    assert!(!path.extension().is_some_and(|kind| kind == "txt") || known.contains(&&*theme), "no test runs {}", path.display());
+                    let Some(theme) = path.file_name().and_then(|file| file.to_str()?.strip_suffix(".txt")) else {
+                        continue;
+                    };
+                    assert!(known.contains(&theme), "no test runs {}", path.display());
                 }
             }
         }
