@@ -22,6 +22,33 @@ use crate::{mcp, supervisor};
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
+/// it runs in (`sb-ext:*runtime-pathname*`) passes these.
+const SBCL_OPTIONS: [&str; 22] = [
+    "--noinform",
+    "--dynamic-space-size",
+    "--control-stack-size",
+    "--tls-limit",
+    "--merge-core-pages",
+    "--no-merge-core-pages",
+    "--disable-ldb",
+    "--lose-on-corruption",
+    "--end-runtime-options",
+    "--script",
+    "--debug-environment",
+    "--sysinit",
+    "--userinit",
+    "--no-sysinit",
+    "--no-userinit",
+    "--eval",
+    "--load",
+    "--quit",
+    "--non-interactive",
+    "--disable-debugger",
+    "--noprint",
+    "--end-toplevel-options",
+];
+
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
 #[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
@@ -140,7 +167,7 @@ impl Options {
 /// The program `sbcl-mcp`.
 pub fn main() -> ! {
     // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| refuse_arguments(&error));
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
@@ -152,6 +179,22 @@ pub fn main() -> ! {
     };
     // No exit handlers: they would run while Lisp's threads do.
     crate::exit_now(status)
+}
+
+/// Says what is wrong with the command line and ends the process, or prints what was asked for, as of `--help`.
+fn refuse_arguments(error: &clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+        && SBCL_OPTIONS.contains(&option.as_str())
+    {
+        say(&format!(
+            "sbcl-mcp serves SBCL to MCP clients and is no sbcl command: it has no option {option}. To evaluate code: \
+             sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run sbcl."
+        ));
+        std::process::exit(2);
+    }
+    error.exit()
 }
 
 /// The whole server: a worker in a process of its own, and this one in front of it.
