@@ -248,6 +248,8 @@ of here: the caller is foreign, and would take for the answer what happens to be
 
 (defun prepare-core ()
   "Change SBCL in the few places where it must know of the host. Done once, before the core is saved."
+  (preload-contribs)
+  (forget-builder)
   (substitute-home)
   (setf **core-systems** (already-loaded-systems))
   ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
