@@ -494,7 +494,6 @@ lead where they did at first that hold no open stream."
   (incf **evaluation-count**)
   (let ((*evaluation* (make-evaluation))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
-        (*earlier-children* sb-impl::*active-processes*)
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))

@@ -264,6 +264,7 @@ of here: the caller is foreign, and would take for the answer what happens to be
   (encapsulate 'sb-kernel::post-gc 'sbcl-host #'watch-after-collection)
   (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (watch-programs)
   (record-warnings)
   (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
   (encapsulate 'sb-di:debug-fun-closure-name 'sbcl-host #'closure-name)
