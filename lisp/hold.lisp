@@ -121,7 +121,7 @@ been pushed. Does not return when it is released."
                         (lambda (stream) (write-string "Go on." stream))))
              (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
         (hold nil (capture-interruption reason hook))
-        (abandon-evaluation :interrupted #'end-children)))))
+        (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
