@@ -219,9 +219,13 @@ called without one."
         (or (sb-pcl::%method-function-fast-function function) function)
         function)))
 
+(defun method-name-p (name)
+  "True when NAME is that of a method's frames."
+  (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
+
 (defun frame-method (name)
   "Return the method, as it is defined now, whose frames are called NAME, and its generic function; or NIL."
-  (let ((function (and (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons))
+  (let ((function (and (method-name-p name)
                        (sb-int:legal-fun-name-p (second name))
                        (fboundp (second name))
                        (fdefinition (second name)))))
@@ -266,8 +270,12 @@ or NIL and NIL when that is not known."
   "Return the function that FRAME, which has this NUMBER, is a call of, as it is defined now, and the arguments to call
 it with again; or refuse."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
-         (global (and (sb-int:legal-fun-name-p full-name) (fboundp full-name) (fdefinition full-name)))
-         (closure (and (not global) (frame-closure frame))))
+         (methodp (method-name-p full-name))
+         (global (and (not methodp)
+                      (sb-int:legal-fun-name-p full-name)
+                      (fboundp full-name)
+                      (fdefinition full-name)))
+         (closure (and (not methodp) (not global) (frame-closure frame))))
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))
         (cond ((null function)
