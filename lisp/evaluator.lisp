@@ -359,6 +359,11 @@ under bare SBCL there is no restart of that name to find."
                  '(*package* *readtable* *read-base* *read-default-float-format*))
      ,@body))
 
+(defun push-defining-form (start end package)
+  "Push that what makes another image like this one is the form from START to END of the submitted code, read in PACKAGE."
+  (event *job-id* (event-code :defined) start
+         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
 the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
@@ -382,8 +387,7 @@ this one."
                 (unless (and (eql definitions (evaluation-definitions *evaluation*))
                              (eq package *package*) (eq readtable *readtable*)
                              (eql base *read-base*) (eq float-format *read-default-float-format*))
-                  (event *job-id* (event-code :defined) start
-                         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+                  (push-defining-form start end package))
                 (values values t))))
         ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
         (unless (eq form stream)
