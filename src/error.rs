@@ -112,6 +112,31 @@ pub enum InspectError {
     Timeout(u64),
 }
 
+/// Why there is nothing to be said of an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EvaluationError {
+    /// Nothing has been evaluated yet.
+    #[error("No evaluations yet.")]
+    None,
+    /// There has been none of this number.
+    #[error("There is no evaluation {id}: the newest one is {last}.")]
+    Unknown {
+        /// The number.
+        id: u64,
+        /// That of the newest one.
+        last: u64,
+    },
+    /// It is no longer kept.
+    #[error(
+        "Evaluation {id} is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its image lost."
+    )]
+    Gone {
+        /// The number.
+        id: u64,
+    },
+}
+
 /// Why what was asked of a held evaluation could not be done.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]

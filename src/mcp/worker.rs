@@ -69,6 +69,7 @@ pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, 
     if let Some(limits) = handover.limits {
         session.set_limits(limits);
     }
+    session.count_evaluations_from(handover.evaluations);
     let journal = handover.journal.as_deref();
     let report = restore(session, journal.unwrap_or_default(), board);
     let mut lost = lost(&handover, &report);
@@ -118,7 +119,7 @@ fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
             package = &entry.form.package;
             enter(session, package);
         }
-        match session.evaluate(evaluation).result {
+        match session.evaluate_again(entry.evaluation, evaluation).result {
             Ok(_) => report.restored += 1,
             Err(error) => report.failed.push((index, reason(&error))),
         }
@@ -135,11 +136,11 @@ fn enter(session: &Session, package: &str) {
          (COMMON-LISP:WHEN COMMON-LISP-USER::P (COMMON-LISP:SETF COMMON-LISP:*PACKAGE* COMMON-LISP-USER::P)))"
     );
     // In the other case for a readtable that was told to invert it.
-    if session.evaluate(Evaluation::new(&*code)).is_error() {
+    if session.evaluate_again(0, Evaluation::new(&*code)).is_error() {
         let (head, tail) = code.split_once('"').unwrap_or_default();
         let (literal, tail) = tail.rsplit_once('"').unwrap_or_default();
         let code = format!("{}\"{literal}\"{}", head.to_lowercase(), tail.to_lowercase());
-        let _ = session.evaluate(Evaluation::new(code));
+        let _ = session.evaluate_again(0, Evaluation::new(code));
     }
 }
 
@@ -249,10 +250,14 @@ impl Witness for Keeper {
         }
     }
 
-    fn defined(&self, form: &DefiningForm, local: bool) {
+    fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
         if !is_forked() {
-            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local });
+            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
         }
+    }
+
+    fn numbered(&self, evaluation: u64) {
+        self.board.set(Slot::Numbered, evaluation);
     }
 
     fn limits(&self, limits: &Limits) {
