@@ -108,7 +108,7 @@ pub enum InspectError {
         message: String,
     },
     /// It took too long: printing something of the session's does not end.
-    #[error("the inspection did not finish within {0} seconds: a print method of the session's may not end")]
+    #[error("The inspection did not finish within {0} seconds: a print method of the session's may not end.")]
     Timeout(u64),
 }
 
@@ -143,7 +143,8 @@ pub enum EvaluationError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "no evaluation is held: only one that was evaluated with on-error \"debug\" and failed is, until it goes on"
+        "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it goes on, or the next \
+         evaluation begins."
     )]
     NothingHeld,
     /// There is no such restart or frame, or SBCL cannot do it there.

@@ -160,7 +160,7 @@ fn shortened(text: &str) -> String {
 /// What is said of an evaluation that the last image did not finish.
 fn lost(handover: &Handover, report: &Report) -> Outcome {
     let Some(loss) = &handover.loss else {
-        let text = "Its answer was lost with the image, which another request had replaced.";
+        let text = "The evaluation ended with its image, which reset-session has replaced.";
         return failed("IMAGE-LOST", text.to_owned());
     };
     let restored = restored(handover, report, loss);
@@ -171,7 +171,8 @@ fn lost(handover: &Handover, report: &Report) -> Outcome {
     let mut error = ErrorRecord::clone(error);
     // The rest of its message is about an image that goes on.
     let text = error.message.text.split_once(". ").map_or(&*error.message.text, |(first, _)| first);
-    error.message = Clipped::from(format!("{text}.\nThe Lisp image {}. {restored}", loss.cause));
+    error.message =
+        Clipped::from(format!("{}.\nThe Lisp image {}. {restored}", text.trim_end_matches('.'), loss.cause));
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
@@ -200,8 +201,8 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     if handover.dropped > 0 {
         text += &format!("\n- the {} oldest ones, for which there was no room", handover.dropped);
     }
-    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what the \
-             unfinished evaluation had done.";
+    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what else \
+             the unfinished evaluation had done.";
     text
 }
 

@@ -206,12 +206,15 @@ pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> St
     } else if shown.is_empty() {
         _ = write!(text, "\n  (none from {} on)", range.from);
     } else if next < total {
-        let more = total - next;
+        let more = match total - next {
+            1 => "1 more frame".to_owned(),
+            more => format!("{more} more frames"),
+        };
         // All of them in one answer, where that may be.
         if range.from == 0 && shown.len() as u64 == range.max_frames {
-            _ = write!(text, "\n{more} more frames; ask for max-frames {total} to see them all.");
+            _ = write!(text, "\n{more}; ask for max-frames {total} to see them all.");
         } else {
-            _ = write!(text, "\n{more} more frames; ask with from {next} for them.");
+            _ = write!(text, "\n{more}; ask with from {next} for what comes next.");
         }
     }
     text

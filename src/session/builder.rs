@@ -435,7 +435,7 @@ impl OutcomeBuilder {
                         "The heap was nearly used up, so the evaluation was stopped.".to_owned()
                     }
                     ("CANCELLED", _) if interrupted.is_some() => {
-                        "The client cancelled the evaluation; what it had done by then stays done.".to_owned()
+                        "The evaluation was cancelled; what it had done by then stays done.".to_owned()
                     }
                     _ => "(no message)".to_owned(),
                 };

@@ -535,14 +535,12 @@ impl Host for Inner {
                 self.clock.arm(now + PATIENCE);
             }
             request = self.witnessed(request);
-            if let Some(evaluation) = request.build.evaluation() {
-                self.evaluations.lock().begin(evaluation, request.job.id);
-            }
         }
         if lane != Lane::Control {
             let deadline = request.timeout.map(|timeout| now + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
+            let evaluation = request.build.evaluation();
             let mut running = Running::new(request, deadline);
             if lane == Lane::Evaluation {
                 running.heap_limit = heap_limit();
@@ -550,6 +548,10 @@ impl Host for Inner {
             }
             let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
             *self.running[lane as usize].lock() = Some(running);
+            // From now on it can be interrupted.
+            if let Some(evaluation) = evaluation {
+                self.evaluations.lock().begin(evaluation, job.id);
+            }
             if let Some(at) = deadline.into_iter().chain(watch).min() {
                 self.clock.arm(at);
             }

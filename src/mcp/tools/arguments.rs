@@ -49,14 +49,14 @@ impl Arguments {
         self.optional_text(name).map(Option::unwrap_or_default)
     }
 
-    /// A text. What is none as JSON has it is one as it is written, and an empty one is none.
+    /// A text. A number is one as it is written, and an empty text is none.
     pub(super) fn optional_text(&mut self, name: &str) -> Result<Option<String>, Fault> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => {
                 Ok(Some(text.strip_prefix(BYTE_ORDER_MARK).map_or(text.clone(), str::to_owned)))
             }
-            Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(value.to_string())),
+            Some(Value::Number(number)) => Ok(Some(number.to_string())),
             Some(other) => Err(self.wrong(name, "a string", &other)),
         }
     }
@@ -176,7 +176,7 @@ mod tests {
 
     fn arguments(value: Value) -> Result<Arguments, Fault> {
         let Value::Object(map) = value else { panic!("not an object") };
-        Arguments::new("tool", &["code", "count", "flag"], 1, map)
+        Arguments::new("tool", &["code", "max-count", "flag", "name"], 1, map)
     }
 
     fn sentence<T>(result: Result<T, Fault>) -> String {
@@ -189,36 +189,60 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        assert_eq!(sentence(arguments(json!({"code": "1", "count": null}))), "fine");
+        assert_eq!(sentence(arguments(json!({"code": "1", "max-count": null}))), "fine");
         assert_eq!(
-            sentence(arguments(json!({"code": "1", "cuont": 2}))),
-            "tool has no argument \"cuont\". It takes: code, count, flag."
+            sentence(arguments(json!({"code": "1", "max-cuont": 2}))),
+            "tool has no argument \"max-cuont\". It takes: code, max-count, flag, name."
         );
         assert_eq!(
             sentence(arguments(json!({"code": null}))),
-            "-32602 tool needs the argument code. It takes: code, count, flag."
+            "tool needs the argument code. It takes: code, max-count, flag, name."
         );
         assert_eq!(
             sentence(Arguments::new("bare", &[], 0, json!({"x": 1}).as_object().unwrap().clone())),
             "bare has no argument \"x\". It takes no arguments."
         );
+        let long = sentence(arguments(json!({"code": "1", ("x".repeat(1_000_000)): 1})));
+        assert!(long.len() < 200, "{long}");
     }
 
     #[test]
     fn values_are_checked() {
         let count = |value: Value| {
-            let mut arguments = arguments(json!({"code": "1", "count": value})).unwrap();
-            arguments.whole("count", 1.., "a whole number from 1").map_err(|fault| sentence::<()>(Err(fault)))
+            let mut arguments = arguments(json!({"code": "1", "max_count": value})).unwrap();
+            arguments
+                .whole("max-count", 1..=10, "a whole number from 1 to 10")
+                .map_err(|fault| sentence::<()>(Err(fault)))
         };
-        assert_eq!(count(json!(null)), Ok(None));
-        assert_eq!(count(json!(3)), Ok(Some(3)));
-        assert_eq!(count(json!(3.0)), Ok(Some(3)));
-        for wrong in [json!(0), json!(-1), json!(1.5), json!("3"), json!([]), json!(1e300)] {
-            let expected = format!("tool: count must be a whole number from 1, not {wrong}.");
+        for none in [json!(null), json!("")] {
+            assert_eq!(count(none), Ok(None));
+        }
+        for three in [json!(3), json!(3.0), json!("3"), json!(" 3.0 ")] {
+            assert_eq!(count(three), Ok(Some(3)));
+        }
+        for wrong in [json!(0), json!(-1), json!(1.5), json!("three"), json!([]), json!(1e300), json!(11), json!("NaN")]
+        {
+            let expected = format!("tool: max-count must be a whole number from 1 to 10, not {wrong}.");
             assert_eq!(count(wrong), Err(expected));
         }
-        let mut both = arguments(json!({"code": 7, "flag": "yes"})).unwrap();
-        assert_eq!(sentence(both.text("code")), "tool: code must be a string, not 7.");
-        assert_eq!(sentence(both.flag("flag")), "tool: flag must be true or false, not \"yes\".");
+    }
+
+    #[test]
+    fn texts_and_flags_are_taken_generously() {
+        for (value, expected) in [(json!(7), "7"), (json!(1.5), "1.5"), (json!("\u{feff}(f)"), "(f)"), (json!(""), "")]
+        {
+            let mut given = arguments(json!({"code": value})).unwrap();
+            assert_eq!(given.text("code").unwrap(), expected);
+        }
+        for (value, expected) in
+            [(json!("TRUE"), true), (json!("false"), false), (json!(true), true), (json!(""), false)]
+        {
+            let mut given = arguments(json!({"code": "1", "flag": value})).unwrap();
+            assert_eq!(given.flag("flag").unwrap(), expected);
+        }
+        let mut given = arguments(json!({"code": ["x"], "flag": "yes", "name": ""})).unwrap();
+        assert_eq!(sentence(given.text("code")), "tool: code must be a string, not [\"x\"].");
+        assert_eq!(sentence(given.flag("flag")), "tool: flag must be true or false, not \"yes\".");
+        assert_eq!(given.optional_text("name").unwrap(), None);
     }
 }

@@ -213,7 +213,7 @@ async fn follow(
             let job = session.abort_held(move |result| drop(answer.send(result)));
             let said = match wait(context, reply, || session.cancel(job)).await? {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
-                Err(error) => format!("The user chose no restart; {error}."),
+                Err(error) => format!("The user chose no restart. {error}"),
             };
             before.notices.push(said);
             Ok(ControlFlow::Break(Outcome { held: false, ..before }))
@@ -236,7 +236,7 @@ async fn follow(
                 }
                 Err(error) => {
                     before.held &= error != HoldError::NothingHeld;
-                    before.notices.push(format!("The user chose restart {number}, but {error}"));
+                    before.notices.push(format!("The user chose restart {number}. {error}"));
                     return Ok(ControlFlow::Break(before));
                 }
             };

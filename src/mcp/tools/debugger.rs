@@ -26,7 +26,7 @@ pub(super) fn tools() -> [Tool; 6] {
         json!({
             "type": "integer",
             "minimum": 0,
-            "description": "The frame's number, as in get-backtrace.",
+            "description": "The frame's number, from 0, as get-backtrace shows them.",
         })
     };
     let code = || json!({"type": "string", "description": "Lisp code; the frame's local variables are visible."});
@@ -34,8 +34,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RESTART,
             "Invoke restart",
-            "Make the evaluation that is held (on-error \"debug\") go on by one of its restarts, and answer what it \
-             then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, and answer \
+             what it then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
              eval-in-frame, then CONTINUE or RETRY.",
             json!({
                 "restart": {
@@ -53,8 +53,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             LOCALS,
             "Frame locals",
-            "Show the local variables of a frame of the evaluation that is held: what a function was called with, and what it \
-             had made of it.",
+            "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \"debug\"): what a \
+             function was called with, and what it had made of it. For one that is not held, get-backtrace has `locals`.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
@@ -62,9 +62,9 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             EVAL,
             "Evaluate in frame",
-            "Evaluate code inside a frame of the evaluation that is held, with its local variables visible: look at \
-             them, change them, or define what was missing. Neither an error in it nor its time limit loses the held \
-             evaluation.",
+            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), with the \
+             frame's local variables visible: look at them, change them, or define what was missing. Neither an error in \
+             it nor its time limit loses the held evaluation.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
             acts(),
@@ -72,7 +72,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RETURN,
             "Return from frame",
-            "Make the evaluation that is held go on as if a frame had returned the values of this code.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on as if a frame had returned the values \
+             of this code, and answer what it then comes to.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
             acts(),
@@ -80,8 +81,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             AGAIN,
             "Restart frame",
-            "Make the evaluation that is held go on by calling a frame's function again with the same arguments, for \
-             instance after redefining it.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's function again \
+             with the same arguments, for instance after redefining it, and answer what it then comes to.",
             json!({"frame": frame()}),
             &["frame"],
             acts(),
@@ -89,7 +90,7 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             ABORT,
             "Abort evaluation",
-            "Give up the evaluation that is held: it is unwound, its cleanup forms run, and what it has done stays done.",
+            "Give up the evaluation that is held (it failed under on-error: \"debug\"): it is unwound, its cleanup forms run, and what it has done stays done.",
             json!({}),
             &[],
             acts(),

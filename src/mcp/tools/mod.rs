@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use rmcp::RoleServer;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, InputRequiredResult, JsonObject,
-    Tool, ToolAnnotations,
+    MetaObject, Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
@@ -95,7 +95,10 @@ type Answer = Result<Reply, Fault>;
 
 /// The tools, in this order.
 fn all() -> Vec<Tool> {
-    let mut tools = vec![evaluate::tool()];
+    let mut evaluate = evaluate::tool();
+    // Clients that show tools only on demand show this one at once.
+    evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
+    let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
     tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
@@ -171,7 +174,11 @@ pub(super) fn call<'a>(
         symbol::NAME => Box::pin(async { respond(desk, symbol::call(session, arguments, context).await) }),
         reset::NAME => Box::pin(async { respond(desk, reset::call(desk, arguments, context).await) }),
         limits::NAME => now(desk, limits::call(session, arguments)),
-        unknown => Box::pin(ready(Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)))),
+        unknown => {
+            let names: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
+            let reason = format!("There is no tool {}. There are: {}.", arguments::shown(unknown), names.join(", "));
+            Box::pin(ready(Err(ErrorData::invalid_params(reason, None))))
+        }
     }
 }
 
