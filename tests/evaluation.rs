@@ -1159,7 +1159,8 @@ fn a_time_limit_does_not_hit_the_next_evaluation() {
 #[test]
 fn a_running_evaluation_can_be_cancelled() {
     let lisp = fresh();
-    let (id, outcome) = lisp.start("(write-string \"begun\") (defun runs () (loop (sleep 0.01))) (runs)");
+    let (id, outcome) =
+        lisp.start("(write-string \"begun\") (force-output) (defun runs () (loop (sleep 0.01))) (runs)");
     lisp.await_running();
     while lisp.session().output_so_far(id, 0).is_none() {
         std::thread::yield_now();

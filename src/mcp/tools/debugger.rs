@@ -11,7 +11,7 @@ use super::limits::{timeout, timeout_schema};
 use super::wait::wait;
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
 
-use crate::{HoldError, JobId, Limits, Outcome, RestartDesignator, Session};
+use crate::{HoldError, JobId, Outcome, RestartDesignator, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
