@@ -68,6 +68,9 @@ EVALUATED-FORM-P knows it and those made from it."
 (defvar *recorded* nil
   "The warning or compiler error that was recorded last: handlers may signal it again.")
 
+(defvar *warned* nil
+  "The condition that WARN-RECORDED signals.")
+
 (defun record-warning (condition)
   "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
 SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
@@ -75,18 +78,32 @@ what they see before they count it, and the compiler's verdict is theirs."
   (unless (or (eq condition *recorded*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
     (setf *recorded* condition)
-    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line))))
+    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line)))
+  (unless (eq condition *warned*)
+    (muffle-direct-warning condition)))
+
+(defun muffle-direct-warning (condition)
+  "Muffle CONDITION if it is signalled by a call of WARN that does not go by its name, of which SBCL has some: those do
+not come to WARN-RECORDED."
+  (let ((restart (and (error-output-is-stderr-p)
+                      ;; The compiler signals it again, and muffles it itself.
+                      (not (boundp 'sb-c::*compiler-error-bailout*))
+                      (find-restart 'muffle-warning condition))))
+    (when (and restart
+               (equal '(lambda () :in sb-kernel::%warn)
+                      (sb-kernel:%fun-name (sb-kernel::restart-function restart))))
+      (invoke-restart restart))))
 
 (defun warn-recorded (warn class default datum arguments)
   "What WARN does (src/code/warm-error.lisp), but for its text on *ERROR-OUTPUT* when that is the host's stderr and the
 warning is recorded."
   ;; This frame stands for the call of WARN: its arguments are shown.
   (declare (optimize (debug 2)))
-  (let ((condition (if (typep datum 'condition)
-                       datum
-                       (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
-    (if (and *recording* (typep condition class) (error-output-is-stderr-p))
-        (let ((*recorded* nil))
+  (let ((condition (when (and *recording* (error-output-is-stderr-p))
+                     (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
+    (if (typep condition class)
+        (let ((*recorded* nil)
+              (*warned* condition))
           (restart-case (sb-kernel::%signal condition)
             (muffle-warning () :report "Skip warning."))
           nil)
@@ -96,8 +113,10 @@ warning is recorded."
   "Have WARN and the compiler leave what they have to say of a recorded warning to the host: where *ERROR-OUTPUT* is the
 user's own stream, it gets the text."
   (encapsulate 'warn 'sbcl-host
-               (lambda (warn datum &rest arguments)
-                 (warn-recorded warn 'warning 'simple-warning datum arguments)))
+               (lambda (warn &rest arguments)
+                 (if arguments
+                     (warn-recorded warn 'warning 'simple-warning (first arguments) (rest arguments))
+                     (funcall warn))))
   (encapsulate 'sb-int:style-warn 'sbcl-host
                (lambda (style-warn datum &rest arguments)
                  (warn-recorded style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
@@ -164,21 +183,23 @@ call when they run, COMPILE or ASDF, has its own, and so the verdict that it has
   (let ((name (sb-c::undefined-warning-name undefined)))
     (ecase (sb-c::undefined-warning-kind undefined)
       (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
-      (:variable (and (symbolp name)
-                      (or (boundp name) (not (eq :unknown (sb-int:info :variable :kind name))))))
+      ;; Where it was compiled it was undefined all the same.
+      (:variable nil)
       (:type (and (symbolp name) (sb-int:info :type :kind name))))))
 
 (defun finish-unit ()
-  "Warn of what the forms of this evaluation use and nothing has defined."
+  "Warn of what the forms of this evaluation use and nothing has defined so far."
   (when *unit*
     (setf sb-c::*undefined-warnings* (delete-if #'defined-by-now-p sb-c::*undefined-warnings*))
     (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
       (let ((sb-c::*compilation-unit* *unit*))
-        (sb-c::summarize-compilation-unit nil)))))
+        (sb-c::summarize-compilation-unit nil)
+        (setf sb-c::*undefined-warnings* '()
+              sb-c::*argument-mismatch-warnings* '())))))
 
 (defun call-with-recorded-warnings (function)
-  "Call FUNCTION, which evaluates submitted code, and push its warnings. What its forms use that is still undefined at the
-end is warned of only when FUNCTION returns."
+  "Call FUNCTION, which evaluates submitted code, and push its warnings; at the end those of what its forms use and is still
+undefined."
   (declare (type function function))
   (let ((*recording* t)
         (*recorded* nil)
@@ -187,7 +208,7 @@ end is warned of only when FUNCTION returns."
         (sb-c::*argument-mismatch-warnings* '()))
     (handler-bind ((warning #'record-warning)
                    (sb-c:compiler-error #'record-compiler-error))
-      (multiple-value-prog1 (funcall function)
+      (unwind-protect (funcall function)
         (finish-unit)))))
 
 ;;; The end of an evaluation
@@ -212,6 +233,10 @@ hold it here. What has been interrupted stays so."
   (when (eq *failed* :interrupted)
     (push-failure-after-interruption condition)
     (check-failure))
+  ;; The answer may be given here, and the error be of something that is undefined.
+  (unless (typep condition 'storage-condition)
+    (with-quiet-debugger ()
+      (finish-unit)))
   (multiple-value-bind (frames finish)
       (capture (type-name-text (class-name-of condition))
                (lambda ()
