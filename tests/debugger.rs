@@ -821,6 +821,23 @@ fn a_local_function_called_by_its_own_code_is_left_alone() {
 }
 
 #[test]
+fn what_a_function_is_declaimed_to_return_is_kept_to() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(declaim (ftype (function (t) fixnum) index))
+         (defun index (x) (if x (error \"x\") 1))
+         (defun element (v) (declare (optimize (speed 3) (safety 0)) (simple-vector v)) (svref v (index v)))",
+    );
+    let report = hold(&mut server, "(element (vector 1 2 3))");
+    let frame = frame_of(&report, "(INDEX");
+    let said = format!("Frame {frame} cannot return this: its function is declaimed to return something else.");
+    for code in ["\"two\"", "(values)", "2.5"] {
+        assert_eq!(bad(&mut server, "return-from-frame", json!({"frame": frame, "code": code})), said);
+    }
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": frame, "code": "2"})), "=> 3");
+}
+
+#[test]
 fn frames_of_compiled_files_are_called_again_or_say_why_not() {
     let mut server = Server::ready();
     let path = std::env::temp_dir().join(format!("sbcl-debugger-{}.lisp", std::process::id()));
