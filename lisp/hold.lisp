@@ -302,8 +302,8 @@ of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
         sb-sys:*tty* (sb-ext:symbol-global-value 'sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They get
-the values of the expressions in TEXT."
+  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They
+get the values of the expressions in TEXT."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -406,12 +406,15 @@ form begins and ends and the package it was read in. Return a list of the last o
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
-        (unless success
-          (say "The code failed: the frame did not return, and the evaluation is still held."))
-        (values success
-                (when success
-                  (lambda ()
-                    (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values))))))))))
+        (cond ((not success)
+               (say "The code failed: the frame did not return, and the evaluation is still held."))
+              ((not (declared-to-return-p frame values))
+               (refuse "Frame ~D cannot return this: its function is declaimed to return something else."
+                       (job-argument job)))
+              (t
+               (values t
+                       (lambda ()
+                         (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
 
 (defun restart-frame-command (job)
   "Call a frame's function again with the same arguments."
