@@ -13,7 +13,7 @@ use crate::image::process::is_forked;
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::session::restore::failed;
 use crate::session::witness::Witness;
-use crate::{Evaluation, Limits, Session};
+use crate::{Evaluation, Limits, Session, report};
 
 /// How long restoring may take.
 const RESTORE_TIME: Duration = Duration::from_secs(30);
@@ -266,6 +266,9 @@ impl Witness for Keeper {
     }
 
     fn stuck(&self, outcome: Option<Outcome>) {
+        // No answer will have more of it.
+        let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
+        let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.link.tell(Kind::Stuck, 0, &outcome);
     }
 }

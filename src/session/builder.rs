@@ -297,6 +297,11 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
+    /// What it comes to is told of no evaluation: it belongs to the debugger.
+    pub(super) fn detach(&mut self) {
+        (self.evaluation, self.printed_before) = (0, 0);
+    }
+
     /// How many characters that were printed are not.
     pub(super) fn omitted(&self) -> u64 {
         self.stdout.omitted + self.stderr.omitted
@@ -408,7 +413,7 @@ impl OutcomeBuilder {
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
-            .map(|error| Arc::new(error.finish(&self.code, self.evaluation)))
+            .map(|error| Arc::new(error.finish(&self.code, 0)))
             .collect()
     }
 
