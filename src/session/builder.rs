@@ -320,7 +320,7 @@ impl OutcomeBuilder {
         let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
         if kept > 0 {
             // Turns of stdout are at even places, those of stderr at odd ones.
-            let last_is_stderr = self.turns.len() % 2 == 0;
+            let last_is_stderr = self.turns.len().is_multiple_of(2);
             match self.turns.last_mut() {
                 Some(turn) if last_is_stderr == stderr => *turn += kept,
                 last => {
