@@ -366,7 +366,9 @@ form begins and ends and the package it was read in. Return a list of the last o
         (let ((values '()))
           (do-held-forms (form text values end)
             (incf *form-number*)
-            (let ((package *package*))
+            (let ((package *package*)
+                  (sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
+                                              :line (values (line-and-column *code* *form-start*)))))
               (setf values
                     (multiple-value-list
                      (with-boundary ()
@@ -378,7 +380,7 @@ form begins and ends and the package it was read in. Return a list of the last o
 (defun eval-command (job)
   "Evaluate code in a frame and push its values. It is an evaluation of its own: what it defines is not the held one's."
   (let ((frame (find-held-frame (job-argument job)))
-        (*evaluation* (make-evaluation))
+        (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
     (when frame
       (multiple-value-bind (values success)

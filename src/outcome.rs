@@ -176,21 +176,24 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// How much memory it takes, about.
+    /// How much room it takes, about: in memory, and as JSON where that is more.
     pub(crate) fn bytes(&self) -> usize {
-        /// Of a part, besides its text.
+        /// Of a part, besides its texts.
         const PART: usize = 64;
-        let slots = self.slots.iter().map(|slot| PART + slot.name.len() + slot.value.len());
-        let restarts = self.restarts.iter().map(|restart| PART + restart.name.len() + restart.description.len());
+        // JSON takes six characters for one that controls.
+        let text = |text: &str| text.len() + 5 * text.bytes().filter(u8::is_ascii_control).count();
+        let pair = |name: &str, value: &str| PART + text(name) + text(value);
+        let slots = self.slots.iter().map(|slot| pair(&slot.name, &slot.value));
+        let restarts = self.restarts.iter().map(|restart| pair(&restart.name, &restart.description));
         let frames = self.frames.iter().map(|frame| {
             let locals = frame.locals.iter().map(|local| match &local.value {
-                LocalValue::Value(value) => PART + local.name.len() + value.len(),
-                LocalValue::Dead | LocalValue::Unavailable => PART + local.name.len(),
+                LocalValue::Value(value) => pair(&local.name, value),
+                LocalValue::Dead | LocalValue::Unavailable => pair(&local.name, ""),
             });
-            2 * PART + frame.call.len() + frame.source.as_ref().map_or(0, String::len) + locals.sum::<usize>()
+            pair(&frame.call, frame.source.as_deref().unwrap_or_default()) + locals.sum::<usize>()
         });
-        let form = self.form.as_ref().map_or(0, |form| form.text.len());
-        let own = 4 * PART + self.kind.len() + self.message.text.len() + form;
+        let form = self.form.as_ref().map_or(0, |form| text(&form.text));
+        let own = 4 * PART + text(&self.kind) + text(&self.message.text) + form;
         own + slots.sum::<usize>() + restarts.sum::<usize>() + frames.sum::<usize>()
     }
 }

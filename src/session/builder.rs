@@ -297,6 +297,11 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
+    /// What it comes to is told of no evaluation: it belongs to the debugger.
+    pub(super) fn detach(&mut self) {
+        (self.evaluation, self.printed_before) = (0, 0);
+    }
+
     /// How many characters that were printed are not.
     pub(super) fn omitted(&self) -> u64 {
         self.stdout.omitted + self.stderr.omitted
@@ -315,7 +320,7 @@ impl OutcomeBuilder {
         let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
         if kept > 0 {
             // Turns of stdout are at even places, those of stderr at odd ones.
-            let last_is_stderr = self.turns.len() % 2 == 0;
+            let last_is_stderr = self.turns.len().is_multiple_of(2);
             match self.turns.last_mut() {
                 Some(turn) if last_is_stderr == stderr => *turn += kept,
                 last => {
@@ -408,7 +413,7 @@ impl OutcomeBuilder {
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
-            .map(|error| Arc::new(error.finish(&self.code, self.evaluation)))
+            .map(|error| Arc::new(error.finish(&self.code, 0)))
             .collect()
     }
 

@@ -411,8 +411,8 @@ impl Inner {
                     None if running.released => answer(reply, Ok(None)),
                     // The restart's arguments or the code to return failed, or the restart returned.
                     None if running.unchanged => {
+                        builder.detach();
                         let mut outcome = builder.finish(success, interrupted);
-                        outcome.evaluation = 0;
                         self.evaluated_inside(&mut outcome);
                         answer(reply, Ok(Some(outcome)))
                     }

@@ -8,7 +8,7 @@ use rmcp::service::RequestContext;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::wait::wait_for;
+use super::wait::{wait, wait_for};
 use super::{Answer, Arguments, Reply, define};
 use crate::report::{EvaluationPart, Page};
 use crate::{EvaluationError, Outcome, Progress, Session, WaitId};
@@ -123,9 +123,12 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
         }
         Action::Cancel => {
             if !matches!(status.progress, Progress::Over(..)) {
-                session.cancel_evaluation(id)?;
-                // What is held is over already, but not yet released.
-                if !matches!(status.progress, Progress::Held(_)) {
+                if matches!(status.progress, Progress::Held(_)) {
+                    let (answer, reply) = oneshot::channel();
+                    let job = session.abort_held(move |released| drop(answer.send(released)));
+                    wait(context, reply, || session.cancel(job)).await??;
+                } else {
+                    session.cancel_evaluation(id)?;
                     over(session, id, CANCEL_WAIT, context).await?;
                 }
             }
