@@ -43,23 +43,8 @@ EVALUATED-FORM-P knows it and those made from it."
                                                           :lexenv lexenv))
           lexenv))))
 
-;;; Places in the code
-
-(defvar *code* ""
-  "The submitted code.")
-
 (defvar *reading* nil
   "The stream of the submitted code while a form is read from it.")
-(defvar *spans* nil
-  "The positions in the submitted code where the conses read from it begin, or NIL while they are not recorded.")
-
-(defun line-and-column (text position)
-  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
-  (let* ((end (min position (length text)))
-         (newline (position #\Newline text :end end :from-end t)))
-    (values (1+ (count #\Newline text :end end))
-            (if newline (- end newline) (1+ end)))))
-
 ;;; Warnings
 
 (defvar *recording* nil
@@ -78,7 +63,7 @@ what they see before they count it, and the compiler's verdict is theirs."
   (unless (or (eq condition *recorded*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
     (setf *recorded* condition)
-    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line)))
+    (push-warning (type-name-text (class-name-of condition)) condition))
   (unless (eq condition *warned*)
     (muffle-direct-warning condition)))
 
@@ -132,20 +117,14 @@ user's own stream, it gets the text."
                          (funcall summarize nil)))
                      (funcall summarize aborted)))))
 
-(defun compiled-line ()
-  "Return the line of the submitted code that the compiler is at: its form's when the compiler does not say, 0 when it
-is at none, or there is but one."
-  (if (and *spans* (boundp 'sb-c::*compiler-error-bailout*))
-      (let* ((context (ignore-errors (sb-c::find-error-context nil)))
-             (start (and context
-                         (gethash (sb-c::compiler-error-context-original-form context) *spans*))))
-        (values (line-and-column *code* (or start *form-start*))))
-      0))
-
-(defun push-warning (type condition line)
-  "Push CONDITION as a warning of TYPE, a string, that concerns LINE of the submitted code."
-  (event *job-id* (event-code :warning) line type)
+(defun push-warning (type condition)
+  "Push CONDITION as a warning of TYPE, a string, with where it is."
   (with-quiet-debugger ()
+    (multiple-value-bind (file line column form) (warning-place condition)
+      (event *job-id* (event-code :warning) line type)
+      (event *job-id* (event-code :warning-place) column (or file ""))
+      (when (and file form)
+        (event *job-id* (event-code :warning-form) 0 form)))
     (push-report (event-code :warning-text) condition)))
 
 (defun record-compiler-error (condition)
@@ -153,7 +132,7 @@ is at none, or there is but one."
   (let ((cause (sb-int:encapsulated-condition condition)))
     (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
       (setf *recorded* cause)
-      (push-warning "COMPILE-TIME-ERROR" cause (compiled-line)))))
+      (push-warning "COMPILE-TIME-ERROR" cause))))
 
 ;;; The compilation unit
 
@@ -243,6 +222,7 @@ hold it here. What has been interrupted stays so."
                  (push-report (event-code :error-text) condition)
                  (push-reader-position condition)
                  (push-quicklisp-advice condition)
+                 (push-hint condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
@@ -293,16 +273,6 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 
 ;;; Reading
 
-(defun read-and-record (readtable stream character)
-  "What a readtable's reader function does, recording where each cons begins."
-  (if (eq stream *reading*)
-      (let ((start (1- (file-position stream))))
-        (multiple-value-bind (kind object) (sb-impl::read-object? readtable stream character)
-          (when (consp object)
-            (setf (gethash object *spans*) start))
-          (values kind object)))
-      (sb-impl::read-object? readtable stream character)))
-
 (defun push-reader-position (condition)
   "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
   (when (and *reading* (typep condition 'end-of-file)
@@ -336,24 +306,16 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 
 (defun read-form (stream end start)
   "Read the form from STREAM that begins at START, or return END."
-  (let ((*reading* stream)
-        (readtable *readtable*))
+  (let ((*reading* stream))
     (setf *form-start* start)
     (with-boundary ()
-      (if *spans*
-          (unwind-protect
-               (progn
-                 (setf (sb-impl::%readtable-read readtable) #'read-and-record)
-                 (read stream nil end))
-            (setf (sb-impl::%readtable-read readtable) #'sb-impl::read-object?))
-          (read stream nil end)))))
+      (read stream nil end))))
 
 ;;; Evaluating
 
-(defun evaluate-form (form)
-  "Return a list of the values of FORM. The functions it defines remember this evaluation."
-  (let ((sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
-                                    :line (if *spans* (values (line-and-column *code* *form-start*)) 1))))
+(defun evaluate-form (form end)
+  "Return a list of the values of FORM, whose text ends at END. What it defines remembers this evaluation."
+  (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code* *form-start* end)))
     (multiple-value-list
      (with-boundary ()
        (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
@@ -401,7 +363,7 @@ this one."
                 (when (eq form stream)
                   (return-from evaluate-next-form (values '() nil))))
               (let* ((end (file-position stream))
-                     (values (progn (setf - form) (evaluate-form form))))
+                     (values (progn (setf - form) (evaluate-form form end))))
                 (check-failure)
                 (shiftf /// // / values)
                 (shiftf *** ** * (first values))
@@ -420,8 +382,7 @@ this one."
   (let ((stream (make-string-input-stream code))
         (result '())
         (*form-number* 0)
-        (*form-start* 0)
-        (*spans* (when (find #\Newline code) (make-hash-table :test 'eq))))
+        (*form-start* 0))
     (loop
       (let ((start (whitespace-end stream)))
         (when (= start (length code))
@@ -490,7 +451,10 @@ lead where they did at first that hold no open stream."
   (nth-value
    1 (call-until-abandoned
       (lambda ()
-        (let ((*code* code))
+        (let ((*code* code)
+              (*evaluated-forms* '())
+              (*source-files* '())
+              (*known-places* :none))
           ;; Not before there is where to unwind to.
           (with-interrupts
             (check-standard-streams)

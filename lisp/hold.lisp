@@ -163,6 +163,7 @@ this is not held."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*code* ,text)
+            (*evaluated-forms* '())
             (*form-number* 0)
             (*form-start* 0)
             (,stream (make-string-input-stream *code*)))

@@ -78,8 +78,14 @@ pub struct Warning {
     pub kind: String,
     /// Its report.
     pub message: Clipped,
-    /// The line, from 1, of the submitted code that the compiler was at.
+    /// The file that the compiler was at; `None` when it was at the submitted code, or there was no compiler.
+    pub file: Option<String>,
+    /// The line there, from 1.
     pub line: Option<u64>,
+    /// The column there, from 1.
+    pub column: Option<u64>,
+    /// What the form around it in the file is called: `(DEFUN F)`.
+    pub form: Option<String>,
 }
 
 /// A restart that was available where an error happened.
@@ -100,6 +106,10 @@ pub struct Frame {
     pub call: String,
     /// Where the function was defined, if that is known: `path:line`, or `evaluation 12, line 3`.
     pub source: Option<String>,
+    /// The line of source there, cut if it is long.
+    pub code: Option<String>,
+    /// Whose machinery the frame belongs to that only brought the user's code to run: `ASDF`, `the reader`.
+    pub machinery: Option<String>,
     /// The local variables that SBCL knows of. Kept for the innermost frames only.
     pub locals: Vec<Local>,
 }
@@ -368,6 +378,48 @@ pub struct Definition {
     pub kind: DefinitionKind,
     /// One line: its name, and the lambda list or value where there is one.
     pub text: String,
+}
+
+/// Which definitions to list.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DefinitionFilter {
+    /// All of them, packages and systems too.
+    #[default]
+    All,
+    /// Functions.
+    Functions,
+    /// Variables.
+    Variables,
+    /// Macros.
+    Macros,
+    /// Classes.
+    Classes,
+}
+
+/// A question for definitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefinitionQuery {
+    /// Which ones.
+    pub filter: DefinitionFilter,
+    /// Only those in this package, what systems brought too.
+    pub package: Option<String>,
+    /// At most this many; systems are not counted.
+    pub limit: u64,
+}
+
+impl Default for DefinitionQuery {
+    fn default() -> Self {
+        Self { filter: DefinitionFilter::All, package: None, limit: 100 }
+    }
+}
+
+/// What a session defined.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definitions {
+    /// Sorted by kind, then by text.
+    pub shown: Vec<Definition>,
+    /// How many more there are than were asked for.
+    pub more: u64,
 }
 
 /// One role of a symbol: a function, a variable, a class and so on.

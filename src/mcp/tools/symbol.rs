@@ -28,6 +28,11 @@ pub(super) fn tool() -> Tool {
                 "type": "string",
                 "description": "Package to look it up in when the name has no prefix. Default: the session's current package.",
             },
+            "source": {
+                "type": "boolean",
+                "default": false,
+                "description": "Add the text of each definition, from its file or from the code that was evaluated.",
+            },
         }),
         &["name"],
         inspection(),
@@ -35,11 +40,12 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
-    let mut arguments = Arguments::new(NAME, &["name", "package"], 1, arguments)?;
+    let mut arguments = Arguments::new(NAME, &["name", "package", "source"], 1, arguments)?;
     let name = arguments.text("name")?;
     let package = arguments.optional_text("package")?;
+    let source = arguments.flag("source")?;
     let (answer, reply) = oneshot::channel();
-    session.describe_symbol(&name, package.as_deref(), move |description| drop(answer.send(description)));
+    session.describe_symbol(&name, package.as_deref(), source, move |description| drop(answer.send(description)));
     let description = wait(context, reply, || ()).await??;
     Ok(Reply::Symbol(description))
 }
