@@ -39,6 +39,8 @@ prop_compose! {
             number: 0,
             call: call.replace('\n', "\\n"),
             source,
+            code: None,
+            machinery: None,
             locals: locals
                 .into_iter()
                 .map(|(name, value)| Local { name, value: LocalValue::Value(value.replace('\n', "\\n")) })
@@ -87,7 +89,9 @@ prop_compose! {
             stdout,
             stderr,
             printed_before: 0,
-            warnings: warnings.into_iter().map(|(kind, message)| Warning { kind, message, line: None }).collect(),
+            warnings: warnings.into_iter().map(|(kind, message)| Warning {
+                kind, message, file: None, line: None, column: None, form: None,
+            }).collect(),
             warnings_omitted: 0,
             held: held && error.is_some(),
             result: error.map_or(Ok(values), |error| Err(Arc::new(error))),
