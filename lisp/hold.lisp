@@ -339,7 +339,7 @@ get the values of the expressions in TEXT."
     (when frame
       (with-inspection-syntax ()
         (let ((*package* (current-package)))
-          (loop for (symbol validity value) in (guarded (locals frame) (failure) '())
+          (loop for (symbol validity value) in (guarded (ordered-locals frame) (failure) '())
                 do (push-local (event-code :local) (event-code :local-text) symbol validity value))))
       t)))
 
