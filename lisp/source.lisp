@@ -665,29 +665,37 @@ which was written at CREATED; when that is not known, or was at another time, on
       (when (nth-value 1 (path-of-one conses (evaluated-form evaluated)))
         (return (evaluated-place evaluated conses))))))
 
+(defun compiler-place ()
+  "Return a list of what WARNING-PLACE returns of where the compiler is, or NIL."
+  (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
+                       (sb-c::find-error-context nil)))
+         (file (and context (sb-c::compiler-error-context-file-name context)))
+         (place (cond ((null context) nil)
+                      ((pathnamep file)
+                       (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path context)))))
+                         (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
+                                     (sb-c::compiler-error-context-file-position context) nil
+                                     (lambda (map) (position-at-path map path)))))
+                      ((find #\Newline (the string *code*)) (submitted-place context)))))
+    (and place
+         (list (and (pathnamep file) (place-in place))
+               (place-line place)
+               (place-column place)
+               (context-heading context)))))
+
+(defconstant +placed-warnings+ 300
+  "How many warnings of an evaluation have their places looked for: more than are told.")
+
+(defvar *placed-warnings* 0
+  "How many warnings of this evaluation have had their places looked for.")
+
 (defun warning-place (condition)
   "Return where the compiler is that signals CONDITION: file (NIL for the submitted code), line and column (0 where they
 are not known, or the submitted code has but one line), and what the form around it is called, or NIL."
   (values-list
-   (or (guarded
-        (if (typep condition 'sb-c::input-error-in-compile-file)
-            (multiple-value-list (unreadable-file-place condition))
-            (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
-                                 (sb-c::find-error-context nil)))
-                   (file (and context (sb-c::compiler-error-context-file-name context)))
-                   (place (cond ((null context) nil)
-                                ((pathnamep file)
-                                 (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path
-                                                                context)))))
-                                   (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
-                                               (sb-c::compiler-error-context-file-position context) nil
-                                               (lambda (map) (position-at-path map path)))))
-                                ((find #\Newline (the string *code*)) (submitted-place context)))))
-              (and place
-                   (list (and (pathnamep file) (place-in place))
-                         (place-line place)
-                         (place-column place)
-                         (context-heading context)))))
+   (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
+                       (multiple-value-list (unreadable-file-place condition)))
+                      ((<= (incf *placed-warnings*) +placed-warnings+) (compiler-place)))
            (failure)
          nil)
        '(nil 0 0 nil))))
