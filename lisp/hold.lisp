@@ -362,8 +362,8 @@ form begins and ends and the package it was read in. Return a list of the last o
           (do-held-forms (form text values end)
             (incf *form-number*)
             (let ((package *package*)
-                  (sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
-                                              :line (values (line-and-column *code* *form-start*)))))
+                  (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code*
+                                                             *form-start* end)))
               (setf values
                     (multiple-value-list
                      (with-boundary ()
