@@ -404,6 +404,9 @@ impl Inner {
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
         }
+        if let Some(builder) = running.unwinding {
+            self.unwound(*builder);
+        }
         let refused = running.refused.map(HoldError::Refused);
         match running.build {
             Build::Nothing => Box::new(|| ()),
@@ -477,13 +480,35 @@ impl Inner {
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
         let mut state = self.state.lock();
-        state.record_superseded(superseded);
+        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
         self.tell_witness(&state, outcome);
         tell(&mut state, outcome);
+    }
+
+    /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
+    fn record_superseded(&self, state: &mut State, errors: Vec<Arc<ErrorRecord>>, why: &str) {
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(witness) = self.witness.get() {
+                witness.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+        }
+    }
+
+    /// Takes note of what the cleanup forms of a held evaluation did that was released.
+    fn unwound(&self, builder: OutcomeBuilder) {
+        let (errors, printed) = builder.unwound();
+        let limit = self.limits.lock().max_output;
+        let mut state = self.state.lock();
+        if !printed.is_empty() {
+            state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+        }
+        self.record_superseded(&mut state, errors, "It was signalled while what was held was unwound");
     }
 
     /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
@@ -561,6 +586,9 @@ impl Host for Inner {
             let job = request.take_job();
             let evaluation = request.build.evaluation();
             let mut running = Running::new(request, deadline);
+            if job.kind == JobKind::Release {
+                running.unwinding = self.held_as.lock().as_ref().map(|held| Box::new(held.anew()));
+            }
             if lane == Lane::Evaluation {
                 running.heap_limit = heap_limit();
                 self.begun.fetch_add(1, Ordering::Relaxed);
@@ -611,6 +639,7 @@ impl Host for Inner {
                     Event::Released => {
                         let end = Instant::now() + RELEASE_TIMEOUT;
                         running.released = true;
+                        running.unwinding = self.held_as.lock().as_ref().map(|held| Box::new(held.anew()));
                         running.deadline = Some(end);
                         self.clock.arm(end);
                     }
@@ -637,7 +666,12 @@ impl Host for Inner {
                             witness.defined(form, self.local.load(Ordering::Relaxed), running.evaluation);
                         }
                     }
-                    event => return running.build.event(event),
+                    event => {
+                        return match &mut running.unwinding {
+                            Some(unwinding) => unwinding.event(event),
+                            None => running.build.event(event),
+                        };
+                    }
                 }
                 return false;
             }

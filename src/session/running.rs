@@ -102,6 +102,8 @@ pub(super) struct Running {
     pub(super) unchanged: bool,
     /// It unwinds what was held.
     pub(super) released: bool,
+    /// What the cleanup forms of that print and fail with.
+    pub(super) unwinding: Option<Box<OutcomeBuilder>>,
     /// Why what was asked cannot be done.
     pub(super) refused: Option<String>,
 }
@@ -121,6 +123,7 @@ impl Running {
             holds: false,
             unchanged: false,
             released: false,
+            unwinding: None,
             refused: None,
         }
     }
