@@ -34,6 +34,8 @@ mod id_scanner;
 mod image;
 pub mod outcome;
 pub mod report;
+#[cfg(feature = "mcp")]
+mod rpc;
 mod session;
 
 #[cfg(feature = "mcp")]

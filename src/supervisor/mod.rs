@@ -4,10 +4,7 @@
 //! lines between client and worker, remembers what the next worker must know, and starts it. It reads no more of a
 //! line than where it ends: the worker says which line it answers, and what is worth remembering.
 
-mod client;
-mod descriptors;
 mod journal;
-mod outbox;
 pub(crate) mod processes;
 mod refusal;
 mod relay;

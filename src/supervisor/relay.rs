@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::WaitStatus;
 
-use super::client::{ClientInput, Said};
-use super::descriptors::nonblocking_writer;
 use super::journal::Journal;
-use super::outbox::Outbox;
 use super::requests::Requests;
 use super::signals::Signals;
 use super::watchdog::{self, Watchdog};
@@ -19,8 +16,11 @@ use super::{processes, refusal};
 use crate::config::Limits;
 use crate::handover::board::Slot;
 use crate::handover::frame::Kind;
-use crate::handover::{AWAKE, ErrorChange, Handover, Loss, Restored, line_of_job};
+use crate::handover::{ErrorChange, Handover, Loss, Restored, line_of_job};
 use crate::image::heap::LOST_TO_HEAP;
+use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
+use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::{self, WriteBuffer};
 use crate::session::restore::{Errors, failed};
 
 /// With so many bytes of requests unanswered, no more are read.
@@ -64,8 +64,8 @@ enum Next {
 /// Client, worker, and all that is remembered between workers.
 #[derive(Debug)]
 pub(super) struct Relay {
-    input: Option<ClientInput>,
-    output: Outbox,
+    input: Option<LineReader>,
+    output: WriteBuffer,
     signals: Signals,
     command: Command,
     worker: WorkerProcess,
@@ -121,8 +121,8 @@ impl Relay {
         let mut worker = command.start()?;
         memory.hand_over(&mut worker)?;
         Ok(Self {
-            input: Some(ClientInput::new(input)),
-            output: Outbox::new(nonblocking_writer(output)?),
+            input: Some(LineReader::new(nonblocking_reader(input)?)),
+            output: WriteBuffer::new(nonblocking_writer(output)?),
             signals,
             command,
             worker,
@@ -205,11 +205,7 @@ impl Relay {
         let watch = (self.memory.requests.bytes() > 0 || !self.worker.ready).then_some(watchdog::EVERY);
         let timeout = end.into_iter().chain(watch).min();
         // A millisecond more: what is rounded down would spin.
-        let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
-        match poll_awake(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        rpc::wait(&mut fds, timeout.map(|left| left + Duration::from_millis(1)))?;
         let is_ready = |index: Option<usize>| index.is_some_and(|index| !fds[index].revents().is_empty());
         Ok(Ready {
             signals: is_ready(Some(0)),
@@ -283,17 +279,23 @@ impl Relay {
     fn read_client(&mut self) {
         let Self { input, output, worker, memory, .. } = self;
         let Some(client) = input else { return };
-        let goes_on = client.read(|said| match said {
-            Said::Line(line) => {
-                memory.requests.add(line);
-                if let Some(input) = &mut worker.input {
-                    // A worker that does not read is gone; the next one gets the line.
-                    let _ = input.put(line);
+        let read = client.read();
+        while let Some(line) = client.next_line() {
+            match line {
+                Line::Text(line) => {
+                    memory.requests.add(line);
+                    if let Some(input) = &mut worker.input {
+                        // A worker that does not read is gone; the next one gets the line.
+                        let _ = input.put(line);
+                    }
+                }
+                Line::TooLong(id) => {
+                    let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
+                    drop(output.put(&refusal::line(id, refusal::INVALID_REQUEST, &reason)));
                 }
             }
-            Said::TooLong(answer) => drop(output.put(&answer)),
-        });
-        if !goes_on.unwrap_or(false) {
+        }
+        if !read.is_ok_and(|read| read != Read::End) {
             self.end(0, LAST_WORDS);
         }
     }
@@ -309,7 +311,7 @@ impl Relay {
     /// What is due at the end.
     fn conclude(&mut self) -> Next {
         let Some(ending) = self.ending else { return Next::GoOn };
-        if self.worker.input.as_ref().is_some_and(Outbox::is_empty) {
+        if self.worker.input.as_ref().is_some_and(WriteBuffer::is_empty) {
             // The worker sees the end of input.
             self.worker.input = None;
         }
@@ -534,16 +536,4 @@ impl Memory {
         }
         Ok(())
     }
-}
-
-/// Polls without going to sleep at once: waking a processor can take longer than an answer.
-fn poll_awake(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> rustix::io::Result<usize> {
-    let begin = Instant::now();
-    while begin.elapsed() < AWAKE {
-        match poll(fds, Some(&Timespec::default())) {
-            Ok(0) => std::thread::yield_now(),
-            result => return result,
-        }
-    }
-    poll(fds, timeout)
 }

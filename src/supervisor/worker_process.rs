@@ -9,12 +9,12 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, WaitStatus};
 
-use super::descriptors::nonblocking;
-use super::outbox::Outbox;
 use super::processes;
 use crate::handover::board::SharedBoard;
 use crate::handover::frame::{HEADER, Kind, parse};
 use crate::image::heap;
+use crate::rpc::WriteBuffer;
+use crate::rpc::descriptors::nonblocking;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;
@@ -47,7 +47,7 @@ impl Command {
         Ok(WorkerProcess {
             pid,
             board,
-            input: Some(Outbox::new(nonblocking(to.into())?)),
+            input: Some(WriteBuffer::new(nonblocking(to.into())?)),
             output: nonblocking(from.into())?,
             open: true,
             buffer: Vec::new(),
@@ -75,7 +75,7 @@ pub(super) struct WorkerProcess {
     pub(super) pid: Pid,
     pub(super) board: SharedBoard,
     /// What it reads; `None` once there will be no more.
-    pub(super) input: Option<Outbox>,
+    pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
     /// It may still write something.
     pub(super) open: bool,
