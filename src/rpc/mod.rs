@@ -2,6 +2,7 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod framing;
+pub(crate) mod signals;
 mod write_buffer;
 
 pub(crate) use write_buffer::WriteBuffer;

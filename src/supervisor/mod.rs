@@ -9,7 +9,6 @@ pub(crate) mod processes;
 mod refusal;
 mod relay;
 mod requests;
-mod signals;
 mod watchdog;
 mod worker_process;
 

@@ -9,7 +9,6 @@ use rustix::process::WaitStatus;
 
 use super::journal::Journal;
 use super::requests::Requests;
-use super::signals::Signals;
 use super::watchdog::{self, Watchdog};
 use super::worker_process::{Command, Frame, WorkerProcess, cause};
 use super::{processes, refusal};
@@ -20,6 +19,7 @@ use crate::handover::{ErrorChange, Handover, Loss, Restored, line_of_job};
 use crate::image::heap::LOST_TO_HEAP;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::restore::{Errors, failed};
 

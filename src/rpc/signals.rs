@@ -10,14 +10,14 @@ use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGT
 
 /// SIGTERM, SIGINT, SIGHUP, which end the server, and SIGCHLD.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     pipe: UnixStream,
     end: Arc<AtomicUsize>,
 }
 
 impl Signals {
     /// Takes the signals over from the system.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let (pipe, write) = UnixStream::pair()?;
         pipe.set_nonblocking(true)?;
         let end = Arc::new(AtomicUsize::new(0));
@@ -35,7 +35,7 @@ impl Signals {
     }
 
     /// Forgets that some came; returns the number of one that ends the server.
-    pub(super) fn take(&mut self) -> Option<i32> {
+    pub(crate) fn take(&mut self) -> Option<i32> {
         let mut bytes = [0; 64];
         while rustix::io::read(&self.pipe, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
         i32::try_from(self.end.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
