@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 3u
+#define SBCL_HOST_CONTRACT 4u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -96,7 +96,8 @@ enum sbcl_event {
   SBCL_EVENT_LOCAL_TEXT = 27,    /* continue */
   SBCL_EVENT_HELD = 28,          /* when this job is over, the evaluation is held; number: 0 by an error of this job's,
                                     1 as it was before it */
-  SBCL_EVENT_REFUSED = 29,       /* text: why what was asked of a held evaluation cannot be done */
+  SBCL_EVENT_REFUSED = 29,       /* text: why what was asked of a held evaluation cannot be done; of job 0: why
+                                    sbcl_host_start cannot start */
   SBCL_EVENT_RELEASED = 30,      /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
   SBCL_EVENT_HEAP = 31           /* asked after a collection: 1 if more is kept than the job may keep, which is to be
                                     abandoned then; 0 if it may go on, even if it was interrupted for the heap */
@@ -128,10 +129,15 @@ struct sbcl_host {
   /* Takes an event of a job (0: of none in particular). Returns 1 when the host keeps no more of the text begun
    * last, so that printing it may stop; else 0. */
   int32_t (*event)(uint64_t job, uint32_t kind, int64_t number, const uint32_t *text, uint64_t length);
+  /* A directory for what a user without a home directory, or without one to write to, would have there. It need not
+   * exist; the host removes it at the end. */
+  const uint32_t *scratch;
+  uint64_t scratch_length; /* characters; 0 for none */
 };
 
 /* Exported by the core (save-lisp-and-die :callable-exports): starts the Lisp threads. Returns the core's
- * SBCL_HOST_CONTRACT; when that differs from host->contract, nothing was started. */
+ * SBCL_HOST_CONTRACT; when that differs from host->contract, nothing was started. 0: it could not, and has pushed an
+ * SBCL_EVENT_REFUSED that says why. */
 extern uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 
 /* Exported by the core as well: unwinds the evaluation, or the thread, whose control stack is used up. Does not

@@ -3,8 +3,9 @@
 
 (in-package "COMMON-LISP-USER")
 
-(mapc #'require '(:asdf :sb-introspect :sb-cltl2 :sb-posix :sb-bsd-sockets :sb-sprof
-                  :sb-concurrency :sb-rotate-byte :sb-md5 :sb-cover :sb-rt))
+;;; Every contrib that was built: those left out are in contribs.lisp.
+(mapc #'require '(:asdf :sb-introspect :sb-cltl2 :sb-posix :sb-bsd-sockets :sb-sprof :sb-concurrency :sb-queue
+                  :sb-rotate-byte :sb-md5 :sb-cover :sb-rt :sb-grovel))
 
 (let ((directory (make-pathname :name nil :type nil :version nil :defaults *load-truename*))
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
@@ -17,7 +18,7 @@
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
     (with-compilation-unit (:override t)
       (dolist (name '("package" "host" "streams" "printing" "evaluation" "debugger" "inspection" "definitions" "interrupts" "heap"
-                      "evaluator" "frame-functions" "hold" "threads" "lanes"))
+                      "evaluator" "frame-functions" "hold" "threads" "contribs" "lanes"))
         (let* ((source (make-pathname :name name :type "lisp" :defaults directory))
                (fasl (make-pathname :name name :type "fasl" :defaults fasls))
                ;; A name under SYS: makes the frames of this code count as the system's.

@@ -9,7 +9,11 @@
   (definitions 0 :type sb-ext:word)
   ;; Weak pointers to the threads that it started, newest first. Those that have ended are dropped after every 100.
   (threads '() :type list)
-  (thread-count 0 :type index))
+  (thread-count 0 :type index)
+  ;; The process groups of the programs that it started and of which something may still run.
+  (groups '() :type list)
+  ;; True once it was told that a program's output is not captured.
+  (output-told nil))
 
 (declaim (type (or null evaluation) *evaluation*))
 (defvar *evaluation* nil

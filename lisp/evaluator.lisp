@@ -217,6 +217,7 @@ hold it here. What has been interrupted stays so."
                (lambda ()
                  (push-report (event-code :error-text) condition)
                  (push-reader-position condition)
+                 (push-quicklisp-advice condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
@@ -288,6 +289,21 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
                             a closing parenthesis or quote is missing."
                        line column start-line start-column))))))
 
+(defun push-quicklisp-advice (condition)
+  "When CONDITION is that a package of Quicklisp's does not exist, push what to do about that."
+  (when (and (typep condition 'package-error)
+             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
+                     :test #'equal)
+             (not (find-package "QUICKLISP-CLIENT")))
+    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
+      (event *job-id* (event-code :error-text) 0
+             (with-server-syntax ()
+               (format nil "~%Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
+                            (asdf:load-system ...) loads the systems that are on this machine.~;~
+                            (load ~S) loads it.~]"
+                       (and setup (probe-file setup))
+                       (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp")))))))
+
 (defun whitespace-end (stream)
   "Skip whitespace and comments of STREAM and return its position."
   (skip-blank stream)
@@ -343,6 +359,11 @@ under bare SBCL there is no restart of that name to find."
                  '(*package* *readtable* *read-base* *read-default-float-format*))
      ,@body))
 
+(defun push-defining-form (start end package)
+  "Push that what makes another image like this one is the form from START to END of the submitted code, read in PACKAGE."
+  (event *job-id* (event-code :defined) start
+         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
 the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
@@ -366,8 +387,7 @@ this one."
                 (unless (and (eql definitions (evaluation-definitions *evaluation*))
                              (eq package *package*) (eq readtable *readtable*)
                              (eql base *read-base*) (eq float-format *read-default-float-format*))
-                  (event *job-id* (event-code :defined) start
-                         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+                  (push-defining-form start end package))
                 (values values t))))
         ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
         (unless (eq form stream)
@@ -494,7 +514,6 @@ lead where they did at first that hold no open stream."
   (incf **evaluation-count**)
   (let ((*evaluation* (make-evaluation))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
-        (*earlier-children* sb-impl::*active-processes*)
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))

@@ -44,8 +44,8 @@ the frame pointer may be another frame's then, and what should lie in this one d
                      ;; A frame for a call is no deeper than its arguments, and returns to right behind that call.
                      (not (< 0 (- return-address pc) 64))
                      (or (null place)
-                         (< (sb-vm:context-register context sb-vm::rsp-offset)
-                            (+ (sap-int frame-pointer) (stack-offset place)))))))))))
+                         (<= (sb-vm:context-register context sb-vm::rsp-offset)
+                             (+ (sap-int frame-pointer) (stack-offset place)))))))))))
 
 (defun stack-offset (place)
   "Return the offset from the frame pointer, in bytes, of PLACE, which the compiler recorded."
@@ -68,7 +68,9 @@ Such code relies on all that the compiler found out about the function, even tha
 
 (defun why-not-unwindable (frame)
   "Return why the evaluation cannot go on from FRAME, the end of a sentence, or NIL when it can."
-  (cond ((bogus-frame-p frame) "it is not a call of a Lisp function")
+  (cond ((undefined-function-frame-p frame)
+         "it stands for the call of an undefined function: once that is defined, the restart CONTINUE calls it")
+        ((bogus-frame-p frame) "it is not a call of a Lisp function")
         ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
          (if (system-frame-p frame)
              "it is of SBCL's own code, which is compiled without what that needs"
@@ -82,13 +84,40 @@ Such code relies on all that the compiler found out about the function, even tha
 
 ;;; Arguments
 
+(defun known-absent-p (variable frame)
+  "True when VARIABLE, an SB-DI:DEBUG-VAR or NIL, is the supplied-p parameter of FRAME's function for an argument that
+was not supplied."
+  (and (typep variable 'sb-di:debug-var)
+       (eq :valid (sb-di:debug-var-validity variable (sb-di:frame-code-location frame)))
+       (null (sb-di:debug-var-value variable frame))))
+
+(defun supplied-arguments (frame arguments)
+  "Return ARGUMENTS, which SB-DEBUG::FRAME-CALL returned for FRAME, but for those that stand for a default value where the
+function knows that."
+  (if (or (sb-di:debug-fun-kind (sb-di:frame-debug-fun frame))
+          (sb-di::all-args-available-p frame))
+      arguments
+      (loop for element in (sb-di:debug-fun-lambda-list (sb-di:frame-debug-fun frame))
+            for rest = arguments then (if (eq kind :keyword) (cddr rest) (rest rest))
+            for kind = (if (consp element) (first element) :required)
+            append (case kind
+                     (:optional (if (known-absent-p (third element) frame)
+                                    (loop-finish)
+                                    (list (first rest))))
+                     (:keyword (unless (known-absent-p (fourth element) frame)
+                                 (list (first rest) (second rest))))
+                     (:required (list (first rest)))
+                     (t rest))
+            until (member kind '(:rest :more)))))
+
 (defun frame-arguments (frame unused)
   "Return the arguments that FRAME's function was called with, and true; or NIL and NIL when SBCL does not have all of
 them any more. The function has no use for some: they are NIL if UNUSED is true, and else missing."
-  (multiple-value-bind (name arguments) (sb-debug::frame-call frame)
-    (declare (ignore name))
+  (multiple-value-bind (name arguments) (sb-debug::frame-call frame :method-frame-style :full)
     (if (listp arguments)
-        (loop for argument in arguments
+        (loop for argument in (let ((supplied (supplied-arguments frame arguments)))
+                                ;; The first two are PCL's own.
+                                (if (typep name '(cons (eql sb-pcl::fast-method))) (cddr supplied) supplied))
               collect (cond ((not (sb-debug::unprintable-object-p argument)) argument)
                             ((and unused
                                   (equal "unused argument" (sb-debug::unprintable-object-string argument)))
@@ -119,19 +148,26 @@ them any more. The function has no use for some: they are NIL if UNUSED is true,
                       (sb-kernel:make-lisp-obj address nil))))
       (and (sb-kernel:closurep object) object))))
 
+(defun closure-place (entry)
+  "Return where the frames of ENTRY, a function object without an environment, keep the closure, or NIL."
+  (sb-c::compiled-debug-fun-closure-save
+   (compiler-debug-fun
+    (sb-di::debug-fun-from-pc (sb-kernel:fun-code-header entry) (sb-di::function-start-pc-offset entry)))))
+
 (defun entry-point (frame)
-  "Return the function object, without an environment, of the function of FRAME, or NIL when it has none, or more than
-one function of its code has its name."
-  (let ((code (frame-code frame))
-        (name (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
-        (found nil))
-    (when code
-      (dotimes (index (sb-kernel:code-n-entries code) found)
-        (let ((entry (sb-kernel:%code-entry-point code index)))
-          (when (equal name (sb-kernel:%simple-fun-name entry))
-            (when found
-              (return nil))
-            (setf found entry)))))))
+  "Return the function object, without an environment, of the function of FRAME, or NIL when it has none, or it cannot
+be told from others of its code."
+  (let* ((code (frame-code frame))
+         (function (and code (sb-di:frame-debug-fun frame)))
+         (place (and code (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function))))
+         (entries (and code
+                       (loop for index below (sb-kernel:code-n-entries code)
+                             for entry = (sb-kernel:%code-entry-point code index)
+                             when (and (equal (sb-di:debug-fun-name function) (sb-kernel:%simple-fun-name entry))
+                                       (or (null place) (eql place (closure-place entry))))
+                               collect entry))))
+    (and (null (rest entries))
+         (first entries))))
 
 (defun mark-closures (compile form lexenv &rest arguments)
   "What COMPILE, SBCL's COMPILE-IN-LEXENV, does. Code of submitted forms is marked, for its frames keep the closures that
@@ -154,8 +190,7 @@ they are calls of; what is compiled while one is, by a macro, is not."
 code keeps it."
   (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
     (when entry
-      (let* ((external (sb-di::debug-fun-from-pc (frame-code frame) (sb-di::function-start-pc-offset entry)))
-             (place (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun external))))
+      (let ((place (closure-place entry)))
         (cond (place
                (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-offset place)))))
                  (and closure
@@ -184,9 +219,13 @@ called without one."
         (or (sb-pcl::%method-function-fast-function function) function)
         function)))
 
+(defun method-name-p (name)
+  "True when NAME is that of a method's frames."
+  (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
+
 (defun frame-method (name)
   "Return the method, as it is defined now, whose frames are called NAME, and its generic function; or NIL."
-  (let ((function (and (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons))
+  (let ((function (and (method-name-p name)
                        (sb-int:legal-fun-name-p (second name))
                        (fboundp (second name))
                        (fdefinition (second name)))))
@@ -231,8 +270,12 @@ or NIL and NIL when that is not known."
   "Return the function that FRAME, which has this NUMBER, is a call of, as it is defined now, and the arguments to call
 it with again; or refuse."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
-         (global (and (sb-int:legal-fun-name-p full-name) (fboundp full-name) (fdefinition full-name)))
-         (closure (and (not global) (frame-closure frame))))
+         (methodp (method-name-p full-name))
+         (global (and (not methodp)
+                      (sb-int:legal-fun-name-p full-name)
+                      (fboundp full-name)
+                      (fdefinition full-name)))
+         (closure (and (not methodp) (not global) (frame-closure frame))))
     (multiple-value-bind (method generic-function) (frame-method full-name)
       (let ((function (or global (and method (method-fast-function method)) closure)))
         (cond ((null function)

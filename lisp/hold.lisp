@@ -91,13 +91,20 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
   ;; Its cleanup forms are not held again.
   (setf *hold-errors* nil))
 
+(defun waiting-p (frame)
+  "True when FRAME is of one of SBCL's own system calls, in which interrupts are expected at any time."
+  (member (ignore-errors (frame-file frame))
+          '("SYS:SRC;CODE;UNIX.LISP" "SYS:SRC;CODE;TARGET-THREAD.LISP" "SYS:SRC;CODE;SERVE-EVENT.LISP"
+            "SYS:SRC;CODE;FD-STREAM.LISP")
+          :test #'equal))
+
 (defun in-foreign-code-p (frame)
-  "True when this thread was interrupted while FRAME, the innermost of Lisp, called foreign code that is not SBCL's own
-business: that may hold locks of its own, such as malloc's."
+  "True when this thread was interrupted while FRAME, the innermost of Lisp, called foreign code other than a system
+call: it may hold locks of its own, such as malloc's."
   (and (plusp sb-kernel:*free-interrupt-context-index*)
-       (not (system-frame-p frame))
        (null (sb-di::code-header-from-pc
-              (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))))
+              (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))
+       (not (waiting-p frame))))
 
 (defun holdable-frame-p (frame)
   "True when the evaluation can be held while it is in FRAME, its innermost: in one of its forms, not in what the server
@@ -121,7 +128,7 @@ been pushed. Does not return when it is released."
                         (lambda (stream) (write-string "Go on." stream))))
              (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
         (hold nil (capture-interruption reason hook))
-        (abandon-evaluation :interrupted #'end-children)))))
+        (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
@@ -150,8 +157,9 @@ been pushed. Does not return when it is released."
     (:restart-frame (restart-frame-command job))
     (t (refuse "This cannot be asked of a held evaluation."))))
 
-(defmacro do-held-forms ((form text result) &body body)
-  "Evaluate BODY with FORM bound to each form in TEXT in turn, and return RESULT. An error in this is not held."
+(defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
+  "Evaluate BODY with FORM bound to each form in TEXT in turn, and END to where it ends, and return RESULT. An error in
+this is not held."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*code* ,text)
@@ -159,6 +167,7 @@ been pushed. Does not return when it is released."
             (*form-start* 0)
             (,stream (make-string-input-stream *code*)))
        (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
+             for ,end = (file-position ,stream)
              until (eq ,form ,stream)
              do (progn ,@body)
              finally (return ,result)))))
@@ -344,9 +353,10 @@ the values of the expressions in TEXT."
   (and (not (bogus-frame-p frame))
        (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)))
 
-(defun evaluate-in-frame (text frame)
-  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Return a list of the last
-one's values, and true unless it failed."
+(defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
+  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Call DEFINED with where each
+form begins and ends and the package it was read in. Return a list of the last one's values, and true unless it failed."
+  (declare (type function defined))
   (unless (frame-has-variables-p frame)
     (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
   (call-with-recorded-warnings
@@ -354,20 +364,31 @@ one's values, and true unless it failed."
      (call-until-abandoned
       (lambda ()
         (let ((values '()))
-          (do-held-forms (form text values)
+          (do-held-forms (form text values end)
             (incf *form-number*)
-            (setf values
-                  (multiple-value-list
-                   (with-boundary ()
-                     (if (frame-has-variables-p frame)
-                         (sb-di:eval-in-frame frame form)
-                         (sb-impl::eval-tlf form 0 (evaluation-lexenv)))))))))))))
+            (let ((package *package*))
+              (setf values
+                    (multiple-value-list
+                     (with-boundary ()
+                       (if (frame-has-variables-p frame)
+                           (sb-di:eval-in-frame frame form)
+                           (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
+              (funcall defined *form-start* end package)))))))))
 
 (defun eval-command (job)
-  "Evaluate code in a frame and push its values."
-  (let ((frame (find-held-frame (job-argument job))))
+  "Evaluate code in a frame and push its values. It is an evaluation of its own: what it defines is not the held one's."
+  (let ((frame (find-held-frame (job-argument job)))
+        (*evaluation* (make-evaluation))
+        (definitions 0))
     (when frame
-      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+      (multiple-value-bind (values success)
+          (evaluate-in-frame (job-text job) frame
+                             (lambda (start end package)
+                               (when (/= definitions (evaluation-definitions *evaluation*))
+                                 (setf definitions (evaluation-definitions *evaluation*))
+                                 (push-defining-form start end package))))
+        (when (evaluation-threads *evaluation*)
+          (push-running-threads))
         (and success
              (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
 

@@ -2,7 +2,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 3
+(defconstant +contract+ 4
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -149,10 +149,15 @@ would write into another thread's memory."
   (unwind-from-stack-end))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
-  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version."
-  (when (eql +contract+ (sap-ref-32 host 0))
-    (setf **next-job** (sap-ref-64 host 24)
-          **event** (sap-ref-64 host 32))
-    (start-lanes :seed (sap-ref-64 host 8)
-                 :user-init (eql 1 (sap-ref-64 host 16))))
-  +contract+)
+  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
+  (cond ((eql +contract+ (sap-ref-32 host 0))
+         (setf **next-job** (sap-ref-64 host 24)
+               **event** (sap-ref-64 host 32))
+         (if (start-lanes-or-refuse
+              :seed (sap-ref-64 host 8)
+              :user-init (eql 1 (sap-ref-64 host 16))
+              :scratch (let ((length (sap-ref-64 host 48)))
+                         (and (plusp length) (copy-text (sap-ref-64 host 40) length))))
+             +contract+
+             0))
+        (t +contract+)))

@@ -108,7 +108,7 @@ thread by the interrupt with this NUMBER. Unwinds without a condition, which the
       (when (or *interrupted* (not (hold-interruption reason hook)))
         (unless *interrupted*
           (capture-interruption reason hook))
-        (abandon-evaluation :interrupted #'end-children)))))
+        (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
@@ -121,15 +121,53 @@ interrupt, and after each collection."
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))
       (abandon-evaluation :interrupted
                           (lambda ()
-                            (end-children)
+                            (end-programs)
                             (collect-and-report kept))))))
 
 ;;; Clearing up
 
-(defvar *earlier-children* '()
-  "The processes that were running when this evaluation began.")
+(defun process-group-p (group)
+  "True when a process of GROUP, a number, is still there."
+  (zerop (sb-unix:unix-killpg group 0)))
 
-(defun end-children ()
-  "End the processes that this evaluation started."
-  (dolist (process (set-difference sb-impl::*active-processes* *earlier-children*))
-    (ignore-errors (sb-ext:process-kill process 9))))
+(defun note-program (process-id)
+  "Record that this evaluation started a program as the process PROCESS-ID, and forget those of which nothing is left."
+  (when *evaluation*
+    (sb-ext:atomic-update (evaluation-groups *evaluation*)
+                          (lambda (groups)
+                            (cons process-id (remove-if-not #'process-group-p groups))))))
+
+(defun end-programs ()
+  "End the programs that this evaluation started, with all that they started in their process groups."
+  (dolist (group (and *evaluation* (evaluation-groups *evaluation*)))
+    ;; A group outlives its first process. Where there is a process of that number which is not SBCL's any more, the
+    ;; group was gone and the number has been given to another one.
+    (when (or (find group sb-impl::*active-processes* :key #'sb-ext:process-pid)
+              (minusp (sb-unix:unix-kill group 0)))
+      (sb-unix:unix-killpg group 9))))
+
+(defun shared-output-p (options)
+  "True when OPTIONS, keyword arguments of RUN-PROGRAM, give the program this process' own output."
+  (loop for (key value) on options by #'cddr
+          thereis (and (member key '(:output :error)) (eq value t))))
+
+(defun watch-programs ()
+  "Give each program that is started a process group of its own, remember it, and say where it prints to when that is
+not to Lisp. SBCL does the first (src/runtime/run-program.c) but for a program that shares its standard input: unless
+that is a terminal, nothing is lost by passing it as a descriptor like any other."
+  (encapsulate 'sb-impl::spawn 'sbcl-host
+               (lambda (spawn program arguments stdin &rest more)
+                 (let ((process-id (apply spawn program arguments
+                                          (if (and (minusp stdin) (zerop (sb-unix:unix-isatty 0))) 0 stdin)
+                                          more)))
+                   (when (plusp process-id)
+                     (note-program process-id))
+                   process-id)))
+  (encapsulate 'sb-ext:run-program 'sbcl-host
+               (lambda (run-program program arguments &rest options)
+                 (when (and *evaluation* (shared-output-p options)
+                            (not (shiftf (evaluation-output-told *evaluation*) t)))
+                   (event *job-id* (event-code :notice) 0
+                          (format nil "What a program run with :output t or :error t prints is not captured: it goes to ~
+                                       the server's stderr. With :output *standard-output* it comes here.")))
+                 (apply run-program program arguments options))))

@@ -169,29 +169,76 @@ ask for no thread run their functions here."
                                      (start-lane lane)))))
                              '())))
 
-(defun start-lanes (&key seed user-init)
+(defglobal **scratch** nil
+  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
+
+(defun start-lanes (&key seed user-init scratch)
   "Start the Lisp threads."
   (setf *random-state* (sb-ext:seed-random-state seed)
-        **boot-thread** (sb-thread:main-thread))
+        **boot-thread** (sb-thread:main-thread)
+        **scratch** scratch)
   (limit-nursery)
   (prefer-large-pages)
   (install-standard-streams)
-  (locate-compiled-files)
+  (name-runtime)
+  ;; UIOP would go on with the streams and directories of the process that built the core.
+  (guarded (uiop:call-image-restore-hook) (failure) nil)
+  (guarded (locate-compiled-files) (failure) nil)
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
   (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
 
+(defun start-lanes-or-refuse (&rest arguments)
+  "Call START-LANES with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
+of here: the caller is foreign, and would take for the answer what happens to be in a register."
+  (block start
+    (let ((answer nil))
+      (flet ((refuse (format &rest arguments)
+               (event 0 (event-code :refused) 0 (apply #'format nil format arguments))
+               (setf answer :refused)))
+        (unwind-protect
+             (guarded (progn (apply #'start-lanes arguments)
+                             (setf answer :started))
+                 (failure)
+               (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
+          (unless answer
+            (refuse "what starts them was left by a non-local exit."))
+          (return-from start (eq answer :started)))))))
+
+(defun substitute-home ()
+  "Give a user who has no home directory **SCRATCH** for one: where SBCL has nothing but an error, ASDF cannot work."
+  (encapsulate 'sb-impl::user-homedir-namestring 'sbcl-host
+               (lambda (function &rest arguments)
+                 (if (and **scratch** (null (first arguments)))
+                     (handler-case (funcall function) (error () **scratch**))
+                     (apply function arguments)))))
+
 (defun locate-compiled-files ()
-  "Have ASDF keep compiled files in the user's cache directory, or a temporary one for a user without a home."
-  (setf uiop:*user-cache*
-        (if (or (sb-posix:getenv "HOME") (writable-p (user-homedir-pathname)))
-            (uiop/configuration::compute-user-cache)
-            (parse-namestring (concatenate 'string (sb-posix:mkdtemp "/tmp/sbcl-mcp-XXXXXX") "/")))))
+  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH** if that cannot be written."
+  (let ((cache (uiop/configuration::compute-user-cache)))
+    (setf uiop:*user-cache*
+          (if (and **scratch** (not (writable-p cache)))
+              (uiop:subpathname (uiop:parse-native-namestring **scratch** :ensure-directory t) ".cache/common-lisp/")
+              cache))))
 
 (defun writable-p (directory)
-  "True when this process may make files in DIRECTORY."
-  (ignore-errors (sb-posix:access (sb-ext:native-namestring directory) sb-posix:w-ok) t))
+  "True when this process may make files in DIRECTORY, or make DIRECTORY where it does not exist."
+  (let ((name (sb-ext:native-namestring directory)))
+    (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
+      (sb-posix:syscall-error (failure)
+        (and (eql (sb-posix:syscall-errno failure) sb-posix:enoent)
+             (not (equal directory (uiop:pathname-parent-directory-pathname directory)))
+             (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
+
+(defun name-runtime ()
+  "Have SBCL's variables name the file of this program, which it was booted from by another name."
+  (let ((program (and (equal sb-ext:*runtime-pathname* #P"/proc/self/exe")
+                      (probe-file sb-ext:*runtime-pathname*))))
+    (when program
+      (setf sb-ext:*runtime-pathname* program
+            sb-ext:*core-pathname* program
+            (first sb-ext:*posix-argv*) (sb-ext:native-namestring program)))))
 
 (defun load-user-init ()
   "Load the user's init file, if there is one."
@@ -201,6 +248,9 @@ ask for no thread run their functions here."
 
 (defun prepare-core ()
   "Change SBCL in the few places where it must know of the host. Done once, before the core is saved."
+  (preload-contribs)
+  (forget-builder)
+  (substitute-home)
   (setf **core-systems** (already-loaded-systems))
   ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
   (asdf:clear-configuration)
@@ -214,6 +264,7 @@ ask for no thread run their functions here."
   (encapsulate 'sb-kernel::post-gc 'sbcl-host #'watch-after-collection)
   (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
   (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
+  (watch-programs)
   (record-warnings)
   (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
   (encapsulate 'sb-di:debug-fun-closure-name 'sbcl-host #'closure-name)

@@ -75,6 +75,9 @@ look_for_lint_tools() {
 
 look_for_test_tools() {
     makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    # tests/away.rs hides the build from the binary; elsewhere it is not compiled.
+    [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
+        miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
 }
 
 as_root() {

@@ -2,22 +2,52 @@
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::builder::styling::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
 use crate::confinement::Confinement;
 use crate::handover::board::Board;
 use crate::mcp::stdio::Stdio;
+use crate::scratch::Scratch;
 use crate::{Evaluation, ImageConfig, Limits, Session, report};
 use crate::{mcp, supervisor};
 
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
+/// it runs in (`sb-ext:*runtime-pathname*`) passes these.
+const SBCL_OPTIONS: [&str; 22] = [
+    "--noinform",
+    "--dynamic-space-size",
+    "--control-stack-size",
+    "--tls-limit",
+    "--merge-core-pages",
+    "--no-merge-core-pages",
+    "--disable-ldb",
+    "--lose-on-corruption",
+    "--end-runtime-options",
+    "--script",
+    "--debug-environment",
+    "--sysinit",
+    "--userinit",
+    "--no-sysinit",
+    "--no-userinit",
+    "--eval",
+    "--load",
+    "--quit",
+    "--non-interactive",
+    "--disable-debugger",
+    "--noprint",
+    "--end-toplevel-options",
+];
 
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
@@ -49,6 +79,9 @@ enum Command {
         /// The number of the open file of what is shared with the supervisor.
         #[arg(long)]
         board: i32,
+        /// What the supervisor removes at the end.
+        #[arg(long)]
+        scratch: PathBuf,
     },
 }
 
@@ -116,13 +149,14 @@ struct Timeout(Option<Duration>);
 
 impl Options {
     /// Boots Lisp, confined as was asked; or a sentence that says why not.
-    fn session(&self) -> Result<Session, String> {
+    fn session(&self, scratch: &Scratch) -> Result<Session, String> {
         self.confinement.apply()?;
         let image = ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
             core_dir: self.core.clone(),
             user_init: self.user_init,
+            scratch: Some(scratch.path().to_owned()),
         };
         let limits =
             Limits { timeout: self.timeout.0, max_output: self.max_output, hold: self.hold, ..Limits::default() };
@@ -133,12 +167,12 @@ impl Options {
 /// The program `sbcl-mcp`.
 pub fn main() -> ! {
     // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| refuse_arguments(&error));
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
-            Command::Worker { serve, board } => work(serve, stdio, board),
+            Command::Worker { serve, board, scratch } => work(serve, stdio, board, Scratch::inherited(scratch)),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
@@ -147,37 +181,59 @@ pub fn main() -> ! {
     crate::exit_now(status)
 }
 
+/// Says what is wrong with the command line and ends the process, or prints what was asked for, as of `--help`.
+fn refuse_arguments(error: &clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+        && SBCL_OPTIONS.contains(&option.as_str())
+    {
+        say(&format!(
+            "sbcl-mcp serves SBCL to MCP clients and is no sbcl command: it has no option {option}. To evaluate code: \
+             sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run sbcl."
+        ));
+        std::process::exit(2);
+    }
+    error.exit()
+}
+
 /// The whole server: a worker in a process of its own, and this one in front of it.
 fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     start_logging(serve.options.log);
-    let arguments = worker_arguments(std::env::args_os().skip(1));
+    let scratch = Scratch::new();
+    let arguments = worker_arguments(std::env::args_os().skip(1), &scratch);
     let Stdio { input, output } = stdio;
-    supervisor::serve(input, output, arguments, serve.restore == Restore::Definitions)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+    let status = supervisor::serve(input, output, arguments, serve.restore == Restore::Definitions)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    scratch.remove();
+    status
 }
 
 /// The arguments of a worker, from those of the server.
-fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch) -> Vec<OsString> {
     let mut given = given.peekable();
     given.next_if(|first| first == "serve");
-    std::iter::once("worker".into()).chain(given).collect()
+    let scratch = ["--scratch".into(), scratch.path().into()];
+    std::iter::once("worker".into()).chain(given).chain(scratch).collect()
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
+fn work(serve: Serve, stdio: Stdio, board: i32, scratch: Scratch) -> i32 {
+    let scratch = Arc::new(scratch);
     // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
     #[cfg(target_os = "linux")]
     {
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
         let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
     }
-    outlive_nobody(&stdio);
+    outlive_nobody(&stdio, scratch.clone());
+    let supervisor = stdio.input.try_clone();
     let board = match Board::take(board) {
         Ok(board) => board,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let session = match serve.options.session() {
+    let session = match serve.options.session(&scratch) {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -190,17 +246,28 @@ fn work(serve: Serve, stdio: Stdio, board: i32) -> i32 {
     let status = mcp::serve_supervised(stdio, session, board, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all_but(None);
+    // There will be no other worker, and perhaps nobody else to do it.
+    if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
+        scratch.remove();
+    }
     status
 }
 
+/// Waits, no longer than this, until nobody holds the other end of `input`, and returns whether that is so.
+fn has_hung_up(input: &OwnedFd, wait: Option<Timespec>) -> bool {
+    let mut descriptors = [PollFd::new(input, PollFlags::empty())];
+    while poll(&mut descriptors, wait.as_ref()) == Err(rustix::io::Errno::INTR) {}
+    descriptors[0].revents().contains(PollFlags::HUP)
+}
+
 /// Ends this process when its supervisor is gone and it has not ended by itself: it may be stuck.
-fn outlive_nobody(stdio: &Stdio) {
-    use rustix::event::{PollFd, PollFlags, poll};
+fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>) {
     let Ok(input) = stdio.input.try_clone() else { return };
     let wait = move || {
-        while poll(&mut [PollFd::new(&input, PollFlags::empty())], None) == Err(rustix::io::Errno::INTR) {}
+        has_hung_up(&input, None);
         std::thread::sleep(LAST_WORDS);
         supervisor::processes::end_all_but(None);
+        scratch.remove();
         crate::exit_now(1);
     };
     // Without it there is still the signal.
@@ -216,7 +283,8 @@ fn greet(stdio: &Stdio) {
 /// Lisp in this very process.
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
-    let session = match serve.options.session() {
+    let scratch = Scratch::new();
+    let session = match serve.options.session(&scratch) {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -225,8 +293,18 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    mcp::serve(stdio, session, serve.structured_content)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")))
+    let status = mcp::serve(stdio, session, serve.structured_content)
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    clear_up(&scratch);
+    status
+}
+
+/// What a process that ends with its image leaves behind for nobody.
+fn clear_up(scratch: &Scratch) {
+    // What a program starts while it is ended.
+    supervisor::processes::adopt_orphans();
+    supervisor::processes::end_all_but(None);
+    scratch.remove();
 }
 
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
@@ -239,7 +317,8 @@ fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
         }
         text = String::from_utf8_lossy(&bytes).into_owned();
     }
-    let session = match options.session() {
+    let scratch = Scratch::new();
+    let session = match options.session(&scratch) {
         Ok(session) => session,
         Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
     };
@@ -251,6 +330,7 @@ fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
     }
     // Nobody reads it: there is nothing to be done about that.
     let _ = std::fs::File::from(output).write_all(report.as_bytes());
+    clear_up(&scratch);
     i32::from(outcome.is_error())
 }
 

@@ -18,11 +18,14 @@ pub struct ImageConfig {
     pub core_dir: Option<PathBuf>,
     /// Load the user's `~/.sbclrc` once the image is up.
     pub user_init: bool,
+    /// A directory that stands in for a home directory where the user has none, or none that can be written: ASDF keeps
+    /// compiled files there. It need not exist; the caller removes it. `None`: SBCL's own ways.
+    pub scratch: Option<PathBuf>,
 }
 
 impl Default for ImageConfig {
     fn default() -> Self {
-        Self { heap: 8 << 30, control_stack: 256 << 20, core_dir: None, user_init: false }
+        Self { heap: 8 << 30, control_stack: 256 << 20, core_dir: None, user_init: false, scratch: None }
     }
 }
 

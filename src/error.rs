@@ -85,6 +85,9 @@ pub enum BootError {
     /// `initialize_lisp` gave up.
     #[error("SBCL's runtime failed to start (status {0}); its own message is on stderr")]
     Runtime(i32),
+    /// SBCL is up, but what it does for the host could not be started.
+    #[error("SBCL could not start its threads: {0}")]
+    Start(String),
     /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     Os {

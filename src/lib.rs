@@ -36,6 +36,8 @@ pub mod outcome;
 pub mod report;
 #[cfg(feature = "mcp")]
 mod rpc;
+#[cfg(feature = "mcp")]
+mod scratch;
 mod session;
 
 #[cfg(feature = "mcp")]

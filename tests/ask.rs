@@ -148,12 +148,23 @@ fn who_cannot_ask_debugs() {
 }
 
 #[test]
-fn nobody_is_asked_about_a_success_or_a_timeout() {
+fn nobody_is_asked_about_a_success() {
     let mut server = asking(&json!({"elicitation": {}}));
     let call = ask(&mut server, "(+ 1 2)");
     assert_eq!(server.outcome(call), ("=> 3".to_owned(), false));
-    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(loop)", "on-error": "ask", "timeout": 0.2}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
+}
+
+#[test]
+fn a_timeout_may_go_on() {
+    let mut server = asking(&json!({"elicitation": {}}));
+    let code = "(unwind-protect (loop) (print :ended))";
+    let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask", "timeout": 0.2}));
+    for name in ["1. CONTINUE - Go on.", "3. ABORT - Return to top level."] {
+        let (id, params) = question(&mut server);
+        reply(&mut server, &id, &accept(&offered(&params, name), ""));
+    }
+    let (text, is_error) = server.outcome(call);
+    assert!(is_error && text.contains("[ERROR] TIMEOUT\n"), "{text}");
 }
 
 #[test]

@@ -72,6 +72,55 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
+fn options_of_sbcl_are_refused_in_a_line() {
+    for (arguments, option) in [
+        (&["--noinform", "--eval", "1"][..], "--noinform"),
+        (&["--core", "sbcl.core", "--eval", "1"], "--eval"),
+        (&["--script", "x.lisp"], "--script"),
+        (&["--load", "x.lisp"], "--load"),
+        (&["--non-interactive"], "--non-interactive"),
+        (&["--no-userinit"], "--no-userinit"),
+        (&["--dynamic-space-size=1GB"], "--dynamic-space-size"),
+        (&["eval", "--eval", "1"], "--eval"),
+    ] {
+        let output = run(arguments, "");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{arguments:?}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+        assert!(complaint.contains(&format!("it has no option {option}. ")), "{complaint}");
+        assert!(complaint.contains("sbcl-mcp eval CODE"), "{complaint}");
+    }
+    // Code for `eval` may look like anything behind `--`.
+    assert_eq!(stdout(&run(&["eval", "--", "1"], "")), "=> 1\n");
+}
+
+#[test]
+#[cfg(unix)]
+fn what_fails_at_the_start_is_told() {
+    let home = std::env::temp_dir().join(format!("sbcl-mcp-start-{}", std::process::id()));
+    std::fs::create_dir_all(&home).unwrap();
+    for (init, reason) in [
+        (
+            "(sb-ext:without-package-locks \
+             (sb-int:encapsulate (find-symbol \"START-LANE\" \"SBCL-HOST\") 'test \
+             (lambda (f lane) f (error \"no lane ~D\" lane))))",
+            "SIMPLE-ERROR: no lane 0",
+        ),
+        ("(sb-thread:abort-thread)", "what starts them was left by a non-local exit"),
+    ] {
+        std::fs::write(home.join(".sbclrc"), init).unwrap();
+        for arguments in [&["eval", "--user-init", "1"][..], &["serve", "--no-supervisor", "--user-init"]] {
+            let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), stdout(&output)), (Some(1), ""), "{complaint}");
+            let expected = format!("sbcl-mcp cannot start: SBCL could not start its threads: {reason}");
+            assert!(complaint.contains(&expected), "{complaint}");
+        }
+    }
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_limit_that_leaves_no_room_is_told_of() {
     let program = env!("CARGO_BIN_EXE_sbcl-mcp");

@@ -98,20 +98,23 @@ fn only_on_error_debug_holds() {
 }
 
 #[test]
-fn timeouts_cancels_and_exhausted_stacks_are_never_held() {
-    let mut server = Server::ready();
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(loop)", "on-error": "debug", "timeout": 0.2}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
-    nothing_is_held(&mut server);
-
+fn cancels_and_exhausted_stacks_and_heaps_are_never_held() {
+    let mut server = Server::start_with(&["--heap", "512M"]);
+    server.initialize("2025-06-18");
     let code = "(defun deep (n) (+ 1 (deep n))) (deep 1)";
     let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
     assert!(text.contains("[ERROR] SB-KERNEL::CONTROL-STACK-EXHAUSTED\n"), "{text}");
     assert!(!text.contains("[Debugger]"), "{text}");
     nothing_is_held(&mut server);
 
-    let id = server.post_call("evaluate-lisp", json!({"code": "(loop)", "on-error": "debug"}));
-    std::thread::sleep(Duration::from_millis(300));
+    let code = "(let ((all '())) (loop (push (make-array 100000) all)))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    assert!(text.contains("[ERROR] HEAP-EXHAUSTED\n") && !text.contains("[Debugger]"), "{text}");
+    nothing_is_held(&mut server);
+
+    server.evaluate("(defvar *runs* nil)");
+    let id = server.post_call("evaluate-lisp", json!({"code": "(setf *runs* t) (loop)", "on-error": "debug"}));
+    while !good(&mut server, "list-definitions", json!({"type": "variables"})).contains("*RUNS* = T") {}
     server.notify("notifications/cancelled", json!({"requestId": id}));
     nothing_is_held(&mut server);
     assert!(last_error(&mut server).starts_with("Error: CANCELLED\n"));
@@ -260,7 +263,10 @@ fn an_assertion_with_places_takes_their_new_values() {
     let mut server = Server::ready();
     let one = "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)";
     hold(&mut server, one);
-    assert_eq!(restart_with(&mut server, "CONTINUE", "2"), "=> 2");
+    // SBCL's own prompt asks, and gets the values for an answer.
+    let asked = "[stdout]\nThe old value of N is 1.\nDo you want to supply a new value?  (y or n) \n\
+                 Type a form to be evaluated:\n\n=> 2";
+    assert_eq!(restart_with(&mut server, "CONTINUE", "2"), asked);
     hold(&mut server, one);
     let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "3"}));
     assert!(still.contains("\nn is 3\n"), "{still}");
@@ -272,15 +278,28 @@ fn an_assertion_with_places_takes_their_new_values() {
     let many = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
     let said = "The restart CONTINUE takes up to 1 value; 2 were given: give them in `values`, as Lisp expressions.";
     assert_eq!(many, said);
-    assert_eq!(restart_with(&mut server, "CONTINUE", "(1+ 1)"), "=> 2");
+    assert!(restart_with(&mut server, "CONTINUE", "(1+ 1)").ends_with("\n\n=> 2"));
 
     let two = "(let ((a 1) (b (list 2))) (assert (and (eql a 5) (eql (car b) 6)) (a (car b))) (list a b))";
     hold(&mut server, two);
     let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "5"}));
     assert!(still.contains("\nThe assertion "), "{still}");
-    assert_eq!(restart_with(&mut server, "CONTINUE", "5 6"), "=> (5 (6))");
+    assert!(restart_with(&mut server, "CONTINUE", "5 6").ends_with("\n\n=> (5 (6))"));
     hold(&mut server, "(let ((n 1)) (assert (null n) (n)) :null)");
-    assert_eq!(restart_with(&mut server, "CONTINUE", "nil"), "=> :NULL");
+    assert!(restart_with(&mut server, "CONTINUE", "nil").ends_with("\n\n=> :NULL"));
+    // Each value is evaluated once, and any object will do.
+    server.evaluate("(defvar *evaluated* 0)");
+    hold(&mut server, "(let ((f nil)) (assert (functionp f) (f)) (funcall f))");
+    let values = "(let ((n (incf *evaluated*))) (lambda () n))";
+    assert!(restart_with(&mut server, "CONTINUE", values).ends_with("\n\n=> 1"));
+    // A place that prints with commas, blanks and full stops is one.
+    hold(
+        &mut server,
+        "(let ((h (make-hash-table :test 'equal))) (assert (gethash \"a, b.\" h) ((gethash \"a, b.\" h))) :set)",
+    );
+    let many = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1 2"}));
+    assert!(many.starts_with("The restart CONTINUE takes up to 1 value; 2 were given"), "{many}");
+    assert!(restart_with(&mut server, "CONTINUE", "1").ends_with("\n\n=> :SET"));
     hold(&mut server, "(assert (= 1 2))");
     let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
     assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
@@ -292,6 +311,11 @@ fn an_assertion_that_nobody_holds_still_asks() {
     let asks = "(handler-bind ((simple-error #'continue)) (let ((n 1)) (assert (= n 2) (n)) n))";
     let text = bad(&mut server, "evaluate-lisp", json!({"code": asks}));
     assert!(text.contains("[ERROR] END-OF-FILE\n"), "{text}");
+    // A stream of the code's own is asked as it would be by SBCL.
+    let own = "(let ((n 1) (*query-io* (make-two-way-stream (make-string-input-stream \"y 2\") *standard-output*))) \
+               (assert (= n 2) (n)) n)";
+    hold(&mut server, own);
+    assert!(restart_with(&mut server, "CONTINUE", "7").ends_with("\n\n=> 2"));
     // Nor do the values that one got reach the next.
     hold(&mut server, &format!("(let ((n 1)) (assert (= n 2) (n)) (list n {asks}))"));
     let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2"}));
@@ -569,6 +593,420 @@ fn a_frame_is_called_again_after_a_redefinition() {
     assert!(again.contains("\nagain 4\n") && again.contains("[Debugger]\nHeld."), "{again}");
 }
 
+/// The report of an evaluation that fails in the frame of this call, which is then called again after the repair.
+#[track_caller]
+fn called_again(server: &mut Server, code: &str, call: &str, repair: &str) -> String {
+    let report = hold(server, code);
+    let frame = frame_of(&report, call);
+    if !repair.is_empty() {
+        in_frame(server, frame, repair);
+    }
+    server.call_tool("restart-frame", json!({"frame": frame})).0
+}
+
+#[test]
+fn methods_are_called_again() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defgeneric area (x))
+         (defmethod area :around ((x integer)) (list :around (call-next-method)))
+         (defmethod area ((x number)) (list :number x (next-method-p)))
+         (defmethod area ((x integer)) (error \"no area of ~a\" x))
+         (defclass point () ((x :initarg :x :accessor x)))
+         (defgeneric (setf place) (value point))
+         (defmethod (setf place) (value (p point)) (if (eql value 1) (error \"not 1\") (setf (slot-value p 'x) value)))
+         (defmethod initialize-instance :after ((p point) &key x) (if (eql x 5) (error \"~a not 5\" p)))
+         (defgeneric kind (x) (:method ((x (eql :a))) (error \"no kind of ~a\" x)))
+         (defgeneric all (x) (:method-combination list))
+         (defmethod all list ((x integer)) (error \"not ~a\" x))
+         (defmethod all list ((x number)) :number)
+         (defvar *seen* '())",
+    );
+    // The innermost method of several, redefined so that it needs the next one, which it did not before.
+    let repair = "(defmethod area ((x integer)) (list :integer x (call-next-method)))";
+    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND (:INTEGER 3 (:NUMBER 3 NIL))))");
+    // An outer one calls what is next by now.
+    server.evaluate("(defmethod area ((x integer)) (error \"no area of ~a\" x))");
+    let repair = "(defmethod area ((x integer)) (* x x))";
+    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA :AROUND (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND 9))");
+    // Methods beside the primary ones.
+    server.evaluate("(defmethod area :after ((x integer)) (error \"after ~a\" x))");
+    let repair = "(defmethod area :after ((x integer)) (push x *seen*))";
+    let text = called_again(&mut server, "(list (area 3) *seen*)", "((:METHOD AREA :AFTER (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND 9) (3))");
+    let (code, repair) = (
+        "(let ((p (make-instance 'point))) (list (setf (place p) 1) (x p)))",
+        "(defmethod (setf place) (value (p point)) (setf (slot-value p 'x) (list value)))",
+    );
+    assert_eq!(called_again(&mut server, code, "((:METHOD (SETF PLACE) (T POINT)) 1 ", repair), "=> (#1=(1) #1#)");
+    let repair = "(defmethod initialize-instance :after ((p point) &key x) (setf (x p) (list :after x)))";
+    let code = "(x (make-instance 'point :x 5))";
+    let text = called_again(&mut server, code, "((:METHOD INITIALIZE-INSTANCE :AFTER (POINT))", repair);
+    assert_eq!(text, "=> (:AFTER 5)");
+    let repair = "(defmethod kind ((x (eql :a))) (list :kind x))";
+    assert_eq!(
+        called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", repair),
+        "=> ((:KIND :A))"
+    );
+    let repair = "(defmethod all list ((x integer)) :integer)";
+    assert_eq!(
+        called_again(&mut server, "(all 1)", "((:METHOD ALL LIST (INTEGER)) 1)", repair),
+        "=> (:INTEGER :NUMBER)"
+    );
+    // Without a repair it fails again, in the same frames.
+    server.evaluate("(defmethod kind ((x (eql :a))) (error \"no kind of ~a\" x))");
+    let again = called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", "");
+    assert!(again.contains("\n1: ((:METHOD KIND ((EQL :A))) :A)\n") && again.ends_with(TOOLS), "{again}");
+    // A method that is no more.
+    let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
+    in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
+    let text = bad(&mut server, "restart-frame", json!({"frame": frame}));
+    let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no method of its generic function any more.";
+    assert_eq!(text, said);
+    let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(list :instead x)"}));
+    assert_eq!(text, "=> ((:INSTEAD :A))");
+}
+
+#[test]
+fn a_method_of_another_combination_is_not_called_again() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(define-method-combination each () ((methods ()))
+           `(list ,@(mapcar (lambda (method) `(call-method ,method)) methods)))
+         (defgeneric parts (x) (:method-combination each))
+         (defmethod parts ((x integer)) (error \"not ~a\" x))",
+    );
+    let text = called_again(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
+    let said = "Frame 1 cannot be called again: what comes next to (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
+                combination is not known.";
+    assert_eq!(text, said);
+}
+
+#[test]
+fn closures_are_called_again_with_what_they_close_over() {
+    let mut server = Server::ready();
+    server.evaluate("(defun call (f &rest arguments) (list (apply f arguments)))\n(defvar *calls* 0)");
+    for (code, call, expected) in [
+        (
+            "(let ((n 0)) (list (call (lambda (x) (if (< (incf n) 2) (error \"x\") (list x n))) 5) n))",
+            "((LAMBDA (X)) 5)",
+            "=> (((5 2)) 2)",
+        ),
+        // It closes over nothing.
+        (
+            "(call (lambda (x) (if (< (incf *calls*) 2) (error \"x\") (list :called x))) 5)",
+            "((LAMBDA (X)) 5)",
+            "=> ((:CALLED 5))",
+        ),
+        (
+            "(sort (list 2 1) (lambda (a b) (if (< (incf *calls*) 2) (error \"x\") (< a b))))",
+            "((LAMBDA (A B))",
+            "=> (1 2)",
+        ),
+        (
+            "(let ((n 0)) (call (lambda (&optional (x 2 x-p) &key y) (if (< (incf n) 2) (error \"x\") (list n x x-p y)))))",
+            "((LAMBDA (&OPTIONAL",
+            "=> ((2 2 NIL NIL))",
+        ),
+        // Each has its own.
+        (
+            "(loop for i below 2 collect (let ((m i)) (call (lambda () (if (< (incf *calls*) 2) (error \"x\") m)))))",
+            "((LAMBDA ()))",
+            "=> ((0) (1))",
+        ),
+        (
+            "(let ((x 1)) (flet ((f (y) (incf x) (if (< x 3) (error \"x\") (list x y)))) (list (call #'f :y) x)))",
+            "((FLET F) :Y)",
+            "=> (((3 :Y)) 3)",
+        ),
+        (
+            "(let ((x 1)) (flet ((f (y) (incf x) (if (< x 3) (error \"x\") (list x y)))) \
+             (declare (dynamic-extent #'f)) (list (call #'f :y) x)))",
+            "((FLET F) :Y)",
+            "=> (((3 :Y)) 3)",
+        ),
+        // A function with a name may close over something as well.
+        (
+            "(let ((n 0)) (defun counter (x) (if (< (incf n) 2) (error \"x\") (list n x)))) (counter 1)",
+            "(COUNTER 1)",
+            "=> (2 1)",
+        ),
+    ] {
+        server.evaluate("(setf *calls* 0)");
+        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
+        nothing_is_held(&mut server);
+    }
+}
+
+#[test]
+fn a_frame_is_called_again_with_what_was_supplied() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *calls* 0)");
+    let fail = "(if (< (incf *calls*) 2) (error \"x\"))";
+    server.evaluate(&format!(
+        "(defun o (a &optional (b 1 b-p) (c 2 c-p)) {fail} (list a b b-p c c-p))
+         (defun k (a &key (b 1 b-p) (c 2)) {fail} (list a b b-p c))
+         (defun r (a &rest more &key (b 1 b-p) &allow-other-keys) {fail} (list a b b-p more))
+         (defmethod m (a &optional (b 1 b-p) &key (c 2 c-p)) {fail} (list a b b-p c c-p))
+         (defun init (a &optional (b (progn {fail} 5))) (list a b))"
+    ));
+    for (code, call, expected) in [
+        ("(o 1)", "(O 1", "=> (1 1 NIL 2 NIL)"),
+        ("(o 1 2)", "(O 1 2", "=> (1 2 T 2 NIL)"),
+        ("(o 1 2 3)", "(O 1 2 3)", "=> (1 2 T 3 T)"),
+        ("(k 1 :c 4)", "(K 1", "=> (1 1 NIL 4)"),
+        ("(k 1 :b 4)", "(K 1", "=> (1 4 T 2)"),
+        ("(r 1 :z 4 :b 3)", "(R 1", "=> (1 3 T (:Z 4 :B 3))"),
+        ("(r 1)", "(R 1", "=> (1 1 NIL NIL)"),
+        ("(m 1)", "((:METHOD M (T)) 1", "=> (1 1 NIL 2 NIL)"),
+        ("(m 1 3 :c 3)", "((:METHOD M (T)) 1", "=> (1 3 T 3 T)"),
+        ("(init 1)", "(INIT 1", "=> (1 5)"),
+    ] {
+        server.evaluate("(setf *calls* 0)");
+        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
+    }
+    // What the function made no use of is not kept.
+    server.evaluate("(defun unused (a b) (declare (ignore b)) (if (< (incf *calls*) 2) (error \"x\") (list a)))");
+    server.evaluate("(setf *calls* 0)");
+    assert_eq!(called_again(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
+    server.evaluate("(setf *calls* 0)");
+    let text = called_again(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
+    assert_eq!(text, "Frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
+}
+
+#[test]
+fn specials_and_cleanup_forms_come_out_right() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defvar *depth* 0)\n(defvar *log* '())\n(defvar *calls* 0)
+         (defun call (f) (list (funcall f) *depth*))
+         (defun inner ()
+           (let ((*depth* (1+ *depth*)))
+             (unwind-protect (if (< (incf *calls*) 2) (error \"x\") *depth*) (push (list :cleaned *depth*) *log*))))",
+    );
+    let code = "(let ((*depth* 5)) (list (call #'inner) (catch 'out (throw 'out *depth*))))";
+    assert_eq!(called_again(&mut server, code, "(INNER)", ""), "=> ((6 5) 5)");
+    assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6) (:CLEANED 6)))");
+    server.evaluate("(setf *calls* 0 *log* '())");
+    let report = hold(&mut server, code);
+    let arguments = json!({"frame": frame_of(&report, "(INNER)"), "code": "(list :instead *depth*)"});
+    assert_eq!(good(&mut server, "return-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
+    assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6)))");
+}
+
+#[test]
+fn a_local_function_called_by_its_own_code_is_left_alone() {
+    let mut server = Server::ready();
+    // The code after the call was never made: the compiler knows that G does not return.
+    server.evaluate("(defun outer (x) (flet ((g (y) (error \"~a ~a\" x y))) (list (g 1))))");
+    let report = hold(&mut server, "(list (outer 2))");
+    let frame = frame_of(&report, "((FLET G :IN OUTER)");
+    let said = format!(
+        "SBCL cannot unwind to frame {frame}: it is a local function that its own code calls directly, and that code \
+         relies on all that the compiler found out about it. The next one out to which it can is {}.",
+        frame + 1
+    );
+    assert_eq!(bad(&mut server, "restart-frame", json!({"frame": frame})), said);
+    let arguments = json!({"frame": frame, "code": "(values 1 2)"});
+    assert_eq!(bad(&mut server, "return-from-frame", arguments), said);
+    let outer = frame_of(&report, "(OUTER 2)");
+    assert_eq!(outer, frame + 1);
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": outer, "code": "(list x)"})), "=> ((2))");
+    // A global function that calls itself is called by its name.
+    server.evaluate("(defvar *fails* t)\n(defun count-down (n) (if (zerop n) (if *fails* (error \"x\") :zero) (list (count-down (1- n)))))");
+    let text = called_again(&mut server, "(count-down 2)", "(COUNT-DOWN 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> ((:ZERO))");
+}
+
+#[test]
+fn frames_of_compiled_files_are_called_again_or_say_why_not() {
+    let mut server = Server::ready();
+    let path = std::env::temp_dir().join(format!("sbcl-debugger-{}.lisp", std::process::id()));
+    let source = "
+        (defvar *fails* t)
+        (defun by-default (x) (list (if *fails* (error \"x\") :fine) x))
+        (defmethod by-method ((x integer)) (list (if *fails* (error \"x\") :fine) x))
+        (defun call (f x) (list (funcall f x)))
+        (defun makes-closure () (let ((n 0)) (lambda (x) (incf n) (list (error \"x\") n x))))
+        (defun without (x) (declare (optimize (debug 0))) (list (by-default x) x))";
+    std::fs::write(&path, source).expect("written");
+    let load = format!("(load (compile-file {:?}))", path.to_str().expect("UTF-8"));
+    server.evaluate(&load);
+    let text = called_again(&mut server, "(by-default 1)", "(BY-DEFAULT 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> (:FINE 1)");
+    server.evaluate("(setf *fails* t)");
+    let text = called_again(&mut server, "(by-method 1)", "((:METHOD BY-METHOD (INTEGER)) 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> (:FINE 1)");
+    let text = called_again(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
+    let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and only code that was \
+                sent to evaluate-lisp keeps the function object it was called as.";
+    assert_eq!(text, said);
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": 1, "code": "7"})), "=> (7)");
+    server.evaluate("(setf *fails* t)");
+    let text = called_again(&mut server, "(list (without 1))", "(WITHOUT", "");
+    let said = "SBCL cannot unwind to frame 2: its code was compiled without what that needs: with (declaim (optimize (debug \
+                2))), and its definition loaded again, it has it.";
+    assert!(text.starts_with(said), "{text}");
+    for kind in ["lisp", "fasl"] {
+        std::fs::remove_file(path.with_extension(kind)).expect("removed");
+    }
+}
+
+#[test]
+fn a_backtrace_through_local_calls_takes_nothing_for_a_closure() {
+    let mut server = Server::ready();
+    let code = "(let ((x 0)) (labels ((f (n) (incf x) (if (zerop n) (sb-debug:list-backtrace) (values (f (1- n)))))) \
+                (funcall (first (list #'f)) 5)))";
+    for _ in 0..20 {
+        good(&mut server, "evaluate-lisp", json!({"code": format!("(progn {code} (gc) :listed)")}));
+    }
+    server.goes_on();
+}
+
+// ---- Time limits
+
+/// Evaluates code that must run into its time limit and be held; the report.
+#[track_caller]
+fn hold_overdue(server: &mut Server, code: &str) -> String {
+    let arguments = json!({"code": code, "on-error": "debug", "timeout": 0.3});
+    let report = bad(server, "evaluate-lisp", arguments);
+    assert!(report.contains("[ERROR] TIMEOUT\n") && report.ends_with(TOOLS), "{code} is not held:\n{report}");
+    report
+}
+
+#[test]
+fn a_timeout_is_held_and_goes_on_where_it_was() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defvar *stop* nil)\n(defvar *cleaned* 0)
+         (defun wait (argument)
+           (unwind-protect (let ((*print-base* 2)) (loop until *stop*) (list argument *print-base*)) (incf *cleaned*)))",
+    );
+    let report = hold_overdue(&mut server, "(list :waited (wait :here))");
+    let restarts = "\n[Debugger]\nHeld. Restarts:\n  1. CONTINUE - Go on.\n  2. RETRY - Evaluate this form again.\n  \
+                    3. ABORT - Return to top level.\n";
+    assert!(report.contains(restarts), "{report}");
+    let frame = frame_of(&report, "(WAIT :HERE)");
+    assert!(last_error(&mut server).starts_with("Error: TIMEOUT\n"));
+    assert!(good(&mut server, "frame-locals", json!({"frame": frame})).contains("ARGUMENT = :HERE"));
+    assert_eq!(in_frame(&mut server, frame, "(list argument *cleaned*)"), "=> (:HERE 0)");
+    // With a new time limit, the one that it had.
+    let again = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(again.contains("time limit of 0.3 seconds") && again.ends_with(TOOLS), "{again}");
+    assert!(in_frame(&mut server, frame_of(&again, "(WAIT :HERE)"), "(setf *stop* t)").ends_with("=> T"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> (:WAITED (:HERE 2))");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    assert_eq!(server.evaluate("*cleaned*"), "=> 1");
+    nothing_is_held(&mut server);
+
+    // The form again.
+    server.evaluate("(setf *stop* nil)");
+    hold_overdue(&mut server, "(setf *cleaned* 0)\n(wait 1)");
+    in_frame(&mut server, 0, "(setf *stop* t)");
+    assert_eq!(restart(&mut server, "RETRY"), "=> (1 2)");
+    assert_eq!(server.evaluate("*cleaned*"), "=> 2");
+    // Given up, by any way.
+    server.evaluate("(setf *stop* nil *cleaned* 0)");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(server.evaluate("*cleaned*"), format!("{RELEASED}=> 3"));
+}
+
+#[test]
+fn frames_of_what_timed_out_return_and_are_called_again() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defun spin (x) (loop (when (eq x :stop) (return x))))\n(defun around (x) (list (spin x) *print-base*))",
+    );
+    for (call, expected) in [("(SPIN 1)", "=> ((:BACK 10))"), ("(AROUND 1)", "=> (:BACK)")] {
+        let report = hold_overdue(&mut server, "(list (let ((*print-base* 10)) (around 1)))");
+        let frame = frame_of(&report, call);
+        let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": ":back"}));
+        assert_eq!(text, expected, "{report}");
+    }
+    for call in ["(SPIN 1)", "(AROUND 1)"] {
+        server.evaluate("(defun spin (x) (loop (when (eq x :stop) (return x))))");
+        let report = hold_overdue(&mut server, "(list (around 1))");
+        let frame = frame_of(&report, call);
+        in_frame(&mut server, frame, "(defun spin (x) (list :new x))");
+        assert_eq!(good(&mut server, "restart-frame", json!({"frame": frame})), "=> (((:NEW 1) 10))");
+    }
+}
+
+#[test]
+fn what_waits_is_held_and_waits_on() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *semaphore* (sb-thread:make-semaphore))");
+    for code in [
+        "(progn (sleep 1) :slept)",
+        "(progn (sb-ext:run-program \"/bin/sleep\" '(\"1\")) :slept)",
+        "(progn (sb-thread:join-thread (sb-thread:make-thread (lambda () (sleep 1)))) :slept)",
+    ] {
+        hold_overdue(&mut server, code);
+        let mut text = String::new();
+        for _ in 0..100 {
+            text = server.call_tool("invoke-restart", json!({"restart": "CONTINUE"})).0;
+            if !text.contains("[ERROR] TIMEOUT") {
+                break;
+            }
+        }
+        assert_eq!(text, "=> :SLEPT", "{code}");
+    }
+    hold_overdue(&mut server, "(progn (sb-thread:wait-on-semaphore *semaphore*) :woken)");
+    in_frame(&mut server, 0, "(sb-thread:signal-semaphore *semaphore*)");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :WOKEN");
+}
+
+#[test]
+fn a_timeout_where_nothing_can_be_held_is_a_failure() {
+    let mut server = Server::ready();
+    // Foreign code may hold locks of its own.
+    let usleep = "(alien-funcall (extern-alien \"usleep\" (function int unsigned)) 5000000)";
+    server.evaluate(&format!("(use-package :sb-alien) (defun foreign () {usleep})"));
+    for code in [usleep, "(foreign)"] {
+        let arguments = json!({"code": code, "on-error": "debug", "timeout": 0.3});
+        let text = bad(&mut server, "evaluate-lisp", arguments);
+        assert!(text.starts_with("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
+        nothing_is_held(&mut server);
+    }
+    // While a value is printed, there is no form to go on with.
+    server.evaluate("(defclass endless () ()) (defmethod print-object ((object endless) stream) (loop))");
+    let code = "(make-instance 'endless)";
+    let text = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug", "timeout": 0.3})).0;
+    assert!(text.contains("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
+    nothing_is_held(&mut server);
+    // Code without interrupts is held when it has them again, however often it was interrupted meanwhile.
+    let code = "(let ((end (+ (get-internal-real-time) (* 3/2 internal-time-units-per-second))))
+                  (sb-sys:without-interrupts (loop until (> (get-internal-real-time) end)))
+                  :done)";
+    hold_overdue(&mut server, code);
+    good(&mut server, "configure-limits", json!({"timeout": 30}));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    server.goes_on();
+}
+
+#[test]
+fn code_in_a_frame_has_a_time_limit_of_its_own() {
+    let mut server = Server::ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") :went-on)");
+    let before = last_error(&mut server);
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
+    assert!(text.contains("[ERROR] TIMEOUT\n") && text.contains("time limit of 0.2 seconds"), "{text}");
+    assert!(!text.contains("[Debugger]"), "{text}");
+    assert_eq!(last_error(&mut server), before);
+    good(&mut server, "configure-limits", json!({"timeout": 0.2}));
+    let slow = json!({"frame": 0, "code": "(progn (sleep 0.5) 1)", "timeout": 10});
+    assert!(good(&mut server, "eval-in-frame", slow).ends_with("=> 1"));
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "1", "timeout": -1}));
+    assert!(text.contains("timeout -1 is out of range"), "{text}");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON");
+}
+
 // ---- The end of a hold
 
 #[test]
@@ -644,14 +1082,13 @@ fn inspections_and_limits_do_not_release() {
 fn a_reset_releases() {
     let mut server = Server::ready();
     hold(&mut server, "(error \"x\")");
+    let reset = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
     let text = good(&mut server, "reset-session", json!({}));
-    assert_eq!(text, "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
+    assert_eq!(text, format!("{RELEASED}{reset}"));
     nothing_is_held(&mut server);
     assert_eq!(last_error(&mut server), NO_ERROR);
-    // The answer of a reset is fixed: the next one says it.
-    assert_eq!(server.evaluate("1"), format!("{RELEASED}=> 1"));
     assert_eq!(server.evaluate("2"), "=> 2");
-    good(&mut server, "reset-session", json!({}));
+    assert_eq!(good(&mut server, "reset-session", json!({})), reset);
     assert_eq!(server.evaluate("3"), "=> 3");
     server.goes_on();
 }
@@ -689,8 +1126,8 @@ fn time_limits_do_not_run_while_held_and_begin_anew() {
     assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
     let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
-    nothing_is_held(&mut server);
+    assert!(text.starts_with("[ERROR] TIMEOUT\n") && text.ends_with(TOOLS), "{text}");
+    good(&mut server, "abort-evaluation", json!({}));
     // What is evaluated in a frame has its own, and the rest stays held.
     hold(&mut server, "(cerror \"go\" \"x\")");
     let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
@@ -777,6 +1214,46 @@ fn cancelling_what_goes_on_stops_it() {
     server.notify("notifications/cancelled", json!({"requestId": id}));
     server.goes_on();
     nothing_is_held(&mut server);
+}
+
+#[test]
+fn giving_up_never_ends_what_runs() {
+    let mut server = Server::ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.5) :ran)", "on-error": "debug"}));
+    assert_eq!(bad(&mut server, "abort-evaluation", json!({})), NOTHING_HELD);
+    assert_eq!(server.outcome(running), ("=> :RAN".to_owned(), false));
+}
+
+#[test]
+fn what_code_in_a_frame_defines_is_kept_as_that_code() {
+    let mut server = Server::ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (sb-sys:without-interrupts (loop)))");
+    in_frame(&mut server, 1, "(defvar *kept* 7) (setf *kept* 8)\n(defun kept () (list :kept *kept*))");
+    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    in_frame(&mut server, 1, "(+ 1 2)");
+    let lost = "(sb-sys:without-interrupts (loop))";
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": 0.3}));
+    assert!(text.contains("The Lisp image did not react to being interrupted"), "{text}");
+    assert!(text.contains("\nRestored: all 2 forms that defined something.\n"), "{text}");
+    assert_eq!(server.evaluate("(kept)"), "=> (:KEPT 7)");
+}
+
+#[test]
+fn no_code_finds_the_restarts_of_the_server_by_accident() {
+    let mut server = Server::ready();
+    for code in ["(find-restart 'retry)", "(find-restart 'continue)", "(find-restart :retry)"] {
+        assert_eq!(server.evaluate(code), "=> NIL", "{code}");
+    }
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(invoke-restart 'retry)"}));
+    assert!(text.starts_with("[ERROR] SB-INT:SIMPLE-CONTROL-ERROR\n"), "{text}");
+    // Two of the same name: the inner one by name, each by its number.
+    server.evaluate("(defvar *tries* 0)");
+    let code = "(incf *tries*)\n(progn (incf *tries*) (restart-case (error \"x\") (retry () :report \"Mine.\" :mine)))";
+    let report = hold(&mut server, code);
+    assert!(report.contains("  1. RETRY - Mine.\n  2. RETRY - Evaluate this form again.\n"), "{report}");
+    assert!(bad(&mut server, "invoke-restart", json!({"restart": 2})).ends_with(TOOLS));
+    assert_eq!(restart(&mut server, "RETRY"), "=> :MINE");
+    assert_eq!(server.evaluate("*tries*"), "=> 3");
 }
 
 // ---- What is not there

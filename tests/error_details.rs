@@ -226,3 +226,32 @@ fn the_last_error_and_its_identifier_agree() {
     let by_id = json!({"max-frames": 2, "locals": true, "error-id": id.to_lowercase()});
     assert_eq!(good(&mut server, "get-backtrace", by_id), backtrace);
 }
+
+#[test]
+fn quicklisp_that_is_not_loaded_is_explained() {
+    let home = std::env::temp_dir().join(format!("sbcl-mcp-quicklisp-{}", std::process::id()));
+    std::fs::create_dir_all(home.join("quicklisp")).unwrap();
+    let mut server = Server::start_with_environment(&[], &[("HOME", &home)]);
+    server.initialize("2025-06-18");
+    let setup = home.join("quicklisp/setup.lisp");
+    let expected = format!(
+        "\nQuicklisp is not loaded. It is not installed for this user (no {}): (asdf:load-system ...) loads the systems \
+         that are on this machine.\n\n[Backtrace]",
+        setup.display()
+    );
+    let report = fail(&mut server, "(ql:quickload :alexandria)");
+    assert!(report.starts_with("[ERROR] SB-INT:SIMPLE-READER-PACKAGE-ERROR\nPackage QL does not exist."), "{report}");
+    assert!(report.contains(&expected), "{report}");
+    std::fs::write(&setup, "(defpackage :quicklisp-client (:nicknames :ql) (:export #:quickload))").unwrap();
+    let expected = format!("\nQuicklisp is not loaded. (load {setup:?}) loads it.\n\n[Backtrace]");
+    for code in ["(ql:quickload :alexandria)", "(quicklisp:quickload :alexandria)", "(in-package :ql)"] {
+        let report = fail(&mut server, code);
+        assert!(report.contains(&expected), "{report}");
+        assert!(last_error(&mut server).contains("Quicklisp is not loaded."), "{code}");
+    }
+    server.evaluate(&format!("(load {setup:?})"));
+    for code in ["(ql::quickload :alexandria)", "(ql:no-such-symbol)", "(no-such-package:f)"] {
+        assert!(!fail(&mut server, code).contains("Quicklisp is not"), "{code}");
+    }
+    std::fs::remove_dir_all(&home).unwrap();
+}

@@ -691,5 +691,5 @@ fn a_reset_undoes_methods_on_what_the_system_brings() {
 
 #[test]
 fn what_a_reset_says() {
-    assert_eq!(report::RESET, "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
+    assert_eq!(report::reset(&[]), "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
 }

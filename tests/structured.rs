@@ -442,7 +442,7 @@ fn the_other_tools_answer_in_structure() {
     let refused = structured.call("configure-limits", json!({"timeout": -1}));
     assert_eq!((refused.content, refused.is_error), (json!({"refused": refused.text}), true));
     let reset = structured.call("reset-session", json!({}));
-    assert_eq!(reset.content, json!({"reset": true, "package": "COMMON-LISP-USER"}));
+    assert_eq!(reset.content, json!({"reset": true, "package": "COMMON-LISP-USER", "notices": []}));
 }
 
 #[test]

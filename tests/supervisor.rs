@@ -409,9 +409,9 @@ fn what_waits_behind_a_reset_is_served_whatever_was_held() {
     let reset = server.post_call("reset-session", json!({}));
     let behind = server.post_call("evaluate-lisp", json!({"code": "(defun g () (fboundp 'f))"}));
     let last = server.post_call("evaluate-lisp", json!({"code": "(g)"}));
-    assert_eq!(server.outcome(reset), (RESET.to_owned(), false));
-    let text = server.outcome(behind).0;
-    assert!(text.ends_with("=> G") && text.contains("has been released"), "{text}");
+    let said = format!("[notice]\nThe evaluation that was held for debugging has been released.\n\n{RESET}");
+    assert_eq!(server.outcome(reset), (said, false));
+    assert_eq!(server.outcome(behind), ("=> G".to_owned(), false));
     assert_eq!(server.outcome(last), ("=> NIL".to_owned(), false));
     server.goes_on();
 }

@@ -67,5 +67,5 @@ mod toolchain;
 pub use error::{Attempt, Error};
 pub use platform::Platform;
 pub use progress::Progress;
-pub use recipe::{Built, Recipe};
+pub use recipe::{Bare, Built, Recipe};
 pub use settings::Settings;

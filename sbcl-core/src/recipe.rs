@@ -35,6 +35,19 @@ pub struct Built {
     pub library: PathBuf,
     /// The core that it starts.
     pub core: PathBuf,
+    /// The SBCL that both were made with; none for those that were ready-made.
+    pub bare: Option<Bare>,
+}
+
+/// An SBCL as its own build leaves it, to be started as `program --core core` with `SBCL_HOME` set to `home`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bare {
+    /// The executable.
+    pub program: PathBuf,
+    /// The executable's own core.
+    pub core: PathBuf,
+    /// The directory that has the contribs under it.
+    pub home: PathBuf,
 }
 
 impl Recipe {
@@ -72,6 +85,7 @@ impl Recipe {
         Ok(Built {
             library: library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?,
             core: core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?,
+            bare: Some(Bare { program: sbcl.program(), core: sbcl.core(), home: sbcl.home() }),
         })
     }
 
@@ -84,7 +98,8 @@ impl Recipe {
     }
 
     fn prebuilt(&self, directory: &Path) -> Result<Built, Error> {
-        let built = Built { library: directory.join(self.target.library_name()), core: directory.join(core::NAME) };
+        let (library, core) = (directory.join(self.target.library_name()), directory.join(core::NAME));
+        let built = Built { library, core, bare: None };
         let problem = if !directory.is_absolute() {
             "that is not an absolute path".to_owned()
         } else if let Some(missing) = [&built.library, &built.core].into_iter().find(|file| !file.is_file()) {

@@ -230,6 +230,7 @@ fn ready_files_are_used_only_if_both_are_there() {
     let built = build(&ready).unwrap();
     assert_eq!(built.library, library);
     assert_eq!(built.core, ready.join("sbcl.core"));
+    assert_eq!(built.bare, None);
 
     let message = build(Path::new("relative")).unwrap_err().to_string();
     assert!(message.contains("not an absolute path"), "{message}");

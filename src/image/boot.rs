@@ -78,10 +78,11 @@ fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result
         return Err(BootError::Runtime(status));
     }
     runtime.watch()?;
-    let table = callbacks::install(host, random_seed(), config.user_init);
+    let table = callbacks::install(host, random_seed(), config);
     // SAFETY: SBCL is initialised, and the table is leaked.
     match unsafe { runtime.start(table) }? {
         Some(SBCL_HOST_CONTRACT) => Ok(()),
+        Some(0) => Err(BootError::Start(callbacks::refusal())),
         Some(found) => Err(BootError::Contract { expected: SBCL_HOST_CONTRACT, found }),
         None => Err(BootError::Core {
             path: match &runtime.core {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
@@ -11,25 +12,38 @@ use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
 use super::float_traps::Masked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
+use crate::config::ImageConfig;
 
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
 /// The job that each lane works on: Lisp reads its texts after `next_job` has returned.
 static CURRENT: [Mutex<Option<Job>>; Lane::COUNT] = [const { Mutex::new(None) }; Lane::COUNT];
 
+/// Why Lisp says that it cannot start.
+static REFUSAL: Mutex<Option<String>> = Mutex::new(None);
+
+/// Why `sbcl_host_start` returned 0.
+pub(super) fn refusal() -> String {
+    REFUSAL.lock().take().unwrap_or_else(|| "it does not say why".to_owned())
+}
+
 /// Makes `host` the one that Lisp calls and returns the table of functions for it.
 ///
 /// # Panics
 /// When called twice: there is one image a process.
-pub(super) fn install(host: Arc<dyn Host>, seed: u64, user_init: bool) -> &'static sbcl_host {
+pub(super) fn install(host: Arc<dyn Host>, seed: u64, config: &ImageConfig) -> &'static sbcl_host {
     assert!(HOST.set(host).is_ok(), "the host is installed once");
+    let scratch = config.scratch.as_deref().and_then(Path::to_str).unwrap_or_default();
+    let scratch: &[u32] = scratch.chars().map(u32::from).collect::<Vec<_>>().leak();
     Box::leak(Box::new(sbcl_host {
         contract: SBCL_HOST_CONTRACT,
         size: u32::try_from(size_of::<sbcl_host>()).expect("a small structure"),
         seed,
-        user_init: u64::from(user_init),
+        user_init: u64::from(config.user_init),
         next_job: Some(next_job),
         event: Some(event),
+        scratch: scratch.as_ptr(),
+        scratch_length: scratch.len() as u64,
     }))
 }
 
@@ -67,6 +81,10 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let Some(event) = Event::from_raw(kind, number, Text(text)) else {
         return 0;
     };
+    if let (0, Event::Refused(reason)) = (job, event) {
+        *REFUSAL.lock() = Some(reason.to_owned());
+        return 0;
+    }
     let Some(host) = HOST.get() else { return 0 };
     catch_unwind(AssertUnwindSafe(|| host.event(job, event))).map_or(0, i32::from)
 }

@@ -30,7 +30,7 @@ pub(super) fn content(reply: &Reply) -> Value {
         }
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
-        Reply::Reset => json!({"reset": true, "package": "COMMON-LISP-USER"}),
+        Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
     }
@@ -197,7 +197,10 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             (json!({"roles": list(&role), "notFound": text()}), &["roles"])
         }
-        "reset-session" => (json!({"reset": {"type": "boolean"}, "package": text()}), &["reset", "package"]),
+        "reset-session" => (
+            json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),
+            &["reset", "package", "notices"],
+        ),
         "configure-limits" => {
             (json!({"timeout": {"type": ["number", "null"]}, "maxOutput": count()}), &["timeout", "maxOutput"])
         }

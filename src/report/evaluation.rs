@@ -13,14 +13,7 @@ const NO_VALUES: &str = "; No values";
 #[must_use]
 pub fn evaluation(outcome: &Outcome) -> String {
     let mut sections = Sections(String::new());
-    if !outcome.notices.is_empty() {
-        let target = sections.begin();
-        target.push_str("[notice]");
-        for notice in &outcome.notices {
-            target.push('\n');
-            target.push_str(&escape_markers(notice));
-        }
-    }
+    sections.notices(&outcome.notices);
     sections.output("[background]", &outcome.background);
     sections.output("[stdout]", &outcome.stdout);
     sections.output("[stderr]", &outcome.stderr);

@@ -7,8 +7,16 @@ use super::escape::escape_markers;
 use crate::config::Limits;
 use crate::outcome::{Definition, DefinitionKind, Role, SymbolDescription};
 
-/// The answer of reset-session.
-pub const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+
+/// The answer of reset-session, which also says what it ended.
+#[must_use]
+pub fn reset(notices: &[String]) -> String {
+    let mut sections = Sections(String::new());
+    sections.notices(notices);
+    sections.begin().push_str(RESET);
+    sections.0
+}
 
 /// Which definitions list-definitions shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ pub(crate) use errors::time;
 pub use errors::{backtrace, backtrace_with_locals, error_history, last_error, locals};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
-pub use listings::{DefinitionFilter, RESET, definitions, limits, symbol};
+pub use listings::{DefinitionFilter, definitions, limits, reset, symbol};
 
 /// Frames in the report of a failed evaluation.
 pub(crate) const REPORT_FRAMES: usize = 20;
@@ -59,6 +59,17 @@ impl Sections {
             self.0.push_str("\n\n");
         }
         &mut self.0
+    }
+
+    fn notices(&mut self, notices: &[String]) {
+        if !notices.is_empty() {
+            let target = self.begin();
+            target.push_str("[notice]");
+            for notice in notices {
+                target.push('\n');
+                target.push_str(&escape_markers(notice));
+            }
+        }
     }
 
     fn output(&mut self, marker: &str, text: &Clipped) {

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process
 const ROUNDS: usize = 5;
 
 /// Makes orphans of the worker's this process' children.
-pub(super) fn adopt_orphans() {
+pub(crate) fn adopt_orphans() {
     // Without it they can still be found while their parents live.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));

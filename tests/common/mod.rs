@@ -62,10 +62,19 @@ impl Server {
         Self::spawn(arguments, &[])
     }
 
+    /// Starts the server as `command` has it.
+    pub(crate) fn start_command(command: &mut Command) -> Self {
+        let mut server = Self::spawn_command(command);
+        server.read_on();
+        server
+    }
+
     fn spawn(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
-        let mut child = Command::new(BINARY)
-            .args(arguments)
-            .envs(variables.iter().copied())
+        Self::spawn_command(Command::new(BINARY).args(arguments).envs(variables.iter().copied()))
+    }
+
+    fn spawn_command(command: &mut Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

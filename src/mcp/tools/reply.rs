@@ -25,8 +25,8 @@ pub(in crate::mcp) enum Reply {
     Definitions(Vec<Definition>, DefinitionFilter),
     /// What a symbol means.
     Symbol(SymbolDescription),
-    /// The session is as new.
-    Reset,
+    /// The session is as new; what there is to say of what it was.
+    Reset(Vec<String>),
     /// The limits in force.
     Limits(Limits),
     /// A wrong value: a sentence for whoever chose it.
@@ -48,7 +48,7 @@ impl Reply {
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions, filter) => report::definitions(definitions, *filter),
             Self::Symbol(description) => report::symbol(description),
-            Self::Reset => report::RESET.to_owned(),
+            Self::Reset(notices) => report::reset(notices),
             Self::Limits(limits) => report::limits(limits),
             Self::Refused(sentence) => sentence.clone(),
         }

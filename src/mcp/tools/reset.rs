@@ -31,7 +31,7 @@ pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestCo
     if let (Some(worker), Some(Ticket(number))) = (&desk.worker, context.extensions.get()) {
         let (worker, line) = (worker.clone(), line_of_job(*number));
         if worker.is_fresh_for(line) {
-            return Ok(Reply::Reset);
+            return Ok(Reply::Reset(desk.session.take_notices()));
         }
         // The next worker answers. Nobody's waiting, nor its end, changes anything about it.
         let (turn, comes) = oneshot::channel();
@@ -49,5 +49,5 @@ pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestCo
     }
     // Half a reset is worse than one that nobody waits for: it is not cancelled.
     wait(context, reply, || ()).await??;
-    Ok(Reply::Reset)
+    Ok(Reply::Reset(desk.session.take_notices()))
 }
