@@ -23,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+mod alarm;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

@@ -1,8 +1,12 @@
 //! Lines of JSON-RPC over descriptors: what server and supervisor share, and what serving takes.
 
 pub(crate) mod descriptors;
+pub(crate) mod driver;
 pub(crate) mod framing;
+pub(crate) mod inflight;
+pub(crate) mod output;
 pub(crate) mod signals;
+pub(crate) mod waker;
 mod write_buffer;
 
 pub(crate) use write_buffer::WriteBuffer;

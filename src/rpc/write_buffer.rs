@@ -8,16 +8,17 @@ const KEEP: usize = 1 << 20;
 
 /// One writing end. Nothing here waits.
 #[derive(Debug)]
-pub(crate) struct WriteBuffer {
+pub(crate) struct WriteBuffer<F = OwnedFd> {
     /// Non-blocking.
-    fd: OwnedFd,
+    fd: F,
     bytes: Vec<u8>,
     /// How many of the bytes are written.
     done: usize,
 }
 
-impl WriteBuffer {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
+impl<F: AsFd> WriteBuffer<F> {
+    /// Writes to `fd`, which must not block.
+    pub(crate) fn new(fd: F) -> Self {
         Self { fd, bytes: Vec::new(), done: 0 }
     }
 
@@ -69,7 +70,7 @@ impl WriteBuffer {
     }
 }
 
-impl AsFd for WriteBuffer {
+impl<F: AsFd> AsFd for WriteBuffer<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
