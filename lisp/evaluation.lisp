@@ -5,6 +5,8 @@
 (declaim (inline make-evaluation))
 (defstruct (evaluation (:copier nil) (:predicate nil))
   "One evaluation, which its threads share."
+  ;; What the host knows it by, which the functions that it defines remember.
+  (number 0 :type sb-ext:word)
   ;; How many definitions it has made, of whatever.
   (definitions 0 :type sb-ext:word)
   ;; Weak pointers to the threads that it started, newest first. Those that have ended are dropped after every 100.

@@ -325,13 +325,9 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 
 ;;; Evaluating
 
-(declaim (type (unsigned-byte 62) **evaluation-count**))
-(defglobal **evaluation-count** 0
-  "How many evaluations there have been.")
-
 (defun evaluate-form (form)
   "Return a list of the values of FORM. The functions it defines remember this evaluation."
-  (let ((sb-c::*source-plist* (list :evaluation **evaluation-count**
+  (let ((sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
                                     :line (if *spans* (values (line-and-column *code* *form-start*)) 1))))
     (multiple-value-list
      (with-boundary ()
@@ -511,8 +507,7 @@ lead where they did at first that hold no open stream."
 
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
-  (incf **evaluation-count**)
-  (let ((*evaluation* (make-evaluation))
+  (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.

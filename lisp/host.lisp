@@ -104,7 +104,8 @@ x87 coprocessor, which takes longer than the rest of a call."
   (flags 0 :type (unsigned-byte 32))
   (argument 0 :type (unsigned-byte 64))
   (text "" :type text)
-  (name "" :type text))
+  (name "" :type text)
+  (evaluation 0 :type (unsigned-byte 64)))
 
 (defun copy-text (address length)
   "Return the LENGTH characters at the integer ADDRESS as a fresh string."
@@ -117,7 +118,7 @@ x87 coprocessor, which takes longer than the rest of a call."
 
 (defun next-job (lane)
   "Wait for the next job of LANE and return it, or NIL when the lane is to end."
-  (let ((words (make-array 7 :element-type '(unsigned-byte 64) :initial-element 0)))
+  (let ((words (make-array 8 :element-type '(unsigned-byte 64) :initial-element 0)))
     (when (eql 1 (with-pinned-objects (words)
                    (calling-host
                     (alien-funcall (sap-alien (int-sap **next-job**)
@@ -128,7 +129,8 @@ x87 coprocessor, which takes longer than the rest of a call."
                 :flags (ldb (byte 32 32) (aref words 1))
                 :argument (aref words 2)
                 :text (copy-text (aref words 3) (aref words 4))
-                :name (copy-text (aref words 5) (aref words 6))))))
+                :name (copy-text (aref words 5) (aref words 6))
+                :evaluation (aref words 7)))))
 
 (defun prefer-large-pages ()
   "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a

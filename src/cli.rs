@@ -117,10 +117,15 @@ struct Options {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = timeout)]
     timeout: Timeout,
     /// Characters of captured output an evaluation may keep.
-    #[arg(long, value_name = "CHARS", default_value = "100000", value_parser = clap::value_parser!(u64).range(
+    #[arg(long, value_name = "CHARS", default_value = "1000000", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
     ))]
     max_output: u64,
+    /// Characters of one answer; the middle of longer output is left out, and can be asked for. No limit of `eval`.
+    #[arg(long, value_name = "CHARS", default_value = "9500", value_parser = clap::value_parser!(u64).range(
+        *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
+    ))]
+    max_answer: u64,
     /// How long a failed evaluation is held for debugging before it is released.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = hold)]
     hold: Duration,
@@ -158,8 +163,13 @@ impl Options {
             user_init: self.user_init,
             scratch: Some(scratch.path().to_owned()),
         };
-        let limits =
-            Limits { timeout: self.timeout.0, max_output: self.max_output, hold: self.hold, ..Limits::default() };
+        let limits = Limits {
+            timeout: self.timeout.0,
+            max_output: self.max_output,
+            max_answer: self.max_answer,
+            hold: self.hold,
+            ..Limits::default()
+        };
         Session::start(&image, limits).map_err(|error| error.to_string())
     }
 }
@@ -394,7 +404,7 @@ mod tests {
         assert_eq!((options.heap, options.control_stack), (image.heap, image.control_stack));
         let limits = Limits::default();
         assert_eq!((options.timeout.0, options.max_output), (limits.timeout, limits.max_output));
-        assert_eq!(options.hold, limits.hold);
+        assert_eq!((options.max_answer, options.hold), (limits.max_answer, limits.hold));
     }
 
     #[test]

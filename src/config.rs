@@ -45,13 +45,43 @@ impl ImageConfig {
     }
 }
 
+/// What becomes of an evaluation that fails.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// It is unwound and reported.
+    #[default]
+    Abort,
+    /// It is held where it failed, for the debugger's tools.
+    Debug,
+    /// It is held, and the user chooses the restart.
+    Ask,
+}
+
+impl OnError {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Abort, Self::Debug, Self::Ask];
+
+    /// Its name, as clients write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Abort => "abort",
+            Self::Debug => "debug",
+            Self::Ask => "ask",
+        }
+    }
+}
+
 /// What bounds an evaluation and its report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// How long an evaluation may take; `None` for as long as it likes. Default 30 s, at most a day.
     pub timeout: Option<Duration>,
-    /// Characters of captured output, stdout and stderr together. Default 100,000.
+    /// Characters of captured output, stdout and stderr together. Default 1,000,000.
     pub max_output: u64,
+    /// Characters of one answer of the server's: what is longer is cut. Default 9,500.
+    pub max_answer: u64,
     /// Characters of all values together. Default 50,000.
     pub max_value: u64,
     /// Characters of a message. Default 10,000.
@@ -62,18 +92,23 @@ pub struct Limits {
     pub max_warnings: u64,
     /// How long a failed evaluation is held for debugging before it is released. Default ten minutes.
     pub hold: Duration,
+    /// What becomes of an evaluation that fails and does not say: the server's default, which the library's
+    /// [`Evaluation`](crate::Evaluation) does not look at.
+    pub on_error: OnError,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             timeout: Some(Duration::from_secs(30)),
-            max_output: 100_000,
+            max_output: 1_000_000,
+            max_answer: 9_500,
             max_value: 50_000,
             max_message: 10_000,
             max_frame: 300,
             max_warnings: 200,
             hold: Duration::from_secs(600),
+            on_error: OnError::Abort,
         }
     }
 }
@@ -83,6 +118,8 @@ impl Limits {
     pub const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
     /// Smallest and largest `max_output` in characters.
     pub const MAX_OUTPUT_RANGE: std::ops::RangeInclusive<u64> = 1..=10_000_000;
+    /// Smallest and largest `max_answer` in characters.
+    pub const MAX_ANSWER_RANGE: std::ops::RangeInclusive<u64> = 6_000..=1_000_000;
 
     /// A time limit from seconds as a client gives them: 0 for none.
     ///
@@ -109,6 +146,16 @@ impl Limits {
     pub fn set_max_output(&mut self, characters: u64) -> Result<(), LimitError> {
         LimitError::check("max-output", "characters", characters, Self::MAX_OUTPUT_RANGE)?;
         self.max_output = characters;
+        Ok(())
+    }
+
+    /// Sets `max_answer`.
+    ///
+    /// # Errors
+    /// [`LimitError`] when it is out of range.
+    pub fn set_max_answer(&mut self, characters: u64) -> Result<(), LimitError> {
+        LimitError::check("max-answer", "characters", characters, Self::MAX_ANSWER_RANGE)?;
+        self.max_answer = characters;
         Ok(())
     }
 }

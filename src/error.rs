@@ -111,8 +111,33 @@ pub enum InspectError {
         message: String,
     },
     /// It took too long: printing something of the session's does not end.
-    #[error("the inspection did not finish within {0} seconds: a print method of the session's may not end")]
+    #[error("The inspection did not finish within {0} seconds: a print method of the session's may not end.")]
     Timeout(u64),
+}
+
+/// Why there is nothing to be said of an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EvaluationError {
+    /// Nothing has been evaluated yet.
+    #[error("No evaluations yet.")]
+    None,
+    /// There has been none of this number.
+    #[error("There is no evaluation {id}: the newest one is {last}.")]
+    Unknown {
+        /// The number.
+        id: u64,
+        /// That of the newest one.
+        last: u64,
+    },
+    /// It is no longer kept.
+    #[error(
+        "Evaluation {id} is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its image lost."
+    )]
+    Gone {
+        /// The number.
+        id: u64,
+    },
 }
 
 /// Why what was asked of a held evaluation could not be done.
@@ -121,7 +146,8 @@ pub enum InspectError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "no evaluation is held: only one that was evaluated with on-error \"debug\" and failed is, until it goes on"
+        "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it goes on, or the next \
+         evaluation begins."
     )]
     NothingHeld,
     /// There is no such restart or frame, or SBCL cannot do it there.

@@ -50,12 +50,12 @@ pub mod mcp;
 #[cfg(feature = "mcp")]
 mod supervisor;
 
-pub use config::{ImageConfig, Limits};
-pub use error::{BootError, HoldError, InspectError, LimitError};
+pub use config::{ImageConfig, Limits, OnError};
+pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};
 #[doc(hidden)]
 pub use image::signals::exit_now;
-pub use outcome::{ErrorRecord, Outcome};
-pub use session::{Evaluation, JobId, RestartDesignator, Session};
+pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
+pub use session::{Evaluation, JobId, RestartDesignator, Session, WaitId};
 
 /// This crate's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

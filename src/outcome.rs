@@ -4,6 +4,7 @@
 //! can be handed to another process. How it is worded is [`report`](crate::report)'s business.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,40 @@ impl Clipped {
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.omitted == 0
     }
+}
+
+impl Clipped {
+    /// This text and then the other one.
+    fn followed_by(self, after: Self) -> Self {
+        if self.omitted > 0 {
+            // What comes after a cut is cut as well.
+            return Self { omitted: self.omitted + after.characters(), ..self };
+        }
+        Self { text: self.text + &after.text, omitted: after.omitted }
+    }
+
+    /// How many characters were written.
+    pub(crate) fn characters(&self) -> u64 {
+        self.text.chars().count() as u64 + self.omitted
+    }
+}
+
+/// The text of two streams in the order of their turns: see [`Outcome::turns`].
+pub(crate) fn interleaved(stdout: &str, stderr: &str, turns: &[u32]) -> String {
+    let mut text = String::with_capacity(stdout.len() + stderr.len());
+    let mut rest = [stdout, stderr];
+    for (index, &count) in turns.iter().enumerate() {
+        let stream = &mut rest[index % 2];
+        let (now, later) = stream.split_at(byte_offset(stream, u64::from(count)));
+        text.push_str(now);
+        *stream = later;
+    }
+    text
+}
+
+/// Where character `count` of `text` begins, in bytes; its length when there are not that many.
+pub(crate) fn byte_offset(text: &str, count: u64) -> usize {
+    usize::try_from(count).ok().and_then(|count| text.char_indices().nth(count)).map_or(text.len(), |(at, _)| at)
 }
 
 impl From<&str> for Clipped {
@@ -132,6 +167,32 @@ pub struct ErrorRecord {
     pub frames: Vec<Frame>,
     /// How many frames there were.
     pub total_frames: u64,
+    /// How many more slots there were.
+    pub slots_omitted: u64,
+    /// How many more restarts there were.
+    pub restarts_omitted: u64,
+    /// The number of the evaluation that ended with it; 0 where none is known.
+    pub evaluation: u64,
+}
+
+impl ErrorRecord {
+    /// How much memory it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        /// Of a part, besides its text.
+        const PART: usize = 64;
+        let slots = self.slots.iter().map(|slot| PART + slot.name.len() + slot.value.len());
+        let restarts = self.restarts.iter().map(|restart| PART + restart.name.len() + restart.description.len());
+        let frames = self.frames.iter().map(|frame| {
+            let locals = frame.locals.iter().map(|local| match &local.value {
+                LocalValue::Value(value) => PART + local.name.len() + value.len(),
+                LocalValue::Dead | LocalValue::Unavailable => PART + local.name.len(),
+            });
+            2 * PART + frame.call.len() + frame.source.as_ref().map_or(0, String::len) + locals.sum::<usize>()
+        });
+        let form = self.form.as_ref().map_or(0, |form| form.text.len());
+        let own = 4 * PART + self.kind.len() + self.message.text.len() + form;
+        own + slots.sum::<usize>() + restarts.sum::<usize>() + frames.sum::<usize>()
+    }
 }
 
 /// What `capture-time` measures.
@@ -160,6 +221,10 @@ pub struct DefiningForm {
 /// What one evaluation did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
+    /// The evaluation's number in its session, from 1; 0 for none.
+    pub evaluation: u64,
+    /// The session keeps it whole under this number, until newer ones take its place.
+    pub kept: bool,
     /// What the server itself has to say.
     pub notices: Vec<String>,
     /// Output of threads that outlived their evaluation.
@@ -168,6 +233,10 @@ pub struct Outcome {
     pub stdout: Clipped,
     /// What went to `*error-output*` and `*trace-output*`.
     pub stderr: Clipped,
+    /// The order in which these two were printed: so many characters of stdout, so many of stderr, and so on in turn.
+    pub turns: Vec<u32>,
+    /// How many characters this evaluation had printed before it was held and went on.
+    pub printed_before: u64,
     /// Warnings in the order they were signalled.
     pub warnings: Vec<Warning>,
     /// How many more warnings there were.
@@ -188,6 +257,87 @@ impl Outcome {
     pub fn is_error(&self) -> bool {
         self.result.is_err()
     }
+
+    /// How much memory it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let values = match &self.result {
+            Ok(values) => values.iter().map(|value| 32 + value.text.len()).sum(),
+            Err(error) => error.bytes(),
+        };
+        let warnings = self.warnings.iter().map(|warning| 64 + warning.kind.len() + warning.message.text.len());
+        let notices = self.notices.iter().map(|notice| 24 + notice.len());
+        let output = self.stdout.text.len() + self.stderr.text.len() + self.background.text.len();
+        512 + output + 4 * self.turns.len() + values + warnings.sum::<usize>() + notices.sum::<usize>()
+    }
+
+    /// What it printed to stdout and stderr, in the order printed, as far as that is kept.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
+    }
+
+    /// The place in [`printed`](Self::printed), in characters, of the character at `place` of stdout, or of stderr.
+    pub(crate) fn printed_at(&self, stderr: bool, place: u64) -> u64 {
+        let (mut before, mut own) = (0, 0);
+        for (index, &count) in self.turns.iter().enumerate() {
+            let count = u64::from(count);
+            if (index % 2 == 1) == stderr {
+                if own + count > place {
+                    break;
+                }
+                own += count;
+            }
+            before += count;
+        }
+        before + (place - own.min(place))
+    }
+
+    /// One outcome of an evaluation that was held with this one, and went on to `after`.
+    pub(crate) fn followed_by(self, after: Self) -> Self {
+        let mut turns = self.turns;
+        if turns.len() % 2 == 1 {
+            turns.push(0);
+        }
+        turns.extend(after.turns);
+        Self {
+            notices: [self.notices, after.notices].concat(),
+            background: self.background.followed_by(after.background),
+            stdout: self.stdout.followed_by(after.stdout),
+            stderr: self.stderr.followed_by(after.stderr),
+            turns,
+            printed_before: self.printed_before,
+            warnings: [self.warnings, after.warnings].concat(),
+            warnings_omitted: self.warnings_omitted + after.warnings_omitted,
+            defined: [self.defined, after.defined].concat(),
+            ..after
+        }
+    }
+}
+
+/// How far an evaluation is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    /// It waits for the ones before it.
+    Queued,
+    /// It has run for so long.
+    Running(Duration),
+    /// It has failed and is held where it failed.
+    Held(Arc<Outcome>),
+    /// It is over, and took so long.
+    Over(Arc<Outcome>, Duration),
+}
+
+/// What is known of an evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvaluationStatus {
+    /// Its number.
+    pub id: u64,
+    /// The beginning of its code.
+    pub code: String,
+    /// How far it is.
+    pub progress: Progress,
+    /// Characters that it has printed so far, as far as they are kept.
+    pub printed: u64,
 }
 
 /// What kind of thing a [`Definition`] defines.

@@ -178,7 +178,7 @@ fn a_cancelled_call_withdraws_its_question() {
     assert_eq!(withdrawn["params"]["requestId"], id);
     server.goes_on();
     let (text, is_error) = server.call_tool("frame-locals", json!({"frame": 0}));
-    assert!(is_error && text.starts_with("no evaluation is held"), "{text}");
+    assert!(is_error && text.starts_with("No evaluation is held"), "{text}");
     // A late answer is nobody's.
     reply(&mut server, &id, &json!({"action": "decline"}));
     server.goes_on();

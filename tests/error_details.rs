@@ -4,7 +4,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{Server, fail, good, last_error};
+use common::{Server, bad, fail, good, last_error};
 use serde_json::json;
 
 /// What describe-last-error says of the failure of `code`.
@@ -165,7 +165,7 @@ fn slots_that_the_report_leaves_out_are_listed() {
 // ---- Which
 
 #[test]
-fn the_history_has_the_last_twenty() {
+fn the_history_has_the_last_errors() {
     let mut server = Server::ready();
     assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
     for number in 1..=25 {
@@ -173,7 +173,8 @@ fn the_history_has_the_last_twenty() {
     }
     let history = good(&mut server, "error-history", json!({}));
     let lines: Vec<_> = history.lines().collect();
-    assert_eq!(lines.len(), 20);
+    assert_eq!(lines.len(), 21);
+    assert_eq!(lines[20], "... 5 older ones (a larger limit shows them)");
     for (line, number) in lines.iter().zip((6..=25).rev()) {
         let (id, rest) = line.split_once("  ").unwrap();
         assert_eq!(id, format!("E{number}"));
@@ -181,10 +182,13 @@ fn the_history_has_the_last_twenty() {
         assert!(time.len() == 20 && time.ends_with('Z'), "{line}");
         assert_eq!(rest, format!("SIMPLE-ERROR  number {number}  form 2 (line 2)"));
     }
-    for id in ["E5", "E26", "E0", "x", ""] {
+    assert_eq!(good(&mut server, "error-history", json!({"limit": 200})).lines().count(), 25);
+    assert_eq!(good(&mut server, "error-history", json!({"limit": "2"})).lines().count(), 3);
+    assert!(bad(&mut server, "error-history", json!({"limit": 201})).contains("from 1 to 200"));
+    for id in ["E26", "E0", "x"] {
         for tool in ["describe-last-error", "get-backtrace"] {
             let (text, is_error) = server.call_tool(tool, json!({"error-id": id}));
-            assert!(is_error && text.contains("The history has: E25, E24, "), "{id}: {text}");
+            assert!(is_error && text.contains("The history has E1 to E25 "), "{id}: {text}");
         }
     }
     // One identifier, one answer; a success changes neither.

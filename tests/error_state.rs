@@ -148,7 +148,7 @@ fn perform(lisp: &Lisp, operation: &Operation) -> Result<(), TestCaseError> {
         }
         Operation::Cancel => {
             let (id, outcome) = lisp.start("(loop (sleep 1))");
-            std::thread::sleep(Duration::from_millis(5));
+            lisp.await_running();
             lisp.session().cancel(id);
             prop_assert!(outcome.recv_timeout(support::DEADLINE).expect("an answer").is_error());
             changes = true;

@@ -648,19 +648,19 @@ fn endless_output_and_huge_texts_are_cut_while_they_are_written() {
     session.gives("1", 5.0);
     let supervisor = session.0.pid();
     let before = resident(supervisor);
-    let cut = " characters omitted]";
+    let cut = " characters omitted";
     for code in ["(loop (write-line \"no end\"))", "(loop (write-line \"no end\" *error-output*))"] {
         assert!(session.times_out(code, 0.5).contains(cut), "{code}");
     }
     for (code, omitted) in [
-        ("(write-line (make-string 50000000 :initial-element #\\x))", "[... 49900001 characters omitted]"),
+        ("(write-line (make-string 50000000 :initial-element #\\x))", "[... 49000001 characters omitted]"),
         ("(make-string 100000000 :initial-element #\\x)", cut),
         ("(warn \"~a\" (make-string 10000000 :initial-element #\\x))", cut),
         ("(dotimes (i 20000) (warn \"w ~d\" i))", "19800 "),
     ] {
         let text = session.gives(code, 30.0);
         assert!(text.contains(omitted), "{code}: {}", head(&text));
-        assert!(text.len() < 250_000, "{code}: {} bytes", text.len());
+        assert!(text.len() < 30_000, "{code}: {} bytes", text.len());
     }
     let text = session.fails("(error \"~a\" (make-string 100000000 :initial-element #\\x))", 30.0, "SIMPLE-ERROR");
     assert!(text.contains(cut), "{}", head(&text));

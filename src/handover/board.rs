@@ -24,9 +24,11 @@ pub(crate) enum Slot {
     Heard,
     /// How many questions a person is to answer.
     Asked,
+    /// The number of the newest evaluation.
+    Numbered,
 }
 
-const SLOTS: usize = 6;
+const SLOTS: usize = 7;
 
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {

@@ -39,6 +39,8 @@ pub(crate) struct Handover {
     pub(crate) dropped: usize,
     /// Jobs with numbers up to this one have begun in an image that is gone; they must not begin again.
     pub(crate) through: u64,
+    /// Evaluations had numbers up to this one.
+    pub(crate) evaluations: u64,
     /// What became of the last image, if it was lost.
     pub(crate) loss: Option<Loss>,
     /// The line that asked for this image in place of the last one.
@@ -48,12 +50,21 @@ pub(crate) struct Handover {
 }
 
 /// A form to be evaluated again.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     /// The form and the package it was read in.
     pub(crate) form: DefiningForm,
     /// The package was bound for its evaluation alone.
     pub(crate) local: bool,
+    /// The number of the evaluation that it was part of.
+    pub(crate) evaluation: u64,
+}
+
+impl Entry {
+    /// What is the same of forms that were evaluated again.
+    pub(crate) fn key(&self) -> (&DefiningForm, bool) {
+        (&self.form, self.local)
+    }
 }
 
 /// How an image was lost.

@@ -41,10 +41,11 @@ pub struct sbcl_job {
     pub text_length: u64,
     pub name: *const u32,
     pub name_length: u64,
+    pub evaluation: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of sbcl_job"][::core::mem::size_of::<sbcl_job>() - 56usize];
+    ["Size of sbcl_job"][::core::mem::size_of::<sbcl_job>() - 64usize];
     ["Alignment of sbcl_job"][::core::mem::align_of::<sbcl_job>() - 8usize];
     ["Offset of field: sbcl_job::id"][::core::mem::offset_of!(sbcl_job, id) - 0usize];
     ["Offset of field: sbcl_job::kind"][::core::mem::offset_of!(sbcl_job, kind) - 8usize];
@@ -54,6 +55,7 @@ const _: () = {
     ["Offset of field: sbcl_job::text_length"][::core::mem::offset_of!(sbcl_job, text_length) - 32usize];
     ["Offset of field: sbcl_job::name"][::core::mem::offset_of!(sbcl_job, name) - 40usize];
     ["Offset of field: sbcl_job::name_length"][::core::mem::offset_of!(sbcl_job, name_length) - 48usize];
+    ["Offset of field: sbcl_job::evaluation"][::core::mem::offset_of!(sbcl_job, evaluation) - 56usize];
 };
 impl Default for sbcl_job {
     fn default() -> Self {

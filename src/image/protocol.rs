@@ -98,6 +98,8 @@ impl JobKind {
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) kind: JobKind,
+    /// The number of the evaluation that it belongs to; 0 for none.
+    pub(crate) evaluation: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
 }
@@ -140,6 +142,7 @@ impl Job {
             text_length: self.text.len() as u64,
             name: self.name.as_ptr(),
             name_length: self.name.len() as u64,
+            evaluation: self.evaluation,
         }
     }
 }

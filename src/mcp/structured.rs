@@ -8,20 +8,23 @@ use serde_json::{Value, json};
 
 use super::tools::Reply;
 use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
-use crate::{ErrorRecord, Limits, Outcome, report};
+use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
-/// The structured content of a reply.
-pub(super) fn content(reply: &Reply) -> Value {
+/// The structured content of a reply whose text has at most `max` characters. Where there is nothing to tell of, the
+/// property is missing.
+pub(super) fn content(reply: &Reply, max: usize) -> Value {
     match reply {
         Reply::Outcome(outcome) => evaluation(outcome),
         Reply::Error(known) => {
-            json!({"error": known.as_deref().map(|known| error(known, report::PREVIEW_FRAMES, true))})
+            optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
         }
-        Reply::Backtrace { error: known, max_frames, locals } => {
-            let shown = usize::try_from(*max_frames).unwrap_or(usize::MAX);
-            json!({"error": known.as_deref().map(|known| error(known, shown, *locals))})
+        Reply::Backtrace(known, range) => {
+            let frames = known.as_deref().map(|known| error(known, range.within(known, max), range.locals));
+            optional("error", frames)
         }
-        Reply::History(errors) => json!({"errors": errors.iter().map(|known| summary(known)).collect::<Vec<_>>()}),
+        Reply::History(errors, older) => {
+            json!({"errors": errors.iter().map(|known| summary(known)).collect::<Vec<_>>(), "older": older})
+        }
         Reply::Locals(locals) => json!({"locals": locals.iter().map(local).collect::<Vec<_>>()}),
         Reply::Aborted => json!({"aborted": true}),
         Reply::Definitions(definitions, filter) => {
@@ -30,10 +33,44 @@ pub(super) fn content(reply: &Reply) -> Value {
         }
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
+        Reply::Status(known) => json!({"evaluation": status(known)}),
+        Reply::Page(page) => json!({
+            "page": {
+                "evaluation": page.evaluation,
+                "part": page.part.name(),
+                "text": page.text,
+                "from": page.from,
+                "total": page.total,
+                "omitted": page.omitted,
+            },
+        }),
+        Reply::NoEvaluations => json!({}),
         Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
     }
+}
+
+/// An object with this property, if there is a value for it.
+fn optional(name: &str, value: Option<Value>) -> Value {
+    value.map_or_else(|| json!({}), |value| json!({name: value}))
+}
+
+fn status(status: &EvaluationStatus) -> Value {
+    let (state, took, outcome) = match &status.progress {
+        Progress::Queued => ("queued", None, None),
+        Progress::Running(time) => ("running", Some(time), None),
+        Progress::Held(outcome) => ("held", None, Some(outcome)),
+        Progress::Over(outcome, time) => ("over", Some(time), Some(outcome)),
+    };
+    let mut map = json!({"id": status.id, "state": state, "code": status.code, "printed": status.printed});
+    if let Some(time) = took {
+        map["seconds"] = time.as_secs_f64().into();
+    }
+    if let Some(outcome) = outcome {
+        map["failed"] = outcome.is_error().into();
+    }
+    map
 }
 
 fn clipped(text: &Clipped) -> String {
@@ -56,7 +93,7 @@ fn evaluation(outcome: &Outcome) -> Value {
     });
     match &outcome.result {
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
-        Err(failure) => map["error"] = error(failure, report::REPORT_FRAMES, true),
+        Err(failure) => map["error"] = error(failure, first(failure, report::REPORT_FRAMES), true),
     }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
@@ -93,8 +130,13 @@ fn summary(record: &ErrorRecord) -> Value {
     map
 }
 
-/// An error with its innermost `shown` frames.
-fn error(record: &ErrorRecord, shown: usize, locals: bool) -> Value {
+/// The innermost frames of an error.
+fn first(record: &ErrorRecord, count: usize) -> &[Frame] {
+    &record.frames[..record.frames.len().min(count)]
+}
+
+/// An error with these of its frames.
+fn error(record: &ErrorRecord, frames: &[Frame], locals: bool) -> Value {
     let mut map = summary(record);
     let slots = record.slots.iter().map(|slot| json!({"name": slot.name, "value": slot.value}));
     map["slots"] = slots.collect();
@@ -103,7 +145,7 @@ fn error(record: &ErrorRecord, shown: usize, locals: bool) -> Value {
             |(restart, number)| json!({"number": number, "name": restart.name, "description": restart.description}),
         );
     map["restarts"] = restarts.collect();
-    map["frames"] = record.frames.iter().take(shown).map(|known| frame(known, locals)).collect();
+    map["frames"] = frames.iter().map(|known| frame(known, locals)).collect();
     map["totalFrames"] = record.total_frames.into();
     map
 }
@@ -161,64 +203,87 @@ fn role(role: &Role) -> Value {
 }
 
 fn limits(limits: &Limits) -> Value {
-    json!({"timeout": limits.timeout.map(|timeout| timeout.as_secs_f64()), "maxOutput": limits.max_output})
+    json!({
+        "timeout": limits.timeout.map_or(0.0, |timeout| timeout.as_secs_f64()),
+        "maxOutput": limits.max_output,
+        "maxAnswer": limits.max_answer,
+        "onError": limits.on_error.name(),
+    })
 }
 
-/// The schema of what [`content`] makes of this reply's like. `None` for a tool that there is none of.
+/// The schema of what [`content`] makes of this tool's replies. `None` for a tool that there is none of. No property is
+/// required, since each may be missing where the call was refused; and only what every client understands is said.
 pub(super) fn schema(tool: &str) -> Option<JsonObject> {
-    let (mut properties, required): (Value, &[&str]) = match tool {
-        "evaluate-lisp" | "eval-in-frame" | "return-from-frame" | "restart-frame" => {
-            (evaluation_properties(), &EVALUATION)
-        }
+    let mut properties = match tool {
+        "evaluate-lisp" | "eval-in-frame" | "return-from-frame" | "restart-frame" => evaluation_properties(),
         "invoke-restart" => {
             let mut properties = evaluation_properties();
             properties["aborted"] =
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
-            (properties, &EVALUATION)
+            properties
         }
-        "describe-last-error" | "get-backtrace" => {
-            let mut known = error_schema();
-            known["type"] = json!(["object", "null"]);
-            (json!({"error": known}), &["error"])
+        "evaluation" => {
+            // As evaluate-lisp for one that was waited for.
+            let mut properties = evaluation_properties();
+            properties["evaluation"] = status_schema();
+            properties["page"] = page_schema();
+            properties
         }
+        "describe-last-error" | "get-backtrace" => json!({"error": error_schema()}),
         "error-history" => {
-            (json!({"errors": list(&object(summary_properties(), &["type", "message", "time"]))}), &["errors"])
+            json!({"errors": list(&object(summary_properties(), &["type", "message", "time"])), "older": count()})
         }
-        "frame-locals" => (json!({"locals": list(&local_schema())}), &["locals"]),
-        "abort-evaluation" => (json!({"aborted": {"type": "boolean"}}), &["aborted"]),
+        "frame-locals" => json!({"locals": list(&local_schema())}),
+        "abort-evaluation" => json!({"aborted": {"type": "boolean"}}),
         "list-definitions" => {
             let kinds =
                 json!({"type": "string", "enum": ["function", "variable", "macro", "class", "package", "system"]});
             let definition = object(json!({"kind": kinds, "text": text()}), &["kind", "text"]);
-            (json!({"definitions": list(&definition)}), &["definitions"])
+            json!({"definitions": list(&definition)})
         }
         "describe-symbol" => {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
-            (json!({"roles": list(&role), "notFound": text()}), &["roles"])
+            json!({"roles": list(&role), "notFound": text()})
         }
-        "reset-session" => (
-            json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),
-            &["reset", "package", "notices"],
-        ),
-        "configure-limits" => {
-            (json!({"timeout": {"type": ["number", "null"]}, "maxOutput": count()}), &["timeout", "maxOutput"])
-        }
+        "reset-session" => json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),
+        "configure-limits" => json!({
+            "timeout": {"type": "number", "minimum": 0, "description": "0: none."},
+            "maxOutput": count(),
+            "maxAnswer": count(),
+            "onError": {"type": "string", "enum": (OnError::ALL.map(OnError::name))},
+        }),
         _ => return None,
     };
     properties["refused"] =
         json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
-    let Value::Object(mut schema) = object(properties, &[]) else { return None };
-    let mut kinds = vec![json!({"required": required}), json!({"required": ["refused"]})];
-    if tool == "invoke-restart" {
-        kinds.push(json!({"required": ["aborted"]}));
-    }
-    schema.insert("anyOf".to_owned(), kinds.into());
+    let Value::Object(schema) = object(properties, &[]) else { return None };
     Some(schema)
 }
 
-/// What every evaluation's content has.
-const EVALUATION: [&str; 7] = ["notices", "background", "stdout", "stderr", "warnings", "warningsOmitted", "held"];
+fn status_schema() -> Value {
+    let properties = json!({
+        "id": count(),
+        "state": {"type": "string", "enum": ["queued", "running", "held", "over"]},
+        "code": text(),
+        "printed": count(),
+        "seconds": {"type": "number"},
+        "failed": {"type": "boolean"},
+    });
+    object(properties, &["id", "state", "code", "printed"])
+}
+
+fn page_schema() -> Value {
+    let properties = json!({
+        "evaluation": count(),
+        "part": text(),
+        "text": text(),
+        "from": count(),
+        "total": count(),
+        "omitted": count(),
+    });
+    object(properties, &["evaluation", "part", "text", "from", "total", "omitted"])
+}
 
 fn evaluation_properties() -> Value {
     let warning = json!({"type": text(), "message": text(), "line": count()});
@@ -284,7 +349,7 @@ fn list(items: &Value) -> Value {
 }
 
 fn object(properties: Value, required: &[&str]) -> Value {
-    let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    let mut schema = json!({"type": "object", "properties": properties});
     if !required.is_empty() {
         schema["required"] = json!(required);
     }

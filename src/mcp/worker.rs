@@ -69,6 +69,7 @@ pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, 
     if let Some(limits) = handover.limits {
         session.set_limits(limits);
     }
+    session.count_evaluations_from(handover.evaluations);
     let journal = handover.journal.as_deref();
     let report = restore(session, journal.unwrap_or_default(), board);
     let mut lost = lost(&handover, &report);
@@ -118,7 +119,7 @@ fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
             package = &entry.form.package;
             enter(session, package);
         }
-        match session.evaluate(evaluation).result {
+        match session.evaluate_again(entry.evaluation, evaluation).result {
             Ok(_) => report.restored += 1,
             Err(error) => report.failed.push((index, reason(&error))),
         }
@@ -135,11 +136,11 @@ fn enter(session: &Session, package: &str) {
          (COMMON-LISP:WHEN COMMON-LISP-USER::P (COMMON-LISP:SETF COMMON-LISP:*PACKAGE* COMMON-LISP-USER::P)))"
     );
     // In the other case for a readtable that was told to invert it.
-    if session.evaluate(Evaluation::new(&*code)).is_error() {
+    if session.evaluate_again(0, Evaluation::new(&*code)).is_error() {
         let (head, tail) = code.split_once('"').unwrap_or_default();
         let (literal, tail) = tail.rsplit_once('"').unwrap_or_default();
         let code = format!("{}\"{literal}\"{}", head.to_lowercase(), tail.to_lowercase());
-        let _ = session.evaluate(Evaluation::new(code));
+        let _ = session.evaluate_again(0, Evaluation::new(code));
     }
 }
 
@@ -159,7 +160,7 @@ fn shortened(text: &str) -> String {
 /// What is said of an evaluation that the last image did not finish.
 fn lost(handover: &Handover, report: &Report) -> Outcome {
     let Some(loss) = &handover.loss else {
-        let text = "Its answer was lost with the image, which another request had replaced.";
+        let text = "The evaluation ended with its image, which reset-session has replaced.";
         return failed("IMAGE-LOST", text.to_owned());
     };
     let restored = restored(handover, report, loss);
@@ -170,7 +171,8 @@ fn lost(handover: &Handover, report: &Report) -> Outcome {
     let mut error = ErrorRecord::clone(error);
     // The rest of its message is about an image that goes on.
     let text = error.message.text.split_once(". ").map_or(&*error.message.text, |(first, _)| first);
-    error.message = Clipped::from(format!("{text}.\nThe Lisp image {}. {restored}", loss.cause));
+    error.message =
+        Clipped::from(format!("{}.\nThe Lisp image {}. {restored}", text.trim_end_matches('.'), loss.cause));
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
@@ -199,8 +201,8 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     if handover.dropped > 0 {
         text += &format!("\n- the {} oldest ones, for which there was no room", handover.dropped);
     }
-    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what the \
-             unfinished evaluation had done.";
+    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what else \
+             the unfinished evaluation had done.";
     text
 }
 
@@ -249,10 +251,14 @@ impl Witness for Keeper {
         }
     }
 
-    fn defined(&self, form: &DefiningForm, local: bool) {
+    fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
         if !is_forked() {
-            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local });
+            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
         }
+    }
+
+    fn numbered(&self, evaluation: u64) {
+        self.board.set(Slot::Numbered, evaluation);
     }
 
     fn limits(&self, limits: &Limits) {

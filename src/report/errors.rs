@@ -3,11 +3,21 @@
 use std::fmt::Write as _;
 
 use super::escape::escape_markers;
+use super::fit::{cut, length};
 use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
-use crate::outcome::{ErrorRecord, Local, LocalValue, Slot};
+use crate::outcome::{ErrorRecord, Frame, Local, LocalValue, Slot};
 
 /// Characters of a message in [`error_history`].
 const HISTORY_MESSAGE: usize = 70;
+
+/// Characters of a failing form that are shown.
+const FORM_TEXT: usize = 200;
+
+/// Characters of the line of [`error_history`] that says that there are more.
+const OLDER: usize = 80;
+
+/// Characters around the frames of a backtrace: what comes before and after them, and where some are missing.
+const AROUND_FRAMES: usize = 300;
 
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 
@@ -25,13 +35,22 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         _ = write!(text, "\nId: E{}", error.id);
     }
     if let Some(form) = &error.form {
-        _ = write!(text, "\nForm: {} (line {}): {}", form.number, form.line, escape_markers(&form.text));
+        _ = write!(
+            text,
+            "\nForm: {} (line {}): {}",
+            form.number,
+            form.line,
+            escape_markers(&shortened(&form.text, FORM_TEXT))
+        );
     }
     let mut untold = error.slots.iter().filter(|slot| !told(error, slot)).peekable();
-    if untold.peek().is_some() {
+    if untold.peek().is_some() || error.slots_omitted > 0 {
         text.push_str("\n\nSlots:");
         for slot in untold {
             _ = write!(text, "\n  {}: {}", escape_markers(&slot.name), escape_markers(&slot.value));
+        }
+        if error.slots_omitted > 0 {
+            _ = write!(text, "\n  [... {} more slots omitted]", error.slots_omitted);
         }
     }
     text.push_str("\n\nAvailable Restarts:");
@@ -52,13 +71,13 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
 /// The answer of get-backtrace.
 #[must_use]
 pub fn backtrace(error: Option<&ErrorRecord>, max_frames: u64) -> String {
-    frames(error, max_frames, false)
+    frames(error, &FrameRange { from: 0, max_frames, locals: false }, usize::MAX)
 }
 
 /// The answer of get-backtrace with local variables.
 #[must_use]
 pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> String {
-    frames(error, max_frames, true)
+    frames(error, &FrameRange { from: 0, max_frames, locals: true }, usize::MAX)
 }
 
 /// Local variables, a line each.
@@ -79,26 +98,52 @@ fn local(local: &Local) -> String {
     format!("{} = {value}", escape_markers(&local.name))
 }
 
-/// The answer of error-history. `errors` come newest first.
+/// The answer of error-history, of at most `max` characters. `errors` come newest first; `older` says how many more there
+/// are.
 #[must_use]
-pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>]) -> String {
+pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
     if errors.is_empty() {
         return "No errors in this session.".to_owned();
     }
-    let lines = errors.iter().map(|error| {
-        let message = clipped_message(&error.message);
-        let mut summary: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        if let Some((end, _)) = summary.char_indices().nth(HISTORY_MESSAGE) {
-            summary.truncate(end);
-            summary.push('…');
+    let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(OLDER), 0);
+    for error in errors {
+        let line = summary(error);
+        let size = length(&line) + 1;
+        if size > room && shown > 0 {
+            break;
         }
-        let mut line = format!("E{}  {}  {}  {summary}", error.id, time(error), escape_markers(&error.kind));
-        if let Some(form) = &error.form {
-            _ = write!(line, "  form {} (line {})", form.number, form.line);
-        }
-        line
-    });
-    lines.collect::<Vec<_>>().join("\n")
+        room = room.saturating_sub(size);
+        shown += 1;
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text.pop();
+    match (errors.len() - shown, older) {
+        (0, 0) => {}
+        (0, older) => _ = write!(text, "\n... {older} older ones (a larger limit shows them)"),
+        (left, older) => _ = write!(text, "\n... {} older ones, for which there is no room here", left + older),
+    }
+    text
+}
+
+/// The beginning of a text that may be longer.
+fn shortened(text: &str, characters: usize) -> String {
+    match text.char_indices().nth(characters) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A line of the history.
+fn summary(error: &ErrorRecord) -> String {
+    let message = clipped_message(&error.message);
+    let summary: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let summary = shortened(&summary, HISTORY_MESSAGE);
+    let mut line = format!("E{}  {}  {}  {summary}", error.id, time(error), escape_markers(&error.kind));
+    if let Some(form) = &error.form {
+        _ = write!(line, "  form {} (line {})", form.number, form.line);
+    }
+    line
 }
 
 /// True when the report shows the slot's value, if only as part of a list.
@@ -111,37 +156,80 @@ pub(crate) fn time(error: &ErrorRecord) -> impl std::fmt::Display {
     error.time.strftime("%Y-%m-%dT%H:%M:%SZ")
 }
 
-fn frames(error: Option<&ErrorRecord>, max_frames: u64, with_locals: bool) -> String {
+/// Which frames of an error are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameRange {
+    /// The number of the first one.
+    pub from: u64,
+    /// How many at most.
+    pub max_frames: u64,
+    /// With their local variables.
+    pub locals: bool,
+}
+
+impl FrameRange {
+    /// These frames of `error`, as many as there is room for in an answer of `max` characters, but one at least.
+    pub(crate) fn within<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [Frame] {
+        let begin = error.frames.partition_point(|frame| frame.number < self.from);
+        let frames = &error.frames[begin..];
+        let frames = &frames[..frames.len().min(usize::try_from(self.max_frames).unwrap_or(usize::MAX))];
+        let mut room = max.saturating_sub(AROUND_FRAMES + length(&error.kind));
+        let fits = |frame: &&Frame| {
+            let size = length(&frame_text(frame, self.locals));
+            let fits = size <= room;
+            room = room.saturating_sub(size);
+            fits
+        };
+        let fitting = frames.iter().take_while(fits).count();
+        &frames[..fitting.max(1).min(frames.len())]
+    }
+}
+
+/// The answer of get-backtrace, of at most `max` characters.
+#[must_use]
+pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> String {
     let Some(error) = error else { return NO_ERROR.to_owned() };
-    let shown = error.frames.len().min(usize::try_from(max_frames).unwrap_or(usize::MAX));
-    let mut text = format!("Backtrace for {} ({shown} of {} frames):", escape_markers(&error.kind), error.total_frames);
-    let mut next = 0;
-    for frame in &error.frames[..shown] {
+    let shown = range.within(error, max);
+    let total = error.total_frames;
+    let mut text = format!("Backtrace for {} ({} of {total} frames):", escape_markers(&error.kind), shown.len());
+    let mut next = range.from;
+    for frame in shown {
         if frame.number > next {
             _ = write!(text, "\n  ... {} frames in between were not kept", frame.number - next);
         }
         next = frame.number + 1;
-        _ = write!(text, "\n  {}: {}", frame.number, call(frame));
-        if let Some(source) = &frame.source {
-            _ = write!(text, "\n     at {}", escape_markers(source));
-        }
-        if with_locals {
-            for variable in &frame.locals {
-                _ = write!(text, "\n     {}", local(variable));
-            }
-        }
+        text.push_str(&cut(frame_text(frame, range.locals), max.saturating_sub(AROUND_FRAMES)));
     }
     if error.frames.is_empty() {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
+    } else if shown.is_empty() {
+        _ = write!(text, "\n  (none from {} on)", range.from);
+    } else if next < total {
+        let more = match total - next {
+            1 => "1 more frame".to_owned(),
+            more => format!("{more} more frames"),
+        };
+        // All of them in one answer, where that may be.
+        if range.from == 0 && shown.len() as u64 == range.max_frames {
+            _ = write!(text, "\n{more}; ask for max-frames {total} to see them all.");
+        } else {
+            _ = write!(text, "\n{more}; ask with from {next} for what comes next.");
+        }
     }
-    if shown < error.frames.len() {
-        _ = write!(
-            text,
-            "\n{} more frames; ask for max-frames {} to see them all.",
-            error.total_frames - shown as u64,
-            error.total_frames
-        );
+    text
+}
+
+/// A frame on lines of its own.
+fn frame_text(frame: &Frame, with_locals: bool) -> String {
+    let mut text = format!("\n  {}: {}", frame.number, call(frame));
+    if let Some(source) = &frame.source {
+        _ = write!(text, "\n     at {}", escape_markers(source));
+    }
+    if with_locals {
+        for variable in &frame.locals {
+            _ = write!(text, "\n     {}", local(variable));
+        }
     }
     text
 }

@@ -17,7 +17,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
     sections.output("[background]", &outcome.background);
     sections.output("[stdout]", &outcome.stdout);
     sections.output("[stderr]", &outcome.stderr);
-    if !outcome.warnings.is_empty() {
+    if !outcome.warnings.is_empty() || outcome.warnings_omitted > 0 {
         let target = sections.begin();
         target.push_str("[warnings]");
         for warning in &outcome.warnings {
@@ -83,14 +83,27 @@ fn push_values(target: &mut String, values: &[Clipped]) {
     if values.is_empty() {
         target.push_str(NO_VALUES);
     }
+    target.push_str(&values_text(values));
+}
+
+/// Values, a line each.
+pub(super) fn values_text(values: &[Clipped]) -> String {
+    let mut text = String::new();
     for (index, value) in values.iter().enumerate() {
         if index > 0 {
-            target.push('\n');
+            text.push('\n');
         }
-        target.push_str("=> ");
-        target.push_str(&value.text);
-        if value.omitted > 0 {
-            target.push_str(&omission(value.omitted));
-        }
+        text.push_str("=> ");
+        text.push_str(&value_text(value));
     }
+    text
+}
+
+/// A value, and how much of it is missing.
+pub(super) fn value_text(value: &Clipped) -> String {
+    let mut text = value.text.clone();
+    if value.omitted > 0 {
+        text.push_str(&omission(value.omitted));
+    }
+    text
 }

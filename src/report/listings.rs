@@ -100,5 +100,10 @@ pub fn limits(limits: &Limits) -> String {
             format!("{seconds} second{}", if seconds == 1.0 { "" } else { "s" })
         },
     );
-    format!("Current limits:\n  timeout: {timeout}\n  max-output: {} characters", limits.max_output)
+    format!(
+        "Current limits:\n  timeout: {timeout}\n  max-output: {} characters\n  max-answer: {} characters\n  on-error: {}",
+        limits.max_output,
+        limits.max_answer,
+        limits.on_error.name()
+    )
 }

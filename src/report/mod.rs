@@ -5,16 +5,21 @@
 mod errors;
 mod escape;
 mod evaluation;
+mod evaluations;
+mod fit;
 mod listings;
 
 use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
+#[cfg(feature = "mcp")]
 pub(crate) use errors::time;
-pub use errors::{backtrace, backtrace_with_locals, error_history, last_error, locals};
+pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
+pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
+pub use fit::{cut, fitted, fitted_error};
 pub use listings::{DefinitionFilter, definitions, limits, reset, symbol};
 
 /// Frames in the report of a failed evaluation.
@@ -83,11 +88,14 @@ impl Sections {
 }
 
 fn push_restarts(target: &mut String, error: &ErrorRecord) {
-    if error.restarts.is_empty() {
+    if error.restarts.is_empty() && error.restarts_omitted == 0 {
         target.push_str("\n  (none)");
     }
     for (index, restart) in error.restarts.iter().enumerate() {
         let description = escape_markers(&restart.description).replace('\n', "\n     ");
         _ = write!(target, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
+    }
+    if error.restarts_omitted > 0 {
+        _ = write!(target, "\n  [... {} more restarts omitted]", error.restarts_omitted);
     }
 }

@@ -8,12 +8,22 @@ use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
 use crate::outcome::{
     Clipped, DefiningForm, Definition, DefinitionKind, ErrorRecord, FormPosition, Frame, Local, LocalValue, Outcome,
-    Restart, Role, Slot, SymbolDescription, Timing, Warning,
+    Restart, Role, Slot, SymbolDescription, Timing, Warning, interleaved,
 };
 
 /// Characters over its limit that a text may be printed for the sake of saying how many there are; then printing it
 /// is stopped.
 const COUNTED: u64 = 100_000;
+/// Characters of a name: of a condition's type, a restart, a slot, a variable.
+const MAX_NAME: usize = 150;
+/// Characters of the place of a frame, and of the line that a failing form begins with.
+const MAX_PLACE: usize = 1_000;
+/// Restarts and slots of an error, and local variables of a frame.
+const MAX_PARTS: usize = 100;
+/// Values of an evaluation.
+const MAX_VALUES: usize = 1_000;
+/// Bytes of an error's frames, local variables, slots and restarts together.
+const MAX_RECORD: usize = 1 << 20;
 
 /// How many errors are kept that others came after in the same evaluation.
 const SUPERSEDED: usize = 10;
@@ -46,6 +56,27 @@ impl ClippedBuffer {
     }
 }
 
+/// A name, cut where it is too long.
+fn name(text: Text<'_>) -> String {
+    let mut name = String::new();
+    text.append_to(&mut name, MAX_NAME);
+    if text.len() > MAX_NAME {
+        name.push('…');
+    }
+    name
+}
+
+/// Adds `text` to what takes its room from `left` bytes.
+fn push_bounded(left: &mut usize, buffer: &mut ClippedBuffer, text: Text<'_>) {
+    if *left == 0 {
+        buffer.omitted += text.len() as u64;
+    } else {
+        let before = buffer.text.len();
+        buffer.push(text);
+        *left = left.saturating_sub(buffer.text.len() - before);
+    }
+}
+
 fn push_within(left: &mut u64, kept: &mut String, omitted: &mut u64, text: Text<'_>) {
     let length = text.len() as u64;
     let keep = length.min(*left);
@@ -72,9 +103,15 @@ struct ErrorBuilder {
     /// Number of the form that failed, and where it begins.
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
-    restarts: Vec<Restart>,
+    slots_omitted: u64,
+    restarts: Vec<(String, ClippedBuffer)>,
+    restarts_omitted: u64,
     frames: Vec<FrameBuilder>,
     total_frames: u64,
+    /// Bytes that there is room for.
+    left: usize,
+    /// There was none for the part that was begun last.
+    skips: bool,
 }
 
 /// A frame as it comes in.
@@ -94,13 +131,27 @@ impl ErrorBuilder {
             time: jiff::Timestamp::now(),
             form: None,
             slots: Vec::new(),
+            slots_omitted: 0,
             restarts: Vec::new(),
+            restarts_omitted: 0,
             frames: Vec::new(),
             total_frames: 0,
+            left: MAX_RECORD,
+            skips: false,
         }
     }
 
-    fn finish(self, code: &str) -> ErrorRecord {
+    /// Takes room for a part with this name, of which there are so many yet; `None` when there is none.
+    fn part(&mut self, so_many: usize, text: Text<'_>) -> Option<String> {
+        self.skips = so_many >= MAX_PARTS || self.left == 0;
+        (!self.skips).then(|| {
+            let name = name(text);
+            self.left = self.left.saturating_sub(name.len());
+            name
+        })
+    }
+
+    fn finish(self, code: &str, evaluation: u64) -> ErrorRecord {
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),
@@ -108,7 +159,13 @@ impl ErrorBuilder {
             kind: self.kind,
             message: self.message.into(),
             time: self.time,
-            restarts: self.restarts,
+            slots_omitted: self.slots_omitted,
+            restarts: self
+                .restarts
+                .into_iter()
+                .map(|(name, text)| Restart { name, description: whole(text) })
+                .collect(),
+            restarts_omitted: self.restarts_omitted,
             frames: self
                 .frames
                 .into_iter()
@@ -120,8 +177,18 @@ impl ErrorBuilder {
                 })
                 .collect(),
             total_frames: self.total_frames,
+            evaluation,
         }
     }
+}
+
+/// A text with the number of characters that are missing at its end.
+fn whole(buffer: ClippedBuffer) -> String {
+    let Clipped { mut text, omitted } = buffer.into();
+    if omitted > 0 {
+        text.push_str(&crate::report::omission(omitted));
+    }
+    text
 }
 
 /// Where the form is that begins at character `start` of `code`.
@@ -131,7 +198,7 @@ fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     FormPosition {
         number,
         line: 1 + before.matches('\n').count() as u64,
-        text: form.lines().next().unwrap_or_default().trim_end().to_owned(),
+        text: form.lines().next().unwrap_or_default().trim_end().chars().take(MAX_PLACE).collect(),
     }
 }
 
@@ -169,6 +236,8 @@ pub(super) struct OutcomeBuilder {
     timeout: Option<Duration>,
     stdout: Clipped,
     stderr: Clipped,
+    turns: Vec<u32>,
+    printed_before: u64,
     output_left: u64,
     warnings: Vec<(String, u64, ClippedBuffer)>,
     warnings_omitted: u64,
@@ -181,19 +250,23 @@ pub(super) struct OutcomeBuilder {
     superseded: Vec<ErrorBuilder>,
     timing: Option<Timing>,
     code: String,
+    evaluation: u64,
     defined: Vec<DefiningForm>,
 }
 
 impl OutcomeBuilder {
-    /// For an evaluation of `code` under `limits`, with a time limit of its own.
-    pub(super) fn new(code: String, limits: Limits, timeout: Option<Duration>) -> Self {
+    /// For evaluation number `evaluation`, of `code` under `limits`, with a time limit of its own.
+    pub(super) fn new(evaluation: u64, code: String, limits: Limits, timeout: Option<Duration>) -> Self {
         Self {
             code,
+            evaluation,
             defined: Vec::new(),
             limits,
             timeout,
             stdout: Clipped::default(),
             stderr: Clipped::default(),
+            turns: Vec::new(),
+            printed_before: 0,
             output_left: limits.max_output,
             warnings: Vec::new(),
             warnings_omitted: 0,
@@ -208,7 +281,51 @@ impl OutcomeBuilder {
 
     /// An empty one for what this evaluation comes to when it goes on.
     pub(super) fn anew(&self) -> Self {
-        Self::new(self.code.clone(), self.limits, self.timeout)
+        let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
+        builder.output_left = self.output_left;
+        builder.printed_before = self.printed_before + self.printed();
+        builder
+    }
+
+    /// The evaluation's number; 0 for none.
+    pub(super) fn evaluation(&self) -> u64 {
+        self.evaluation
+    }
+
+    /// How many characters of what was printed so far are kept.
+    pub(super) fn printed(&self) -> u64 {
+        self.turns.iter().copied().map(u64::from).sum()
+    }
+
+    /// How many characters that were printed are not.
+    pub(super) fn omitted(&self) -> u64 {
+        self.stdout.omitted + self.stderr.omitted
+    }
+
+    /// What was printed so far, as far as it is kept, in its order.
+    pub(super) fn printed_text(&self) -> String {
+        interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
+    }
+
+    /// Takes what was printed to one of the streams.
+    fn print(&mut self, stderr: bool, text: Text<'_>) {
+        let stream = if stderr { &mut self.stderr } else { &mut self.stdout };
+        let left = self.output_left;
+        push_within(&mut self.output_left, &mut stream.text, &mut stream.omitted, text);
+        let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
+        if kept > 0 {
+            // Turns of stdout are at even places, those of stderr at odd ones.
+            let last_is_stderr = self.turns.len() % 2 == 0;
+            match self.turns.last_mut() {
+                Some(turn) if last_is_stderr == stderr => *turn += kept,
+                last => {
+                    if last.is_none() && stderr {
+                        self.turns.push(0);
+                    }
+                    self.turns.push(kept);
+                }
+            }
+        }
     }
 
     /// The time limit.
@@ -224,15 +341,11 @@ impl OutcomeBuilder {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
-            Event::Stdout(text) => {
-                push_within(&mut self.output_left, &mut self.stdout.text, &mut self.stdout.omitted, text);
-            }
-            Event::Stderr(text) => {
-                push_within(&mut self.output_left, &mut self.stderr.text, &mut self.stderr.omitted, text);
-            }
+            Event::Stdout(text) => self.print(false, text),
+            Event::Stderr(text) => self.print(true, text),
             Event::Warning(kind, line) => {
                 if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
-                    self.warnings.push((kind.to_owned(), line, ClippedBuffer::new(self.limits.max_message)));
+                    self.warnings.push((name(kind), line, ClippedBuffer::new(self.limits.max_message)));
                 } else {
                     self.warnings_omitted += 1;
                 }
@@ -249,6 +362,7 @@ impl OutcomeBuilder {
                     return message.enough();
                 }
             }
+            Event::Value { again: false } if self.values.len() >= MAX_VALUES => self.values_left = 0,
             Event::Value { again } => {
                 if again {
                     self.values.pop();
@@ -267,7 +381,7 @@ impl OutcomeBuilder {
             Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
             Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
             Event::Error(kind) => {
-                let before = self.error.replace(ErrorBuilder::new(kind.to_owned(), &self.limits));
+                let before = self.error.replace(ErrorBuilder::new(name(kind), &self.limits));
                 if self.superseded.len() < SUPERSEDED {
                     self.superseded.extend(before);
                 }
@@ -294,7 +408,7 @@ impl OutcomeBuilder {
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
-            .map(|error| Arc::new(error.finish(&self.code)))
+            .map(|error| Arc::new(error.finish(&self.code, self.evaluation)))
             .collect()
     }
 
@@ -321,18 +435,22 @@ impl OutcomeBuilder {
                         "The heap was nearly used up, so the evaluation was stopped.".to_owned()
                     }
                     ("CANCELLED", _) if interrupted.is_some() => {
-                        "The client cancelled the evaluation; what it had done by then stays done.".to_owned()
+                        "The evaluation was cancelled; what it had done by then stays done.".to_owned()
                     }
                     _ => "(no message)".to_owned(),
                 };
             }
-            Err(Arc::new(error.finish(&self.code)))
+            Err(Arc::new(error.finish(&self.code, self.evaluation)))
         };
         Outcome {
+            evaluation: self.evaluation,
+            kept: false,
             notices: Vec::new(),
             background: Clipped::default(),
             stdout: self.stdout,
             stderr: self.stderr,
+            turns: self.turns,
+            printed_before: self.printed_before,
             warnings: self
                 .warnings
                 .into_iter()
@@ -379,24 +497,27 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             error.message.push(text);
             return error.message.enough();
         }
-        Event::Restart(name) => {
-            error.restarts.push(Restart { name: name.to_owned(), description: String::new() });
-        }
+        Event::Restart(name) => match error.part(error.restarts.len(), name) {
+            Some(name) => error.restarts.push((name, ClippedBuffer::new(limits.max_frame))),
+            None => error.restarts_omitted += 1,
+        },
         Event::RestartText(text) => {
-            if let Some(restart) = error.restarts.last_mut() {
-                let left = limits.max_message.saturating_sub(restart.description.len() as u64);
-                text.append_to(&mut restart.description, usize::try_from(left).unwrap_or(usize::MAX));
-                return left == 0;
+            if let Some((_, description)) = error.restarts.last_mut().filter(|_| !error.skips) {
+                push_bounded(&mut error.left, description, text);
+                return description.enough();
             }
         }
         Event::Frames(total) => error.total_frames = total,
         Event::Form(number, start) => {
             error.form = start.to_owned().parse().ok().map(|start| (number, start));
         }
-        Event::Slot(name) => error.slots.push((name.to_owned(), ClippedBuffer::new(limits.max_frame))),
+        Event::Slot(name) => match error.part(error.slots.len(), name) {
+            Some(name) => error.slots.push((name, ClippedBuffer::new(limits.max_frame))),
+            None => error.slots_omitted += 1,
+        },
         Event::SlotText(text) => {
-            if let Some((_, value)) = error.slots.last_mut() {
-                value.push(text);
+            if let Some((_, value)) = error.slots.last_mut().filter(|_| !error.skips) {
+                push_bounded(&mut error.left, value, text);
                 return value.enough();
             }
         }
@@ -408,13 +529,15 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
         }),
         Event::FrameText(text) => {
             if let Some(frame) = error.frames.last_mut() {
-                frame.call.push(text);
+                push_bounded(&mut error.left, &mut frame.call, text);
                 return frame.call.enough();
             }
         }
         Event::FrameSource(place, line) => {
             if let Some(frame) = error.frames.last_mut() {
-                let place = place.to_owned();
+                let mut path = String::new();
+                place.append_to(&mut path, MAX_PLACE);
+                let place = path;
                 frame.source = Some(match line {
                     0 => place,
                     _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),
@@ -423,13 +546,15 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             }
         }
         Event::Local(name, validity) => {
-            if let Some(frame) = error.frames.last_mut() {
-                frame.locals.push((name.to_owned(), validity, ClippedBuffer::new(limits.max_frame)));
+            let so_many = error.frames.last().map_or(MAX_PARTS, |frame| frame.locals.len());
+            if let (Some(name), Some(frame)) = (error.part(so_many, name), error.frames.last_mut()) {
+                frame.locals.push((name, validity, ClippedBuffer::new(limits.max_frame)));
             }
         }
         Event::LocalText(text) => {
-            if let Some((.., value)) = error.frames.last_mut().and_then(|frame| frame.locals.last_mut()) {
-                value.push(text);
+            let local = error.frames.last_mut().filter(|_| !error.skips).and_then(|frame| frame.locals.last_mut());
+            if let Some((.., value)) = local {
+                push_bounded(&mut error.left, value, text);
                 return value.enough();
             }
         }

@@ -1,13 +1,12 @@
 //! The evaluation that is held where it failed: what can be asked of it, and when it is released.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::builder::{InspectionBuilder, OutcomeBuilder};
 use super::running::Build;
-use super::{AWAKE, Inner, JobId, Reply, Request, Session, utf32};
+use super::{AWAKE, Inner, JobId, Reply, Request, Session};
 use crate::error::HoldError;
-use crate::image::{Job, JobKind, Lane};
+use crate::image::{JobKind, Lane};
 use crate::outcome::{Local, Outcome};
 
 /// How an evaluation is held.
@@ -64,7 +63,7 @@ impl Session {
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
-    /// as it is, and so does `timeout`: `None` is the session's, `Some(None)` none.
+    /// as it is, and so does `timeout`, which is as in [`Evaluation`](super::Evaluation).
     pub fn eval_in_frame(
         &self,
         frame: u64,
@@ -72,9 +71,12 @@ impl Session {
         timeout: Option<Option<Duration>>,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.ask_held_within(JobKind::EvalInFrame(frame), code, "", timeout, |builder| {
-            Build::Inside(builder, Box::new(reply))
-        })
+        let limits = *self.0.limits.lock();
+        let timeout = timeout.unwrap_or(limits.timeout);
+        let mut job = self.0.job(JobKind::EvalInFrame(frame), code, "");
+        job.evaluation = self.0.add_evaluation(job.id, code);
+        let builder = Box::new(OutcomeBuilder::new(job.evaluation, code.to_owned(), limits, timeout));
+        self.0.enqueue(Lane::Evaluation, job, timeout, Build::Inside(builder, Box::new(reply)))
     }
 
     /// Returns the values of `code` from a frame of the held evaluation, which goes on.
@@ -104,23 +106,10 @@ impl Session {
         name: &str,
         build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
     ) -> JobId {
-        let timeout = (kind == JobKind::Release).then_some(Some(RELEASE_TIMEOUT));
-        self.ask_held_within(kind, text, name, timeout, build)
-    }
-
-    /// As [`ask_held`](Self::ask_held), within `timeout`, or the session's.
-    fn ask_held_within(
-        &self,
-        kind: JobKind,
-        text: &str,
-        name: &str,
-        timeout: Option<Option<Duration>>,
-        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
-    ) -> JobId {
         let limits = *self.0.limits.lock();
-        let timeout = timeout.unwrap_or(limits.timeout);
-        let builder = Box::new(OutcomeBuilder::new(text.to_owned(), limits, timeout));
-        self.0.enqueue(Lane::Evaluation, kind, utf32(text), utf32(name), timeout, build(builder))
+        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
+        let builder = Box::new(OutcomeBuilder::new(0, text.to_owned(), limits, timeout));
+        self.0.enqueue(Lane::Evaluation, self.0.job(kind, text, name), timeout, build(builder))
     }
 }
 
@@ -142,7 +131,7 @@ impl Inner {
                 if !request.job.kind.concerns_held() {
                     return request;
                 }
-                refuse(request);
+                self.refuse(request);
                 continue;
             };
             match queue.pop(Some(until), Duration::ZERO) {
@@ -152,6 +141,7 @@ impl Inner {
                         // What was held goes on under its own limits. An error is in a form of its code.
                         request.timeout = held.timeout();
                         **builder = held.anew();
+                        request.job.evaluation = builder.evaluation();
                     }
                     return request;
                 }
@@ -170,23 +160,21 @@ impl Inner {
     /// A job that releases the held evaluation; the next answer says why.
     fn release(&self, notice: &str) -> Request {
         *self.held.lock() = None;
-        self.state.lock().notices.push(notice.to_owned());
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        Request {
-            job: Job { id, kind: JobKind::Release, text: Vec::new(), name: Vec::new() },
-            timeout: Some(RELEASE_TIMEOUT),
-            build: Build::Nothing,
-        }
+        self.state.lock().notice(notice.to_owned());
+        Request { job: self.job(JobKind::Release, "", ""), timeout: Some(RELEASE_TIMEOUT), build: Build::Nothing }
     }
-}
 
-/// Answers what concerns a held evaluation when there is none.
-fn refuse(request: Request) {
-    match request.build {
-        Build::Resumed(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Inside(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
-        Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
-        _ => {}
+    /// Answers what concerns a held evaluation when there is none.
+    fn refuse(&self, request: Request) {
+        match request.build {
+            Build::Resumed(_, reply) => reply(Err(HoldError::NothingHeld)),
+            Build::Inside(builder, reply) => {
+                self.evaluations.lock().remove(builder.evaluation());
+                reply(Err(HoldError::NothingHeld));
+            }
+            Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
+            Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
+            _ => {}
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 mod builder;
 mod clock;
+mod evaluations;
+mod history;
 mod hold;
 pub(crate) mod idle;
 mod queue;
@@ -25,6 +27,7 @@ use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
 use crate::outcome::{Clipped, Definition, ErrorRecord, Outcome, SymbolDescription};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
+use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
 use idle::PATIENCE;
 use queue::Queue;
@@ -33,6 +36,7 @@ use state::State;
 use watch::{HEAP_WATCH, INTERRUPT_AGAIN, INTERRUPTION_GRACE, heap_limit};
 use witness::Witness;
 
+pub use evaluations::WaitId;
 pub use hold::RestartDesignator;
 
 /// How long an inspection may take.
@@ -107,13 +111,15 @@ struct Inner {
     running: [Mutex<Option<Running>>; 2],
     limits: Mutex<Limits>,
     state: Mutex<State>,
+    /// Where both are locked, this comes first.
+    evaluations: Mutex<Evaluations>,
     /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
     held_as: Mutex<Option<OutcomeBuilder>>,
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
     clock: Clock,
     /// Evaluations so far, and how many there were when the heap was last looked at.
-    evaluations: AtomicU64,
+    begun: AtomicU64,
     watched: AtomicU64,
     next_id: AtomicU64,
     /// Who takes care that a lost image is replaced.
@@ -133,10 +139,11 @@ impl Session {
             running: Default::default(),
             limits: Mutex::new(limits),
             state: Mutex::default(),
+            evaluations: Mutex::default(),
             held_as: Mutex::default(),
             held: Mutex::default(),
             clock: Clock::default(),
-            evaluations: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
             watched: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
             witness: OnceCell::new(),
@@ -165,22 +172,30 @@ impl Session {
     ///
     /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
+        let job = self.0.next_job_id();
+        let number = self.0.add_evaluation(job, &evaluation.code);
+        self.submit_as(job, number, 0, evaluation, Box::new(reply))
+    }
+
+    /// Queues evaluation `number`, whose definitions Lisp takes for those of evaluation `source`, or of this one if
+    /// that is 0.
+    fn submit_as(&self, job: u64, number: u64, source: u64, evaluation: Evaluation, reply: Reply<Outcome>) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = evaluation.timeout.unwrap_or(limits.timeout);
         let Evaluation { code, package, capture_time, hold, .. } = evaluation;
-        let text = utf32(&code);
-        self.0.enqueue(
-            Lane::Evaluation,
-            JobKind::Evaluate { timing: capture_time, hold },
-            text,
-            package.as_deref().map(utf32).unwrap_or_default(),
-            timeout,
-            Build::Outcome(Box::new(OutcomeBuilder::new(code, limits, timeout)), Box::new(reply)),
-        )
+        let job = Job {
+            id: job,
+            kind: JobKind::Evaluate { timing: capture_time, hold },
+            evaluation: if source == 0 { number } else { source },
+            text: utf32(&code),
+            name: package.as_deref().map(utf32).unwrap_or_default(),
+        };
+        let builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        self.0.enqueue(Lane::Evaluation, job, timeout, Build::Outcome(builder, reply))
     }
 
     /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` is called all the same, with an
-    /// error of kind `CANCELLED`, which becomes the last error. Does nothing for one that is over.
+    /// error of kind `CANCELLED`, which becomes the last error if it had begun. Does nothing for one that is over.
     pub fn cancel(&self, id: JobId) {
         let queued = self.0.lanes[Lane::Evaluation as usize].remove(|request| request.job.id == id.0);
         if let Some(request) = queued {
@@ -239,14 +254,9 @@ impl Session {
 
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
-        self.0.enqueue(
-            Lane::Evaluation,
-            JobKind::Reset,
-            Vec::new(),
-            Vec::new(),
-            None,
-            Build::Reset(InspectionBuilder::default(), Box::new(reply)),
-        );
+        let job = self.0.job(JobKind::Reset, "", "");
+        let build = Build::Reset(InspectionBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Evaluation, job, None, build);
     }
 
     /// The limits of evaluations to come.
@@ -264,7 +274,7 @@ impl Session {
     }
 
     fn inspect(&self, kind: JobKind, text: &str, name: &str, build: Build) {
-        self.0.enqueue(Lane::Inspection, kind, utf32(text), utf32(name), Some(INSPECTION_TIMEOUT), build);
+        self.0.enqueue(Lane::Inspection, self.0.job(kind, text, name), Some(INSPECTION_TIMEOUT), build);
     }
 }
 
@@ -315,19 +325,28 @@ fn stay_awake<T>(awake: Duration, look: impl Fn() -> Option<T>) -> Option<T> {
 }
 
 impl Inner {
-    fn enqueue(
-        &self,
-        lane: Lane,
-        kind: JobKind,
-        text: Vec<u32>,
-        name: Vec<u32>,
-        timeout: Option<Duration>,
-        build: Build,
-    ) -> JobId {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let job = Job { id, kind, text, name };
+    fn next_job_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A job that belongs to no evaluation.
+    fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
+        Job { id: self.next_job_id(), kind, evaluation: 0, text: utf32(text), name: utf32(name) }
+    }
+
+    /// Gives an evaluation of `code`, done by `job`, its number.
+    fn add_evaluation(&self, job: u64, code: &str) -> u64 {
+        let number = self.evaluations.lock().add(job, code);
+        if let Some(witness) = self.witness.get() {
+            witness.numbered(number);
+        }
+        number
+    }
+
+    fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, build: Build) -> JobId {
+        let id = JobId(job.id);
         self.lanes[lane as usize].push(Request { job, timeout, build });
-        JobId(id)
+        id
     }
 
     /// Has the control lane interrupt a job, if the lane still works on it.
@@ -350,14 +369,8 @@ impl Inner {
         } else {
             return;
         }
-        self.enqueue(
-            Lane::Control,
-            JobKind::Interrupt { target, reason },
-            Vec::new(),
-            Vec::new(),
-            None,
-            Build::Nothing,
-        );
+        let job = self.job(JobKind::Interrupt { target, reason }, "", "");
+        self.enqueue(Lane::Control, job, None, Build::Nothing);
     }
 
     /// Turns what ran into an answer, which is given when what this returns is called. `end` is `Ok` for a job that was
@@ -375,24 +388,51 @@ impl Inner {
         let refused = running.refused.map(HoldError::Refused);
         match running.build {
             Build::Nothing => Box::new(|| ()),
-            Build::Outcome(builder, reply) => {
+            Build::Outcome(mut builder, reply) => {
                 if running.holds {
                     *self.held_as.lock() = Some(builder.anew());
                 }
-                answer(reply, self.evaluated(*builder, success, interrupted, running.holds))
+                let superseded = builder.take_superseded();
+                let mut outcome = builder.finish(success, interrupted);
+                outcome.held = running.holds;
+                // One that was cancelled before it began did nothing.
+                if end.is_err() {
+                    self.evaluated(superseded, &mut outcome);
+                }
+                self.keep(outcome, reply)
             }
-            Build::Resumed(builder, reply) => answer(
-                reply,
+            Build::Resumed(mut builder, reply) => {
+                let id = builder.evaluation();
+                if refused.is_some() || running.released || running.unchanged {
+                    self.evaluations.lock().rest(id);
+                }
                 match refused {
-                    Some(error) => Err(error),
-                    None if running.released => Ok(None),
+                    Some(error) => answer(reply, Err(error)),
+                    None if running.released => answer(reply, Ok(None)),
                     // The restart's arguments or the code to return failed, or the restart returned.
-                    None if running.unchanged => Ok(Some(self.evaluated_inside(*builder, success, interrupted))),
-                    None => Ok(Some(self.evaluated(*builder, success, interrupted, running.holds))),
-                },
-            ),
+                    None if running.unchanged => {
+                        let mut outcome = builder.finish(success, interrupted);
+                        outcome.evaluation = 0;
+                        self.evaluated_inside(&mut outcome);
+                        answer(reply, Ok(Some(outcome)))
+                    }
+                    None => {
+                        let superseded = builder.take_superseded();
+                        let mut outcome = builder.finish(success, interrupted);
+                        outcome.held = running.holds;
+                        self.evaluated(superseded, &mut outcome);
+                        self.keep(outcome, Box::new(|outcome| reply(Ok(Some(outcome)))))
+                    }
+                }
+            }
             Build::Inside(builder, reply) => {
-                answer(reply, refused.map_or_else(|| Ok(self.evaluated_inside(*builder, success, interrupted)), Err))
+                if let Some(error) = refused {
+                    self.evaluations.lock().remove(builder.evaluation());
+                    return answer(reply, Err(error));
+                }
+                let mut outcome = builder.finish(success, interrupted);
+                self.evaluated_inside(&mut outcome);
+                self.keep(outcome, Box::new(|outcome| reply(Ok(outcome))))
             }
             Build::Locals(builder, reply) => answer(
                 reply,
@@ -407,6 +447,7 @@ impl Inner {
             Build::Symbol(builder, reply) => answer(reply, builder.symbol(success, interrupted)),
             Build::Reset(builder, reply) => {
                 if success {
+                    self.evaluations.lock().reset();
                     self.state.lock().reset();
                 }
                 answer(reply, builder.reset(success, interrupted))
@@ -414,38 +455,38 @@ impl Inner {
         }
     }
 
-    /// The outcome of an evaluation, which sets the error state.
-    fn evaluated(
-        &self,
-        mut builder: OutcomeBuilder,
-        success: bool,
-        interrupted: Option<Interrupt>,
-        held: bool,
-    ) -> Outcome {
-        let superseded = builder.take_superseded();
-        let mut outcome = builder.finish(success, interrupted);
-        outcome.held = held;
+    /// Sets the error state by the outcome of an evaluation, in which these errors came before.
+    fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
         let mut state = self.state.lock();
         state.record_superseded(superseded);
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
-        self.tell_witness(&state, &outcome);
-        tell(&mut state, &mut outcome);
-        outcome
+        self.tell_witness(&state, outcome);
+        tell(&mut state, outcome);
     }
 
-    /// The outcome of an evaluation inside a held one, which leaves the error state alone.
-    fn evaluated_inside(&self, builder: OutcomeBuilder, success: bool, interrupted: Option<Interrupt>) -> Outcome {
-        let mut outcome = builder.finish(success, interrupted);
+    /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
+    fn evaluated_inside(&self, outcome: &mut Outcome) {
         let mut state = self.state.lock();
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
-        self.tell_witness(&state, &outcome);
-        tell(&mut state, &mut outcome);
-        outcome
+        self.tell_witness(&state, outcome);
+        tell(&mut state, outcome);
+    }
+
+    /// Keeps an outcome. What this returns gives it to whoever waits for it.
+    fn keep(&self, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
+        let waiting = self.evaluations.lock().end(&mut outcome);
+        if waiting.is_empty() {
+            return answer(reply, outcome);
+        }
+        Box::new(move || {
+            reply(outcome);
+            waiting.into_iter().for_each(|answer| answer());
+        })
     }
 
     /// Has another image know of this one's error, should it come to that.
@@ -478,7 +519,7 @@ impl Inner {
 /// Adds what waited for the next answer.
 fn tell(state: &mut State, outcome: &mut Outcome) {
     outcome.background = state.background.take().map(Clipped::from).unwrap_or_default();
-    outcome.notices = std::mem::take(&mut state.notices);
+    outcome.notices = state.take_notices();
 }
 
 impl Host for Inner {
@@ -499,13 +540,18 @@ impl Host for Inner {
             let deadline = request.timeout.map(|timeout| now + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
+            let evaluation = request.build.evaluation();
             let mut running = Running::new(request, deadline);
             if lane == Lane::Evaluation {
                 running.heap_limit = heap_limit();
-                self.evaluations.fetch_add(1, Ordering::Relaxed);
+                self.begun.fetch_add(1, Ordering::Relaxed);
             }
             let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
             *self.running[lane as usize].lock() = Some(running);
+            // From now on it can be interrupted.
+            if let Some(evaluation) = evaluation {
+                self.evaluations.lock().begin(evaluation, job.id);
+            }
             if let Some(at) = deadline.into_iter().chain(watch).min() {
                 self.clock.arm(at);
             }
@@ -564,12 +610,12 @@ impl Host for Inner {
                     }
                     Event::Notice(text) => {
                         drop(slot);
-                        self.state.lock().notices.push(text.to_owned());
+                        self.state.lock().notice(text.to_owned());
                     }
                     Event::Defined(..) => {
                         running.build.event(event);
                         if let (Some(witness), Some(form)) = (self.witness.get(), running.build.last_defined()) {
-                            witness.defined(form, self.local.load(Ordering::Relaxed));
+                            witness.defined(form, self.local.load(Ordering::Relaxed), running.evaluation);
                         }
                     }
                     event => return running.build.event(event),
@@ -591,7 +637,7 @@ impl Inner {
                 let mut state = self.state.lock();
                 state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => self.state.lock().notices.push(text.to_owned()),
+            Event::Notice(text) => self.state.lock().notice(text.to_owned()),
             _ => {}
         }
     }

@@ -1,15 +1,16 @@
 //! What a session takes over from one whose image is gone.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::builder::OutcomeBuilder;
+use super::history::History;
 use super::idle::Idle;
-use super::state::{HISTORY, State};
+use super::state::State;
 use super::witness::Witness;
-use super::{Lane, Ordering, Session};
+use super::{Lane, Ordering, Reply, Session, wait};
+use crate::Evaluation;
 use crate::config::Limits;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 
@@ -18,8 +19,8 @@ use crate::outcome::{Clipped, ErrorRecord, Outcome};
 pub(crate) struct Errors {
     /// The error state.
     pub(crate) last: Option<Arc<ErrorRecord>>,
-    /// The last errors, oldest first.
-    pub(crate) history: VecDeque<Arc<ErrorRecord>>,
+    /// The last errors.
+    pub(crate) history: History,
     /// The number of the last one.
     pub(crate) count: u64,
 }
@@ -29,13 +30,10 @@ impl Errors {
     pub(crate) fn note(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
-            if self.history.len() == HISTORY {
-                self.history.pop_front();
-            }
-            self.history.push_back(error);
+            self.history.push(error);
         }
-        let has_id = |error: &&Arc<ErrorRecord>| Some(error.id) == last;
-        self.last = self.history.iter().find(has_id).or(self.last.as_ref().filter(has_id)).cloned();
+        let before = self.last.take().filter(|error| Some(error.id) == last);
+        self.last = before.or_else(|| self.history.get(last?).cloned());
     }
 
     /// Forgets everything but how far the numbers have come.
@@ -49,7 +47,8 @@ impl State {
     fn restore(&mut self, errors: Errors) {
         // What restoring had to say is told elsewhere.
         let Errors { last, history, count } = errors;
-        *self = Self { last_error: last, history, errors: count, ..Self::default() };
+        *self = Self::default();
+        (self.last_error, self.history, self.errors) = (last, history, count);
     }
 }
 
@@ -63,6 +62,19 @@ impl Session {
     /// [`Session::evaluate`] must not be called where this is done.
     pub(crate) fn idle_with(&self, idle: Arc<dyn Idle>) {
         self.0.lanes[Lane::Evaluation as usize].idle_with(idle);
+    }
+
+    /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
+    /// of its own.
+    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation) -> Outcome {
+        wait(|reply: Reply<Outcome>| {
+            self.submit_as(self.0.next_job_id(), 0, source, evaluation, reply);
+        })
+    }
+
+    /// Evaluations to come get numbers above this one.
+    pub(crate) fn count_evaluations_from(&self, number: u64) {
+        self.0.evaluations.lock().count_from(number);
     }
 
     /// The next jobs get numbers from this one on.
@@ -88,12 +100,12 @@ impl Session {
 
     /// What the next answer has to say, which it will not say now.
     pub(crate) fn take_notices(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.state.lock().notices)
+        self.0.state.lock().take_notices()
     }
 
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
-        self.0.state.lock().notices.push(notice);
+        self.0.state.lock().notice(notice);
     }
 }
 
@@ -120,7 +132,7 @@ impl Drop for Asking {
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(String::new(), Limits::default(), None).finish(false, None);
+    let mut outcome = OutcomeBuilder::new(0, String::new(), Limits::default(), None).finish(false, None);
     if let Err(error) = &mut outcome.result {
         let error = Arc::make_mut(error);
         error.kind = kind.to_owned();

@@ -57,6 +57,16 @@ impl Build {
 }
 
 impl Build {
+    /// The number of the evaluation that this is, or goes on with.
+    pub(super) fn evaluation(&self) -> Option<u64> {
+        match self {
+            Self::Outcome(builder, _) => Some(builder.evaluation()),
+            Self::Resumed(builder, _) => Some(builder.evaluation()),
+            Self::Inside(builder, _) => Some(builder.evaluation()),
+            _ => None,
+        }
+    }
+
     /// The last form of the evaluation that defined something.
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         match self {
@@ -71,6 +81,8 @@ impl Build {
 /// A job in Lisp's hands.
 pub(super) struct Running {
     pub(super) id: u64,
+    /// The evaluation that it belongs to; 0 for none.
+    pub(super) evaluation: u64,
     pub(super) build: Build,
     /// When it is interrupted (again).
     pub(super) deadline: Option<Instant>,
@@ -98,6 +110,7 @@ impl Running {
     pub(super) fn new(request: Request, deadline: Option<Instant>) -> Self {
         Self {
             id: request.job.id,
+            evaluation: request.job.evaluation,
             build: request.build,
             deadline,
             heap_limit: None,
@@ -135,7 +148,8 @@ impl Running {
 impl Request {
     /// Moves the job out and leaves its number.
     pub(super) fn take_job(&mut self) -> Job {
-        let empty = Job { id: self.job.id, kind: JobKind::Reset, text: Vec::new(), name: Vec::new() };
+        let Job { id, evaluation, .. } = self.job;
+        let empty = Job { id, kind: JobKind::Reset, evaluation, text: Vec::new(), name: Vec::new() };
         std::mem::replace(&mut self.job, empty)
     }
 }

@@ -1,27 +1,30 @@
 //! What a session remembers between evaluations.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::builder::ClippedBuffer;
+use super::history::History;
 use crate::outcome::ErrorRecord;
 
-/// How many errors the history keeps.
-pub(super) const HISTORY: usize = 20;
+/// Notices that wait for the next answer at most, and characters of one.
+const MAX_NOTICES: usize = 100;
+const MAX_NOTICE: usize = 2_000;
 
 /// The error state, the history, and what waits for the next answer.
 #[derive(Default)]
 pub(super) struct State {
     /// The last error; none once an evaluation has succeeded.
     pub(super) last_error: Option<Arc<ErrorRecord>>,
-    /// The last errors, oldest first.
-    pub(super) history: VecDeque<Arc<ErrorRecord>>,
+    /// The last errors.
+    pub(super) history: History,
     /// Errors so far, those of before a reset included, so that a number never means two things.
     pub(super) errors: u64,
     /// Output of threads that outlived their evaluation, until the next answer.
     pub(super) background: Option<ClippedBuffer>,
     /// What the server has to say in the next answer.
     pub(super) notices: Vec<String>,
+    /// How many more there were.
+    notices_omitted: u64,
 }
 
 impl State {
@@ -32,17 +35,14 @@ impl State {
         if let Some(record) = Arc::get_mut(error) {
             record.id = self.errors;
         }
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(error.clone());
+        self.history.push(error.clone());
     }
 
     /// Puts errors into the history that others came after in the same evaluation, and says so in its answer.
     pub(super) fn record_superseded(&mut self, errors: Vec<Arc<ErrorRecord>>) {
         for mut error in errors {
             self.record(&mut error);
-            self.notices.push(format!(
+            self.notice(format!(
                 "Before this, E{} reached the debugger: {}. A cleanup form failed while it was unwound, or stopped that.",
                 self.errors, error.kind
             ));
@@ -51,16 +51,39 @@ impl State {
 
     /// The error with this number, if the history still has it.
     pub(super) fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
-        self.history.iter().find(|error| error.id == id).cloned()
+        self.history.get(id).cloned()
     }
 
     /// The history, newest first.
     pub(super) fn history(&self) -> Vec<Arc<ErrorRecord>> {
-        self.history.iter().rev().cloned().collect()
+        self.history.newest_first().cloned().collect()
+    }
+
+    /// Has the next answer say this.
+    pub(super) fn notice(&mut self, mut text: String) {
+        if self.notices.len() >= MAX_NOTICES {
+            self.notices_omitted += 1;
+            return;
+        }
+        if let Some((end, _)) = text.char_indices().nth(MAX_NOTICE) {
+            text.truncate(end);
+            text.push('…');
+        }
+        self.notices.push(text);
+    }
+
+    /// What the next answer has to say.
+    pub(super) fn take_notices(&mut self) -> Vec<String> {
+        let mut notices = std::mem::take(&mut self.notices);
+        match std::mem::take(&mut self.notices_omitted) {
+            0 => {}
+            more => notices.push(format!("[... {more} more notices omitted]")),
+        }
+        notices
     }
 
     /// Forgets everything but how far the numbers have come, and what is yet to be said.
     pub(super) fn reset(&mut self) {
-        *self = Self { errors: self.errors, notices: std::mem::take(&mut self.notices), ..Self::default() };
+        *self = Self { errors: self.errors, notices: self.take_notices(), ..Self::default() };
     }
 }

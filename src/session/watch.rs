@@ -49,8 +49,8 @@ impl Inner {
         if let Some(id) = full {
             self.interrupt(Lane::Evaluation, id, Interrupt::Heap);
         }
-        let evaluations = self.evaluations.load(Ordering::Relaxed);
-        (self.watched.swap(evaluations, Ordering::Relaxed) != evaluations || busy).then(|| now + HEAP_WATCH)
+        let begun = self.begun.load(Ordering::Relaxed);
+        (self.watched.swap(begun, Ordering::Relaxed) != begun || busy).then(|| now + HEAP_WATCH)
     }
 
     /// Interrupts what has run too long by now. When to look again.

@@ -20,8 +20,10 @@ pub(crate) trait Witness: Send + Sync {
     fn ended(&self, job: u64);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
-    /// A form defined something. `local`: the package was bound for its evaluation alone.
-    fn defined(&self, form: &DefiningForm, local: bool);
+    /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.
+    fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64);
+    /// An evaluation got this number.
+    fn numbered(&self, evaluation: u64);
     /// The limits were set.
     fn limits(&self, limits: &Limits);
     /// What Lisp does now cannot be stopped; this is what can be said of an evaluation. The image is to be given up.

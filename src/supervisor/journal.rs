@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::handover::Entry;
+use crate::outcome::DefiningForm;
 
 /// Up to so many forms everything is kept as it was evaluated.
 const EXACT: usize = 2_000;
@@ -34,13 +35,17 @@ impl Journal {
     /// Drops what was evaluated again since, but for its first time, which others may rest on; then, if there is still
     /// too much, the oldest.
     fn compact(&mut self) {
-        let mut last: HashMap<&Entry, usize> = HashMap::new();
+        let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, entry) in self.entries.iter().enumerate() {
-            last.insert(entry, index);
+            last.insert(entry.key(), index);
         }
-        let mut seen: HashSet<&Entry> = HashSet::new();
-        let keep: Vec<bool> =
-            self.entries.iter().enumerate().map(|(index, entry)| seen.insert(entry) || last[entry] == index).collect();
+        let mut seen: HashSet<(&DefiningForm, bool)> = HashSet::new();
+        let keep: Vec<bool> = self
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| seen.insert(entry.key()) || last[&entry.key()] == index)
+            .collect();
         let mut keep = keep.into_iter();
         self.entries.retain(|_| keep.next().unwrap_or(true));
         self.bytes = self.entries.iter().map(|entry| entry.form.code.len()).sum();
@@ -89,10 +94,9 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::DefiningForm;
 
     fn entry(code: String) -> Entry {
-        Entry { form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() }, local: false }
+        Entry { form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() }, local: false, evaluation: 1 }
     }
 
     #[test]

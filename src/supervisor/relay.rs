@@ -89,6 +89,8 @@ struct Memory {
     /// `None` when nothing is to be restored.
     journal: Option<Journal>,
     through: u64,
+    /// The number of the newest evaluation.
+    evaluations: u64,
     loss: Option<Loss>,
     reset: Option<u64>,
     /// What the image before the reset had to say yet, until the one after it has heard of it.
@@ -114,6 +116,7 @@ impl Relay {
             errors: Errors::default(),
             journal: restore.then(Journal::default),
             through: 0,
+            evaluations: 0,
             loss: None,
             reset: None,
             notices: Vec::new(),
@@ -497,6 +500,7 @@ impl Memory {
             loss.deadly.extend(deadly);
         }
         self.through = self.through.max(begun);
+        self.evaluations = self.evaluations.max(worker.board.get(Slot::Numbered));
         self.loss = Some(loss);
     }
 
@@ -507,6 +511,7 @@ impl Memory {
         self.loss = None;
         self.journal = self.journal.take().map(|_| Journal::default());
         self.through = self.through.max(worker.board.get(Slot::Begun));
+        self.evaluations = self.evaluations.max(worker.board.get(Slot::Numbered));
         self.reset = Some(line);
     }
 
@@ -521,6 +526,7 @@ impl Memory {
             journal: self.journal.as_ref().map(|journal| journal.entries().to_vec()),
             dropped: self.journal.as_ref().map_or(0, Journal::dropped),
             through: self.through,
+            evaluations: self.evaluations,
             loss: self.loss.clone(),
             reset: self.reset,
             notices: self.notices.clone(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sbcl::outcome::{Definition, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
-use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Session};
+use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Progress, Session};
 
 /// How long anything may take before a test calls it a hang.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -62,6 +62,13 @@ impl Lisp {
     pub(crate) fn start(&self, code: &str) -> (JobId, mpsc::Receiver<Outcome>) {
         let (sender, receiver) = mpsc::channel();
         (self.session.submit(Evaluation::new(code), move |outcome| _ = sender.send(outcome)), receiver)
+    }
+
+    /// Waits until the evaluation that was started last runs.
+    pub(crate) fn await_running(&self) {
+        while self.session.evaluation(None).expect("it was started").progress == Progress::Queued {
+            std::thread::yield_now();
+        }
     }
 
     pub(crate) fn eval(&self, code: &str) -> Outcome {

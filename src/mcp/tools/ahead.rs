@@ -17,6 +17,8 @@ pub(super) struct Ahead {
     link: Arc<Link>,
     id: RequestId,
     structured: bool,
+    /// Characters that the answer may have.
+    max: usize,
     /// The client's revision has no `resultType`.
     legacy: bool,
 }
@@ -27,13 +29,14 @@ impl Ahead {
             link: desk.link.clone(),
             id: context.id.clone(),
             structured: desk.structured,
+            max: desk.max_answer(),
             legacy: context.protocol_version().is_none_or(|version| version < ProtocolVersion::V_2026_07_28),
         }
     }
 
     /// Answers. The handler has to end with an answer as well, which is dropped.
-    pub(super) fn answer(self, reply: &Reply) {
-        let mut result = ServerResult::from(CallToolResponse::from(result(reply, self.structured)));
+    pub(super) fn answer(self, reply: Reply) {
+        let mut result = ServerResult::from(CallToolResponse::from(result(reply, self.structured, self.max)));
         if self.legacy {
             result.strip_result_type_for_legacy_peer();
         }

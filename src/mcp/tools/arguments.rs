@@ -1,8 +1,8 @@
 //! A call's arguments, taken out one by one and checked.
 
-use std::ops::RangeFrom;
+use std::ops::RangeInclusive;
 
-use rmcp::model::{ErrorData, JsonObject};
+use rmcp::model::JsonObject;
 use serde_json::Value;
 
 use super::Fault;
@@ -12,20 +12,22 @@ use super::Fault;
 pub(super) struct Arguments {
     tool: &'static str,
     known: &'static [&'static str],
+    required: usize,
     map: JsonObject,
 }
 
 impl Arguments {
     /// For a tool that takes the arguments `known`, of which the first `required` must be there.
     ///
-    /// A missing one is an error of the protocol; an unknown one is a wrong value, and nothing is done.
+    /// Nothing is done when one is missing or unknown. `max_frames` is taken for `max-frames`.
     pub(super) fn new(
         tool: &'static str,
         known: &'static [&'static str],
         required: usize,
         map: JsonObject,
     ) -> Result<Self, Fault> {
-        let arguments = Self { tool, known, map };
+        let map = map.into_iter().map(|(name, value)| (known_name(known, name), value)).collect();
+        let arguments = Self { tool, known, required, map };
         let missing = known[..required].iter().find(|name| arguments.map.get(**name).is_none_or(Value::is_null));
         let unknown = arguments.map.keys().find(|name| !known.contains(&name.as_str()));
         if missing.is_none() && unknown.is_none() {
@@ -33,17 +35,13 @@ impl Arguments {
         }
         let mut reason = missing.map_or_else(String::new, |name| format!("{tool} needs the argument {name}. "));
         if let Some(name) = unknown {
-            reason += &format!("{tool} has no argument {name:?}. ");
+            reason += &format!("{tool} has no argument {}. ", shown(name));
         }
         reason += &match known {
             [] => "It takes no arguments.".to_owned(),
             known => format!("It takes: {}.", known.join(", ")),
         };
-        Err(if missing.is_some() {
-            Fault::Protocol(ErrorData::invalid_params(reason, None))
-        } else {
-            Fault::Value(reason)
-        })
+        Err(Fault::Value(reason))
     }
 
     /// A text that must be there.
@@ -51,71 +49,124 @@ impl Arguments {
         self.optional_text(name).map(Option::unwrap_or_default)
     }
 
-    /// A text.
+    /// A text. A number is one as it is written, and an empty text is none.
     pub(super) fn optional_text(&mut self, name: &str) -> Result<Option<String>, Fault> {
         match self.take(name) {
             None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
+            Some(Value::String(text)) => {
+                Ok(Some(text.strip_prefix(BYTE_ORDER_MARK).map_or(text.clone(), str::to_owned)))
+            }
+            Some(Value::Number(number)) => Ok(Some(number.to_string())),
             Some(other) => Err(self.wrong(name, "a string", &other)),
         }
     }
 
     /// A yes or no; no when it is not there.
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, Fault> {
-        match self.take(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(other) => Err(self.wrong(name, "true or false", &other)),
+        let Some(value) = self.take(name) else { return Ok(false) };
+        let word = value.as_str().map(|word| word.trim().to_ascii_lowercase());
+        match (value.as_bool(), word.as_deref()) {
+            (Some(flag), _) => Ok(flag),
+            (_, Some("true")) => Ok(true),
+            (_, Some("false")) => Ok(false),
+            _ => Err(self.wrong(name, "true or false", &value)),
         }
     }
 
     /// A number; `allowed` says in words which.
-    pub(super) fn number(&mut self, name: &str, allowed: impl Fn() -> String) -> Result<Option<f64>, Fault> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or_else(|| self.wrong(name, &allowed(), &value)),
-        }
+    pub(super) fn number(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<f64>,
+        allowed: impl Fn() -> String,
+    ) -> Result<Option<f64>, Fault> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let number = float(&value).filter(|number| range.contains(number));
+        number.map(Some).ok_or_else(|| self.wrong(name, &allowed(), &value))
     }
 
     /// A whole number, 10.0 included.
-    pub(super) fn whole(&mut self, name: &str, from: RangeFrom<u64>, allowed: &str) -> Result<Option<u64>, Fault> {
+    pub(super) fn whole(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<u64>,
+        allowed: &str,
+    ) -> Result<Option<u64>, Fault> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let float = value.as_f64().filter(|number| number.fract() == 0.0 && (0.0..=1e15).contains(number));
-        // The float is a whole number that fits: nothing is lost.
-        let whole = value.as_u64().or(float.map(|number| number as u64));
-        whole.filter(|number| from.contains(number)).map(Some).ok_or_else(|| self.wrong(name, allowed, &value))
-    }
-
-    /// Whatever it is.
-    pub(super) fn any(&mut self, name: &str) -> Option<Value> {
-        self.take(name)
-    }
-
-    /// One of some words; the first one when it is not there.
-    pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<T, Fault> {
-        let Some(value) = self.take(name) else {
-            return Ok(choices[0].1);
+        let number = match &value {
+            Value::String(text) => whole(text),
+            Value::Number(number) => whole(&number.to_string()),
+            _ => None,
         };
+        let number = number.filter(|number| range.contains(number));
+        number.map(Some).ok_or_else(|| self.wrong(name, allowed, &value))
+    }
+
+    /// A whole number of characters.
+    pub(super) fn characters(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Fault> {
+        let allowed = format!("a whole number of characters from {} to {}", range.start(), range.end());
+        self.whole(name, range, &allowed)
+    }
+
+    /// One of some words.
+    pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, Fault> {
+        let Some(value) = self.take(name) else { return Ok(None) };
         let chosen = choices.iter().find(|(word, _)| value == *word);
-        chosen.map(|(_, choice)| *choice).ok_or_else(|| {
+        chosen.map(|(_, choice)| Some(*choice)).ok_or_else(|| {
             let words: Vec<_> = choices.iter().map(|(word, _)| *word).collect();
             self.wrong(name, &format!("one of {}", words.join(", ")), &value)
         })
     }
 
+    /// What must be there may be empty; for what need not, an empty text is none.
+    fn required(&self) -> &'static [&'static str] {
+        &self.known[..self.required]
+    }
+
     fn take(&mut self, name: &str) -> Option<Value> {
         debug_assert!(self.known.contains(&name));
-        self.map.remove(name).filter(|value| !value.is_null())
+        self.map.remove(name).filter(|value| !value.is_null() && (value != "" || self.required().contains(&name)))
     }
 
     fn wrong(&self, name: &str, allowed: &str, value: &Value) -> Fault {
-        let mut shown = value.to_string();
-        if let Some((cut, _)) = shown.char_indices().nth(60) {
-            shown.truncate(cut);
-            shown.push('…');
-        }
-        Fault::Value(format!("{}: {name} must be {allowed}, not {shown}.", self.tool))
+        Fault::Value(format!("{}: {name} must be {allowed}, not {}.", self.tool, shown_as(value.to_string())))
     }
+}
+
+/// The argument's name, written with hyphens where the tool has it so.
+fn known_name(known: &[&str], name: String) -> String {
+    let hyphenated = name.replace('_', "-");
+    if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
+}
+
+/// What editors may put before a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// A text that was given, in quotation marks and not too long to be repeated.
+pub(super) fn shown(text: &str) -> String {
+    shown_as(format!("{text:?}"))
+}
+
+fn shown_as(mut text: String) -> String {
+    if let Some((cut, _)) = text.char_indices().nth(60) {
+        text.truncate(cut);
+        text.push('…');
+    }
+    text
+}
+
+/// A number, which may be written as a string.
+fn float(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+/// A whole number as written: 10 and 10.0.
+pub(super) fn whole(text: &str) -> Option<u64> {
+    let text = text.trim();
+    // The float is a whole number that fits: nothing is lost.
+    let float =
+        |text: &str| text.parse().ok().filter(|number: &f64| number.fract() == 0.0 && (0.0..=1e15).contains(number));
+    text.parse().ok().or_else(|| float(text).map(|number| number as u64))
 }
 
 #[cfg(test)]
@@ -125,7 +176,7 @@ mod tests {
 
     fn arguments(value: Value) -> Result<Arguments, Fault> {
         let Value::Object(map) = value else { panic!("not an object") };
-        Arguments::new("tool", &["code", "count", "flag"], 1, map)
+        Arguments::new("tool", &["code", "max-count", "flag", "name"], 1, map)
     }
 
     fn sentence<T>(result: Result<T, Fault>) -> String {
@@ -138,36 +189,60 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        assert_eq!(sentence(arguments(json!({"code": "1", "count": null}))), "fine");
+        assert_eq!(sentence(arguments(json!({"code": "1", "max-count": null}))), "fine");
         assert_eq!(
-            sentence(arguments(json!({"code": "1", "cuont": 2}))),
-            "tool has no argument \"cuont\". It takes: code, count, flag."
+            sentence(arguments(json!({"code": "1", "max-cuont": 2}))),
+            "tool has no argument \"max-cuont\". It takes: code, max-count, flag, name."
         );
         assert_eq!(
             sentence(arguments(json!({"code": null}))),
-            "-32602 tool needs the argument code. It takes: code, count, flag."
+            "tool needs the argument code. It takes: code, max-count, flag, name."
         );
         assert_eq!(
             sentence(Arguments::new("bare", &[], 0, json!({"x": 1}).as_object().unwrap().clone())),
             "bare has no argument \"x\". It takes no arguments."
         );
+        let long = sentence(arguments(json!({"code": "1", ("x".repeat(1_000_000)): 1})));
+        assert!(long.len() < 200, "{long}");
     }
 
     #[test]
     fn values_are_checked() {
         let count = |value: Value| {
-            let mut arguments = arguments(json!({"code": "1", "count": value})).unwrap();
-            arguments.whole("count", 1.., "a whole number from 1").map_err(|fault| sentence::<()>(Err(fault)))
+            let mut arguments = arguments(json!({"code": "1", "max_count": value})).unwrap();
+            arguments
+                .whole("max-count", 1..=10, "a whole number from 1 to 10")
+                .map_err(|fault| sentence::<()>(Err(fault)))
         };
-        assert_eq!(count(json!(null)), Ok(None));
-        assert_eq!(count(json!(3)), Ok(Some(3)));
-        assert_eq!(count(json!(3.0)), Ok(Some(3)));
-        for wrong in [json!(0), json!(-1), json!(1.5), json!("3"), json!([]), json!(1e300)] {
-            let expected = format!("tool: count must be a whole number from 1, not {wrong}.");
+        for none in [json!(null), json!("")] {
+            assert_eq!(count(none), Ok(None));
+        }
+        for three in [json!(3), json!(3.0), json!("3"), json!(" 3.0 ")] {
+            assert_eq!(count(three), Ok(Some(3)));
+        }
+        for wrong in [json!(0), json!(-1), json!(1.5), json!("three"), json!([]), json!(1e300), json!(11), json!("NaN")]
+        {
+            let expected = format!("tool: max-count must be a whole number from 1 to 10, not {wrong}.");
             assert_eq!(count(wrong), Err(expected));
         }
-        let mut both = arguments(json!({"code": 7, "flag": "yes"})).unwrap();
-        assert_eq!(sentence(both.text("code")), "tool: code must be a string, not 7.");
-        assert_eq!(sentence(both.flag("flag")), "tool: flag must be true or false, not \"yes\".");
+    }
+
+    #[test]
+    fn texts_and_flags_are_taken_generously() {
+        for (value, expected) in [(json!(7), "7"), (json!(1.5), "1.5"), (json!("\u{feff}(f)"), "(f)"), (json!(""), "")]
+        {
+            let mut given = arguments(json!({"code": value})).unwrap();
+            assert_eq!(given.text("code").unwrap(), expected);
+        }
+        for (value, expected) in
+            [(json!("TRUE"), true), (json!("false"), false), (json!(true), true), (json!(""), false)]
+        {
+            let mut given = arguments(json!({"code": "1", "flag": value})).unwrap();
+            assert_eq!(given.flag("flag").unwrap(), expected);
+        }
+        let mut given = arguments(json!({"code": ["x"], "flag": "yes", "name": ""})).unwrap();
+        assert_eq!(sentence(given.text("code")), "tool: code must be a string, not [\"x\"].");
+        assert_eq!(sentence(given.flag("flag")), "tool: flag must be true or false, not \"yes\".");
+        assert_eq!(given.optional_text("name").unwrap(), None);
     }
 }

@@ -15,7 +15,6 @@ use tokio::sync::oneshot;
 
 use super::wait::wait;
 use super::{Fault, Step};
-use crate::outcome::Clipped;
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Session};
 
 /// The question's name among the inputs of a call.
@@ -214,7 +213,7 @@ async fn follow(
             let job = session.abort_held(move |result| drop(answer.send(result)));
             let said = match wait(context, reply, || session.cancel(job)).await? {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
-                Err(error) => format!("The user chose no restart; {error}."),
+                Err(error) => format!("The user chose no restart. {error}"),
             };
             before.notices.push(said);
             Ok(ControlFlow::Break(Outcome { held: false, ..before }))
@@ -237,7 +236,7 @@ async fn follow(
                 }
                 Err(error) => {
                     before.held &= error != HoldError::NothingHeld;
-                    before.notices.push(format!("The user chose restart {number}, but {error}"));
+                    before.notices.push(format!("The user chose restart {number}. {error}"));
                     return Ok(ControlFlow::Break(before));
                 }
             };
@@ -252,30 +251,7 @@ async fn follow(
                 let name = name.unwrap_or_default();
                 after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));
             }
-            Ok(ControlFlow::Continue(joined(before, after)))
+            Ok(ControlFlow::Continue(before.followed_by(after)))
         }
     }
-}
-
-/// One outcome of an evaluation that went on.
-fn joined(before: Outcome, after: Outcome) -> Outcome {
-    Outcome {
-        notices: [before.notices, after.notices].concat(),
-        background: join(before.background, after.background),
-        stdout: join(before.stdout, after.stdout),
-        stderr: join(before.stderr, after.stderr),
-        warnings: [before.warnings, after.warnings].concat(),
-        warnings_omitted: before.warnings_omitted + after.warnings_omitted,
-        defined: [before.defined, after.defined].concat(),
-        ..after
-    }
-}
-
-fn join(before: Clipped, after: Clipped) -> Clipped {
-    if before.omitted > 0 {
-        // What comes after a cut is cut as well.
-        let more = after.text.chars().count() as u64 + after.omitted;
-        return Clipped { omitted: before.omitted + more, ..before };
-    }
-    Clipped { text: before.text + &after.text, omitted: after.omitted }
 }

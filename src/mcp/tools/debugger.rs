@@ -3,13 +3,15 @@
 use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use rmcp::service::RequestContext;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::oneshot;
 
+use super::arguments::{shown, whole};
+use super::limits::{timeout, timeout_schema};
 use super::wait::wait;
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
 
-use crate::{HoldError, JobId, Limits, Outcome, RestartDesignator, Session};
+use crate::{HoldError, JobId, Outcome, RestartDesignator, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
@@ -24,7 +26,7 @@ pub(super) fn tools() -> [Tool; 6] {
         json!({
             "type": "integer",
             "minimum": 0,
-            "description": "The frame's number, as in get-backtrace.",
+            "description": "The frame's number, from 0, as get-backtrace shows them.",
         })
     };
     let code = || json!({"type": "string", "description": "Lisp code; the frame's local variables are visible."});
@@ -32,13 +34,13 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RESTART,
             "Invoke restart",
-            "Make the evaluation that is held (on-error \"debug\") go on by one of its restarts, and answer what it \
-             then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, and answer \
+             what it then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
              eval-in-frame, then CONTINUE or RETRY.",
             json!({
                 "restart": {
-                    "type": ["integer", "string"],
-                    "description": "Its number in the report, or its name.",
+                    "type": "string",
+                    "description": "Its number in the report, such as 1, or its name.",
                 },
                 "values": {
                     "type": "string",
@@ -51,8 +53,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             LOCALS,
             "Frame locals",
-            "Show the local variables of a frame of the evaluation that is held: what a function was called with, and what it \
-             had made of it.",
+            "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \"debug\"): what a \
+             function was called with, and what it had made of it. For one that is not held, get-backtrace has `locals`.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
@@ -60,26 +62,18 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             EVAL,
             "Evaluate in frame",
-            "Evaluate code inside a frame of the evaluation that is held, with its local variables visible: look at \
-             them, change them, or define what was missing. Neither an error in it nor its time limit loses the held \
-             evaluation.",
-            json!({
-                "frame": frame(),
-                "code": code(),
-                "timeout": {
-                    "type": "number",
-                    "minimum": 0,
-                    "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                    "description": "Time limit in seconds for this code, 0 for none. Default: the session's (see configure-limits).",
-                },
-            }),
+            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), with the \
+             frame's local variables visible: look at them, change them, or define what was missing. Neither an error in \
+             it nor its time limit loses the held evaluation.",
+            json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
             acts(),
         ),
         define(
             RETURN,
             "Return from frame",
-            "Make the evaluation that is held go on as if a frame had returned the values of this code.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on as if a frame had returned the values \
+             of this code, and answer what it then comes to.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
             acts(),
@@ -87,8 +81,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             AGAIN,
             "Restart frame",
-            "Make the evaluation that is held go on by calling a frame's function again with the same arguments, for \
-             instance after redefining it.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's function again \
+             with the same arguments, for instance after redefining it, and answer what it then comes to.",
             json!({"frame": frame()}),
             &["frame"],
             acts(),
@@ -96,7 +90,7 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             ABORT,
             "Abort evaluation",
-            "Give up the evaluation that is held: it is unwound, its cleanup forms run, and what it has done stays done.",
+            "Give up the evaluation that is held (it failed under on-error: \"debug\"): it is unwound, its cleanup forms run, and what it has done stays done.",
             json!({}),
             &[],
             acts(),
@@ -113,7 +107,7 @@ pub(super) async fn call(
     match name {
         RESTART => {
             let mut arguments = Arguments::new(RESTART, &["restart", "values"], 1, arguments)?;
-            let restart = designator(arguments.any("restart"))?;
+            let restart = designator(arguments.text("restart")?)?;
             let values = arguments.optional_text("values")?.unwrap_or_default();
             let (answer, reply) = oneshot::channel();
             let job = session.invoke_restart(&restart, &values, move |outcome| drop(answer.send(outcome)));
@@ -131,7 +125,7 @@ pub(super) async fn call(
         EVAL => {
             let mut arguments = Arguments::new(EVAL, &["frame", "code", "timeout"], 2, arguments)?;
             let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
-            let timeout = super::limits::timeout(&mut arguments)?;
+            let timeout = timeout(&mut arguments)?;
             resume(session, context, |reply| session.eval_in_frame(frame, &code, timeout, reply)).await
         }
         RETURN => {
@@ -168,18 +162,17 @@ async fn resume(
 }
 
 fn frame(arguments: &mut Arguments) -> Result<u64, Fault> {
-    Ok(arguments.whole("frame", 0.., "a frame's number, from 0")?.unwrap_or_default())
+    Ok(arguments.whole("frame", 0..=u64::MAX, "a frame's number, from 0")?.unwrap_or_default())
 }
 
-fn designator(value: Option<Value>) -> Result<RestartDesignator, Fault> {
-    match value {
-        Some(Value::String(name)) => Ok(name.parse().map_or(RestartDesignator::Name(name), RestartDesignator::Number)),
-        Some(Value::Number(number)) if number.as_u64().is_some_and(|number| number > 0) => {
-            Ok(RestartDesignator::Number(number.as_u64().unwrap_or_default()))
-        }
-        other => Err(Fault::Value(format!(
+/// The restart that is meant: a number may be written as a string, too.
+fn designator(restart: String) -> Result<RestartDesignator, Fault> {
+    match (restart.trim().parse::<f64>(), whole(&restart)) {
+        (_, Some(number @ 1..)) => Ok(RestartDesignator::Number(number)),
+        (Err(_), _) => Ok(RestartDesignator::Name(restart)),
+        (Ok(_), _) => Err(Fault::Value(format!(
             "{RESTART}: restart must be a number from 1, or a name, not {}.",
-            other.unwrap_or_default()
+            shown(&restart)
         ))),
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn tool() -> Tool {
 
 pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
     let mut arguments = Arguments::new(NAME, &["type"], 0, arguments)?;
-    let filter = arguments.choice("type", TYPES)?;
+    let filter = arguments.choice("type", TYPES)?.unwrap_or_default();
     let (answer, reply) = oneshot::channel();
     session.definitions(move |definitions| drop(answer.send(definitions)));
     let definitions = wait(context, reply, || ()).await??;

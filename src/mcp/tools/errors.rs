@@ -5,7 +5,9 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
+use super::arguments::shown;
 use super::{Answer, Arguments, Fault, Reply, define, inspection};
+use crate::report::FrameRange;
 use crate::{ErrorRecord, Session};
 
 pub(super) const DESCRIBE_NAME: &str = "describe-last-error";
@@ -14,6 +16,9 @@ pub(super) const HISTORY_NAME: &str = "error-history";
 
 /// Frames shown unless asked otherwise.
 const DEFAULT_FRAMES: u64 = 20;
+/// Errors listed unless asked otherwise, and at most.
+const DEFAULT_HISTORY: u64 = 20;
+const MAX_HISTORY: u64 = 200;
 
 pub(super) fn tools() -> [Tool; 3] {
     [
@@ -39,6 +44,12 @@ pub(super) fn tools() -> [Tool; 3] {
                     "default": DEFAULT_FRAMES,
                     "description": "How many frames to show, from the point of the error outwards.",
                 },
+                "from": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "default": 0,
+                    "description": "The number of the first frame to show: for what did not fit into an answer.",
+                },
                 "locals": {
                     "type": "boolean",
                     "default": false,
@@ -52,9 +63,17 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             HISTORY_NAME,
             "Error history",
-            "List the last 20 errors of this session, newest first, with the identifiers that describe-last-error and \
+            "List the last errors of this session, newest first, with the identifiers that describe-last-error and \
              get-backtrace take. A success clears the last error, not the history.",
-            json!({}),
+            json!({
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_HISTORY,
+                    "default": DEFAULT_HISTORY,
+                    "description": "How many errors to list.",
+                },
+            }),
             &[],
             inspection(),
         ),
@@ -73,13 +92,22 @@ fn error(session: &Session, arguments: &mut Arguments) -> Result<Option<Arc<Erro
     let Some(id) = arguments.optional_text("error-id")? else { return Ok(session.last_error()) };
     let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
     session.error(number).map(Some).ok_or_else(|| {
-        let known: Vec<_> = session.error_history().iter().map(|error| format!("E{}", error.id)).collect();
+        let known = session.error_history();
         Fault::Value(if known.is_empty() {
-            format!("There is no error {id:?}: no errors in this session.")
+            format!("There is no error {}: no errors in this session.", shown(&id))
         } else {
-            format!("There is no error {id:?}. The history has: {}.", known.join(", "))
+            format!("There is no error {}. The history has {} (see error-history).", shown(&id), range(&known))
         })
     })
+}
+
+/// The identifiers of errors, which come newest first.
+fn range(errors: &[Arc<ErrorRecord>]) -> String {
+    match errors {
+        [newest, .., oldest] => format!("E{} to E{}", oldest.id, newest.id),
+        [one] => format!("E{}", one.id),
+        [] => "none".to_owned(),
+    }
 }
 
 pub(super) fn describe(session: &Session, arguments: JsonObject) -> Answer {
@@ -88,14 +116,20 @@ pub(super) fn describe(session: &Session, arguments: JsonObject) -> Answer {
 }
 
 pub(super) fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
-    let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames", "locals", "error-id"], 0, arguments)?;
-    let max_frames = arguments.whole("max-frames", 1.., "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
+    let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames", "from", "locals", "error-id"], 0, arguments)?;
+    let max_frames = arguments.whole("max-frames", 1..=u64::MAX, "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
+    let from = arguments.whole("from", 0..=u64::MAX, "a frame's number, from 0")?.unwrap_or(0);
     let locals = arguments.flag("locals")?;
     let error = error(session, &mut arguments)?;
-    Ok(Reply::Backtrace { error, max_frames, locals })
+    Ok(Reply::Backtrace(error, FrameRange { from, max_frames, locals }))
 }
 
 pub(super) fn history(session: &Session, arguments: JsonObject) -> Answer {
-    Arguments::new(HISTORY_NAME, &[], 0, arguments)?;
-    Ok(Reply::History(session.error_history()))
+    let mut arguments = Arguments::new(HISTORY_NAME, &["limit"], 0, arguments)?;
+    let allowed = format!("a whole number from 1 to {MAX_HISTORY}");
+    let limit = arguments.whole("limit", 1..=MAX_HISTORY, &allowed)?.unwrap_or(DEFAULT_HISTORY);
+    let mut errors = session.error_history();
+    let shown = errors.len().min(usize::try_from(limit).unwrap_or(usize::MAX));
+    let older = errors.split_off(shown).len();
+    Ok(Reply::History(errors, older))
 }

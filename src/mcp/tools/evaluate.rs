@@ -13,7 +13,7 @@ use super::ahead::Ahead;
 use super::ask;
 use super::wait::wait_reporting;
 use super::{Arguments, Desk, Fault, Step, define};
-use crate::{Evaluation, Limits, Outcome};
+use crate::{Evaluation, OnError, Outcome};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
@@ -39,12 +39,7 @@ pub(super) fn tool() -> Tool {
                 "type": "string",
                 "description": "Package to read and evaluate in, for this call alone. Default: the session's current package.",
             },
-            "timeout": {
-                "type": "number",
-                "minimum": 0,
-                "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see configure-limits).",
-            },
+            "timeout": super::limits::timeout_schema(),
             "capture-time": {
                 "type": "boolean",
                 "default": false,
@@ -52,9 +47,8 @@ pub(super) fn tool() -> Tool {
             },
             "on-error": {
                 "type": "string",
-                "enum": ["abort", "debug", "ask"],
-                "default": "abort",
-                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot.",
+                "enum": super::limits::on_error_names(),
+                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot. Default: the session's (see configure-limits), `abort` at first.",
             },
         }),
         &["code"],
@@ -74,9 +68,9 @@ pub(super) async fn call(
     evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
-    let (hold, asks) =
-        arguments.choice("on-error", &[("abort", (false, false)), ("debug", (true, false)), ("ask", (true, true))])?;
-    evaluation.hold = hold;
+    let on_error = super::limits::on_error(&mut arguments)?.unwrap_or(session.limits().on_error);
+    evaluation.hold = on_error != OnError::Abort;
+    let asks = on_error == OnError::Ask;
 
     // What a person is asked about is no answer yet.
     let ahead = (!asks).then(|| Ahead::new(desk, context));
@@ -85,7 +79,7 @@ pub(super) async fn call(
     let job = session.submit(evaluation, move |outcome| {
         let unanswered = match ahead {
             Some(ahead) => {
-                ahead.answer(&outcome.into());
+                ahead.answer(outcome.into());
                 None
             }
             None => Some(outcome),

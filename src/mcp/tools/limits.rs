@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Answer, Arguments, Fault, Reply, define};
-use crate::{Limits, Session};
+use crate::{Limits, OnError, Session};
 
 pub(super) const NAME: &str = "configure-limits";
 
@@ -14,9 +14,10 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Configure limits",
-        "Show the limits of evaluations and, with arguments, change them for the evaluations after this. Use it when \
-         work needs longer than the time limit (type TIMEOUT) or when output was cut (`characters omitted`). The \
-         limits survive resets. For a single long evaluation, evaluate-lisp's own timeout is enough.",
+        "Show the session's limits and, with arguments, change them for the evaluations after this. Use it when work \
+         needs longer than the time limit (type TIMEOUT), when output was cut (`characters omitted`), or to have every \
+         failure held for the debugger's tools (on-error). They survive resets. For a single long evaluation, \
+         evaluate-lisp's own timeout is enough.",
         json!({
             "timeout": {
                 "type": "number",
@@ -28,7 +29,18 @@ pub(super) fn tool() -> Tool {
                 "type": "integer",
                 "minimum": Limits::MAX_OUTPUT_RANGE.start(),
                 "maximum": Limits::MAX_OUTPUT_RANGE.end(),
-                "description": "Characters of captured output kept, stdout and stderr together.",
+                "description": "Characters of captured output kept for each evaluation, stdout and stderr together.",
+            },
+            "max-answer": {
+                "type": "integer",
+                "minimum": Limits::MAX_ANSWER_RANGE.start(),
+                "maximum": Limits::MAX_ANSWER_RANGE.end(),
+                "description": "Characters of one answer. The middle of longer output is left out; the tool evaluation shows it.",
+            },
+            "on-error": {
+                "type": "string",
+                "enum": on_error_names(),
+                "description": "What evaluations do that fail and do not say: see evaluate-lisp.",
             },
         }),
         &[],
@@ -37,16 +49,20 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
-    let mut arguments = Arguments::new(NAME, &["timeout", "max-output"], 0, arguments)?;
+    let mut arguments = Arguments::new(NAME, &["timeout", "max-output", "max-answer", "on-error"], 0, arguments)?;
     let mut limits = session.limits();
     let before = limits;
     if let Some(timeout) = timeout(&mut arguments)? {
         limits.timeout = timeout;
     }
-    let range = Limits::MAX_OUTPUT_RANGE;
-    let allowed = format!("a whole number of characters from {} to {}", range.start(), range.end());
-    if let Some(characters) = arguments.whole("max-output", 0.., &allowed)? {
-        limits.set_max_output(characters)?;
+    if let Some(characters) = arguments.characters("max-output", Limits::MAX_OUTPUT_RANGE)? {
+        limits.max_output = characters;
+    }
+    if let Some(characters) = arguments.characters("max-answer", Limits::MAX_ANSWER_RANGE)? {
+        limits.max_answer = characters;
+    }
+    if let Some(on_error) = on_error(&mut arguments)? {
+        limits.on_error = on_error;
     }
     if limits != before {
         session.set_limits(limits);
@@ -57,6 +73,28 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
 /// The argument `timeout`, in seconds, 0 for none.
 pub(super) fn timeout(arguments: &mut Arguments) -> Result<Option<Option<Duration>>, Fault> {
     let allowed = || format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS);
-    let seconds = arguments.number("timeout", allowed)?;
-    Ok(seconds.map(Limits::timeout_from_seconds).transpose()?)
+    let Some(seconds) = arguments.number("timeout", 0.0..=Limits::MAX_TIMEOUT_SECONDS, allowed)? else {
+        return Ok(None);
+    };
+    Ok(Some(Limits::timeout_from_seconds(seconds)?))
+}
+
+/// The schema of the argument `timeout` of a tool that evaluates.
+pub(super) fn timeout_schema() -> Value {
+    json!({
+        "type": "number",
+        "minimum": 0,
+        "maximum": Limits::MAX_TIMEOUT_SECONDS,
+        "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see configure-limits).",
+    })
+}
+
+/// The argument `on-error`.
+pub(super) fn on_error(arguments: &mut Arguments) -> Result<Option<OnError>, Fault> {
+    arguments.choice("on-error", &OnError::ALL.map(|choice| (choice.name(), choice)))
+}
+
+/// What it may be.
+pub(super) fn on_error_names() -> [&'static str; 3] {
+    OnError::ALL.map(OnError::name)
 }

@@ -7,6 +7,7 @@ mod debugger;
 mod definitions;
 mod errors;
 mod evaluate;
+mod evaluation;
 mod limits;
 mod reply;
 mod reset;
@@ -21,7 +22,7 @@ use parking_lot::Mutex;
 use rmcp::RoleServer;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, InputRequiredResult, JsonObject,
-    Tool, ToolAnnotations,
+    MetaObject, Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use serde_json::{Value, json};
@@ -58,6 +59,11 @@ impl Desk {
         Self { worker: Some(worker), ..self }
     }
 
+    /// Characters that an answer may have.
+    fn max_answer(&self) -> usize {
+        usize::try_from(self.session.limits().max_answer).unwrap_or(usize::MAX)
+    }
+
     /// What `tools/list` shows.
     pub(super) fn tools(&self) -> Vec<Tool> {
         let mut tools = all();
@@ -89,18 +95,22 @@ type Answer = Result<Reply, Fault>;
 
 /// The tools, in this order.
 fn all() -> Vec<Tool> {
-    let mut tools = vec![evaluate::tool()];
+    let mut evaluate = evaluate::tool();
+    // Clients that show tools only on demand show this one at once.
+    evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
+    let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
+    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
     tools
 }
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 7] = [
+const REPEATABLE: [&str; 8] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
+    evaluation::NAME,
     definitions::NAME,
     symbol::NAME,
     reset::NAME,
@@ -159,11 +169,16 @@ pub(super) fn call<'a>(
         | debugger::ABORT => {
             Box::pin(async move { respond(desk, debugger::call(session, &name, arguments, context).await) })
         }
+        evaluation::NAME => Box::pin(async { respond(desk, evaluation::call(session, arguments, context).await) }),
         definitions::NAME => Box::pin(async { respond(desk, definitions::call(session, arguments, context).await) }),
         symbol::NAME => Box::pin(async { respond(desk, symbol::call(session, arguments, context).await) }),
         reset::NAME => Box::pin(async { respond(desk, reset::call(desk, arguments, context).await) }),
         limits::NAME => now(desk, limits::call(session, arguments)),
-        unknown => Box::pin(ready(Err(ErrorData::invalid_params(format!("unknown tool: {unknown}"), None)))),
+        unknown => {
+            let names: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
+            let reason = format!("There is no tool {}. There are: {}.", arguments::shown(unknown), names.join(", "));
+            Box::pin(ready(Err(ErrorData::invalid_params(reason, None))))
+        }
     }
 }
 
@@ -182,14 +197,14 @@ fn respond(desk: &Desk, step: Result<impl Into<Step>, Fault>) -> Response {
         Err(Fault::Value(sentence)) => Reply::Refused(sentence),
         Err(Fault::Protocol(error)) => return Err(error),
     };
-    Ok(result(&reply, desk.structured).into())
+    Ok(result(reply, desk.structured, desk.max_answer()).into())
 }
 
-fn result(reply: &Reply, structured: bool) -> CallToolResult {
+fn result(mut reply: Reply, structured: bool, max: usize) -> CallToolResult {
     // One block, always: clients are known to show only the first one of an error.
-    let content = vec![ContentBlock::text(reply.text())];
+    let content = vec![ContentBlock::text(reply.text(max))];
     let mut result = if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-    result.structured_content = structured.then(|| structured::content(reply));
+    result.structured_content = structured.then(|| structured::content(&reply, max));
     result
 }
 
@@ -208,7 +223,6 @@ fn define(
     if !required.is_empty() {
         schema.insert("required".to_owned(), json!(required));
     }
-    schema.insert("additionalProperties".to_owned(), json!(false));
     Tool::new(name, description, schema).with_title(title).with_annotations(hints)
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::outcome::{Definition, Local, SymbolDescription};
-use crate::report::{self, DefinitionFilter};
-use crate::{ErrorRecord, Limits, Outcome};
+use crate::report::{self, DefinitionFilter, FrameRange, Page};
+use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
 /// What a tool has to say, as plain data. The text and the structured content are made of the same.
 #[derive(Debug)]
@@ -13,10 +13,10 @@ pub(in crate::mcp) enum Reply {
     Outcome(Box<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
-    /// The frames of an error, if there is one.
-    Backtrace { error: Option<Arc<ErrorRecord>>, max_frames: u64, locals: bool },
-    /// Errors, newest first.
-    History(Vec<Arc<ErrorRecord>>),
+    /// These frames of an error, if there is one.
+    Backtrace(Option<Arc<ErrorRecord>>, FrameRange),
+    /// Errors, newest first, and how many older ones there are.
+    History(Vec<Arc<ErrorRecord>>, usize),
     /// The local variables of a frame.
     Locals(Vec<Local>),
     /// The held evaluation is given up.
@@ -25,6 +25,12 @@ pub(in crate::mcp) enum Reply {
     Definitions(Vec<Definition>, DefinitionFilter),
     /// What a symbol means.
     Symbol(SymbolDescription),
+    /// How far an evaluation is.
+    Status(Box<EvaluationStatus>),
+    /// A page of what is kept of an evaluation.
+    Page(Box<Page>),
+    /// Nothing has been evaluated.
+    NoEvaluations,
     /// The session is as new; what there is to say of what it was.
     Reset(Vec<String>),
     /// The limits in force.
@@ -34,20 +40,35 @@ pub(in crate::mcp) enum Reply {
 }
 
 impl Reply {
-    /// What a client reads.
-    pub(super) fn text(&self) -> String {
+    /// What a client reads, in at most `max` characters; and what there is to be said in so many, if that is less.
+    pub(super) fn text(&mut self, max: usize) -> String {
+        let text = self.whole_text(max);
+        if text.len() <= max || text.chars().count() <= max {
+            return text;
+        }
+        match self {
+            Self::Outcome(outcome) => **outcome = report::fitted(outcome, max),
+            Self::Error(Some(error)) => *error = Arc::new(report::fitted_error(error, max)),
+            Self::Page(page) => **page = Page::clone(page).fitted(max),
+            _ => {}
+        }
+        report::cut(self.whole_text(max), max)
+    }
+
+    /// What there is to be said. Lists are as long as there is room in `max` characters.
+    fn whole_text(&self, max: usize) -> String {
         match self {
             Self::Outcome(outcome) => report::evaluation(outcome),
             Self::Error(error) => report::last_error(error.as_deref()),
-            Self::Backtrace { error, max_frames, locals: true } => {
-                report::backtrace_with_locals(error.as_deref(), *max_frames)
-            }
-            Self::Backtrace { error, max_frames, locals: false } => report::backtrace(error.as_deref(), *max_frames),
-            Self::History(errors) => report::error_history(errors),
+            Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
+            Self::History(errors, older) => report::error_history(errors, *older, max),
             Self::Locals(locals) => report::locals(locals),
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions, filter) => report::definitions(definitions, *filter),
             Self::Symbol(description) => report::symbol(description),
+            Self::Status(status) => report::evaluation_status(status),
+            Self::Page(page) => report::evaluation_page(page),
+            Self::NoEvaluations => EvaluationError::None.to_string(),
             Self::Reset(notices) => report::reset(notices),
             Self::Limits(limits) => report::limits(limits),
             Self::Refused(sentence) => sentence.clone(),

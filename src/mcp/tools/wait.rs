@@ -48,6 +48,18 @@ pub(super) async fn wait_reporting<T>(
     }
 }
 
+/// Waits as [`wait`] does, but not for longer than `time`.
+pub(super) async fn wait_for<T>(
+    context: &RequestContext<RoleServer>,
+    reply: oneshot::Receiver<T>,
+    time: Duration,
+) -> Result<Option<T>, Fault> {
+    match tokio::time::timeout(time, wait(context, reply, || ())).await {
+        Ok(result) => result.map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
 fn internal(reason: &'static str) -> Fault {
     Fault::Protocol(ErrorData::internal_error(reason, None))
 }

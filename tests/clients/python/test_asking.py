@@ -48,7 +48,7 @@ async def test_the_user_declines(mode):
             assert is_error and "The user chose no restart: the evaluation was aborted." in text, text
             assert "[Debugger]" not in text
             text, is_error = await server.call("abort-evaluation", {})
-            assert is_error and text.startswith("no evaluation is held")
+            assert is_error and text.startswith("No evaluation is held")
     assert len(questions) == 1
 
 

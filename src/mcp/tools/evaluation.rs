@@ -1,0 +1,157 @@
+//! The tool evaluation: how far one is, what is kept of it, its end. Answers while one runs.
+
+use std::time::Duration;
+
+use rmcp::RoleServer;
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::wait::wait_for;
+use super::{Answer, Arguments, Reply, define};
+use crate::report::{EvaluationPart, Page};
+use crate::{EvaluationError, Outcome, Progress, Session, WaitId};
+
+pub(super) const NAME: &str = "evaluation";
+
+/// Seconds that `wait` waits unless asked otherwise, and at most: clients have limits of their own.
+const WAIT: f64 = 25.0;
+const MAX_WAIT: f64 = 3600.0;
+/// How long `cancel` waits for the end of what it interrupts.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// Characters of a page unless asked otherwise, and at most.
+const PAGE: u64 = 8_000;
+const MAX_PAGE: u64 = 1_000_000;
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Action {
+    #[default]
+    Status,
+    Wait,
+    Output,
+    Cancel,
+}
+
+const ACTIONS: [(&str, Action); 4] =
+    [("status", Action::Status), ("wait", Action::Wait), ("output", Action::Output), ("cancel", Action::Cancel)];
+
+const PARTS: [(&str, EvaluationPart); 3] =
+    [("output", EvaluationPart::Output), ("values", EvaluationPart::Values), ("error", EvaluationPart::Error)];
+
+pub(super) fn tool() -> Tool {
+    define(
+        NAME,
+        "Evaluation",
+        "Look after an evaluation of this session, also while it runs: how far it is and what it has printed so far, \
+         wait for its end, read the output or the values that an answer left out (`characters omitted`), or cancel it. \
+         The last 20 are kept whole.",
+        json!({
+            "id": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Which evaluation: they count up from 1. Default: the newest.",
+            },
+            "action": {
+                "type": "string",
+                "enum": ACTIONS.map(|(name, _)| name),
+                "default": "status",
+                "description": "`status` says how far it is; `wait` answers when it is over, as evaluate-lisp would have; `output` shows a page of what it printed, characters as printed; `cancel` interrupts it.",
+            },
+            "seconds": {
+                "type": "number",
+                "minimum": 0,
+                "maximum": MAX_WAIT,
+                "default": WAIT,
+                "description": "For `wait`: how long to wait; then it answers as `status` does.",
+            },
+            "part": {
+                "type": "string",
+                "enum": PARTS.map(|(name, _)| name),
+                "default": "output",
+                "description": "For `output`: what to show. `output` is stdout and stderr in the order printed, `error` the message.",
+            },
+            "from": {
+                "type": "integer",
+                "minimum": 0,
+                "default": 0,
+                "description": "For `output`: the first character to show, from 0.",
+            },
+            "characters": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_PAGE,
+                "default": PAGE,
+                "description": "For `output`: how many characters to show, if there is room for them in the answer.",
+            },
+        }),
+        &[],
+        ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),
+    )
+}
+
+pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+    let known = &["id", "action", "seconds", "part", "from", "characters"];
+    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
+    let id = arguments.whole("id", 1..=u64::MAX, "an evaluation's number, from 1")?;
+    let action = arguments.choice("action", &ACTIONS)?.unwrap_or_default();
+    let allowed = || format!("a number of seconds from 0 to {MAX_WAIT}");
+    let seconds = arguments.number("seconds", 0.0..=MAX_WAIT, allowed)?.unwrap_or(WAIT);
+    let part = arguments.choice("part", &PARTS)?.unwrap_or_default();
+    let from = arguments.whole("from", 0..=u64::MAX, "a character's number, from 0")?.unwrap_or(0);
+    let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
+
+    let status = match session.evaluation(id) {
+        Err(EvaluationError::None) if id.is_none() => return Ok(Reply::NoEvaluations),
+        status => status?,
+    };
+    let id = status.id;
+    match action {
+        Action::Status => {}
+        Action::Output => {
+            let (text, omitted) = match (part, &status.progress) {
+                (EvaluationPart::Output, _) => session.printed(id)?,
+                (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
+                _ => Default::default(),
+            };
+            return Ok(Reply::Page(Box::new(Page::new(id, part, &text, omitted, from, characters))));
+        }
+        Action::Wait => {
+            if let Some(outcome) = over(session, id, Duration::from_secs_f64(seconds), context).await? {
+                return Ok(Reply::from(outcome));
+            }
+        }
+        Action::Cancel => {
+            if !matches!(status.progress, Progress::Over(..)) {
+                session.cancel_evaluation(id)?;
+                // What is held is over already, but not yet released.
+                if !matches!(status.progress, Progress::Held(_)) {
+                    over(session, id, CANCEL_WAIT, context).await?;
+                }
+            }
+        }
+    }
+    Ok(Reply::Status(Box::new(session.evaluation(Some(id))?)))
+}
+
+/// Waits for the end of an evaluation; `None` when it has not come after `time`.
+async fn over(
+    session: &Session,
+    id: u64,
+    time: Duration,
+    context: &RequestContext<RoleServer>,
+) -> Result<Option<Outcome>, super::Fault> {
+    /// Gives up waiting, at the latest when nobody waits any more.
+    struct Waiting<'a>(&'a Session, WaitId);
+    impl Drop for Waiting<'_> {
+        fn drop(&mut self) {
+            self.0.wait_no_longer(self.1);
+        }
+    }
+
+    let (answer, reply) = oneshot::channel();
+    let wait = session.when_over(id, move |outcome| drop(answer.send(outcome)))?;
+    let _waiting = Waiting(session, wait);
+    let outcome = wait_for(context, reply, time).await?;
+    Ok(outcome.map(|outcome| Outcome::clone(&outcome)))
+}

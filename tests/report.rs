@@ -1,0 +1,249 @@
+//! Properties of reports: how long they are, what they never lose, and that nothing in them is forged.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use sbcl::outcome::{Clipped, Frame, Local, LocalValue, Outcome, Restart, Slot, Warning};
+use sbcl::report::{self, EvaluationPart, FrameRange, Page};
+use sbcl::{ErrorRecord, Limits};
+
+/// Text with all that could be mistaken for something, of up to so many pieces.
+fn text(pieces: usize) -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("[ERROR]".to_owned()),
+        Just("[stdout\\\\]".to_owned()),
+        Just("\n=> 1\n".to_owned()),
+        Just("\n[Debugger]\n".to_owned()),
+        Just("[... 5 characters omitted]".to_owned()),
+        Just("\n".to_owned()),
+        Just("ü𝄞\u{0}\u{301}".to_owned()),
+        "[ -~]{1,60}",
+        ("[a-z𝄞]", 1_usize..3_000).prop_map(|(character, count)| character.repeat(count)),
+    ];
+    prop::collection::vec(piece, 0..=pieces).prop_map(|pieces| pieces.concat())
+}
+
+fn limited(pieces: usize, characters: usize) -> impl Strategy<Value = String> {
+    text(pieces).prop_map(move |text| text.chars().take(characters).collect())
+}
+
+fn clipped(pieces: usize, characters: usize) -> impl Strategy<Value = Clipped> {
+    (limited(pieces, characters), prop_oneof![Just(0_u64), 1_u64..5_000_000])
+        .prop_map(|(text, omitted)| Clipped { text, omitted })
+}
+
+prop_compose! {
+    fn frame()(call in limited(3, 300), source in prop::option::of("[a-z/]{1,80}"),
+               locals in prop::collection::vec(("[A-Z]{1,150}", limited(2, 300)), 0..6)) -> Frame {
+        Frame {
+            number: 0,
+            call: call.replace('\n', "\\n"),
+            source,
+            locals: locals
+                .into_iter()
+                .map(|(name, value)| Local { name, value: LocalValue::Value(value.replace('\n', "\\n")) })
+                .collect(),
+        }
+    }
+}
+
+prop_compose! {
+    fn record()(kind in "[A-Z-]{1,150}", message in clipped(12, 10_000),
+                frames in prop::collection::vec(frame(), 0..40), more in 0_u64..1_000_000,
+                restarts in prop::collection::vec(("[A-Z-]{1,150}", limited(2, 300)), 0..100),
+                slots in prop::collection::vec(("[A-Z-]{1,150}", limited(2, 300)), 0..100),
+                evaluation in 0_u64..1_000_000_000) -> ErrorRecord {
+        let frames: Vec<_> =
+            frames.into_iter().zip(0..).map(|(frame, number)| Frame { number, ..frame }).collect();
+        ErrorRecord {
+            id: 7,
+            kind,
+            message,
+            time: jiff::Timestamp::UNIX_EPOCH,
+            form: None,
+            slots: slots.into_iter().map(|(name, value)| Slot { name, value }).collect(),
+            slots_omitted: 0,
+            restarts: restarts.into_iter().map(|(name, description)| Restart { name, description }).collect(),
+            restarts_omitted: 0,
+            total_frames: frames.len() as u64 + more,
+            frames,
+            evaluation,
+        }
+    }
+}
+
+prop_compose! {
+    fn outcome()(notices in prop::collection::vec(limited(3, 2_000), 0..8), background in clipped(6, 20_000),
+                 stdout in clipped(20, 30_000), stderr in clipped(20, 30_000),
+                 warnings in prop::collection::vec(("[A-Z-]{1,150}", clipped(4, 10_000)), 0..40),
+                 values in prop::collection::vec(clipped(6, 10_000), 0..12), error in prop::option::of(record()),
+                 kept in any::<bool>(), held in any::<bool>(), evaluation in 1_u64..1_000_000_000) -> Outcome {
+        Outcome {
+            evaluation,
+            kept,
+            notices,
+            background,
+            turns: [&stdout, &stderr].map(|stream| u32::try_from(stream.text.chars().count()).unwrap()).to_vec(),
+            stdout,
+            stderr,
+            printed_before: 0,
+            warnings: warnings.into_iter().map(|(kind, message)| Warning { kind, message, line: None }).collect(),
+            warnings_omitted: 0,
+            held: held && error.is_some(),
+            result: error.map_or(Ok(values), |error| Err(Arc::new(error))),
+            timing: None,
+            defined: Vec::new(),
+        }
+    }
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// The lines that are markers of sections.
+fn sections(text: &str) -> Vec<&str> {
+    let is_marker = |line: &&str| {
+        ["[notice]", "[background]", "[stdout]", "[stderr]", "[warnings]", "[Backtrace]", "[Debugger]"].contains(line)
+    };
+    text.lines().filter(is_marker).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_answer_is_never_too_long_and_keeps_what_matters(outcome in outcome(), max in 6_000_usize..12_000) {
+        let fitted = report::fitted(&outcome, max);
+        let text = report::evaluation(&fitted);
+        prop_assert!(length(&text) <= max, "{} of {max}:\n{text}", length(&text));
+        prop_assert_eq!(&text, &report::evaluation(&report::fitted(&outcome, max)));
+        if let Err(error) = &outcome.result {
+            let message: String = error.message.text.chars().take(2_000).collect();
+            let message = report::escape_markers(message.strip_suffix('\n').unwrap_or(&message));
+            prop_assert!(text.contains(&error.kind));
+            // The last characters may be the beginning of a marker, which is escaped in full.
+            let shown: String = message.chars().take(1_980).collect();
+            prop_assert!(text.contains(&shown), "{text}");
+            let frames = text.split("[Backtrace]\n").nth(1).unwrap_or_default();
+            for frame in error.frames.iter().take(10) {
+                let begin: String = frame.call.chars().take(200).collect();
+                prop_assert!(frames.contains(&format!("{}: {}", frame.number, report::escape_markers(&begin)
+                    .chars().take(200).collect::<String>())), "{} is missing:\n{text}", frame.number);
+            }
+        }
+        if outcome.is_error() {
+            // Values may contain anything; nothing else may.
+            let mut seen = sections(&text);
+            let all = seen.len();
+            seen.dedup();
+            prop_assert_eq!(seen.len(), all);
+            prop_assert_eq!(text.matches("[ERROR]").count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_short_is_left_alone(stdout in limited(2, 1_000), value in limited(2, 1_000)) {
+        let outcome = Outcome {
+            evaluation: 1,
+            kept: true,
+            notices: Vec::new(),
+            background: Clipped::default(),
+            turns: vec![u32::try_from(length(&stdout)).unwrap()],
+            stdout: Clipped::from(stdout),
+            stderr: Clipped::default(),
+            printed_before: 0,
+            warnings: Vec::new(),
+            warnings_omitted: 0,
+            result: Ok(vec![Clipped::from(value)]),
+            timing: None,
+            held: false,
+            defined: Vec::new(),
+        };
+        prop_assert_eq!(report::evaluation(&report::fitted(&outcome, 9_500)), report::evaluation(&outcome));
+    }
+
+    #[test]
+    fn a_description_is_never_too_long(error in record(), max in 6_000_usize..12_000) {
+        let text = report::last_error(Some(&report::fitted_error(&error, max)));
+        // Each line of the message is indented.
+        let indented = 2 * error.message.text.chars().take(2_000).filter(|character| *character == '\n').count();
+        prop_assert!(length(&text) <= max + indented, "{} of {max}", length(&text));
+        let title = format!("Error: {}", error.kind);
+        prop_assert!(text.starts_with(&title), "{text}");
+    }
+
+    /// The pages of a backtrace are no longer than they may be, and together all of it.
+    #[test]
+    fn a_backtrace_can_be_paged(error in record(), max in 6_000_usize..12_000, locals in any::<bool>()) {
+        let (mut from, total) = (0, error.frames.len() as u64);
+        while from < total {
+            let range = FrameRange { from, max_frames: 1_000, locals };
+            let text = report::frames(Some(&error), &range, max);
+            prop_assert!(length(&text) <= max, "{} of {max}", length(&text));
+            let first = format!("\n  {from}: ");
+            prop_assert!(text.contains(&first), "{text}");
+            from = match text.split("ask with from ").nth(1) {
+                Some(rest) => rest.split(' ').next().unwrap().parse().unwrap(),
+                None => total,
+            };
+        }
+    }
+
+    /// The pages of an evaluation's output are no longer than they may be, and together all of it, as printed.
+    #[test]
+    fn output_can_be_paged(printed in text(20), max in 6_000_usize..8_000, characters in 1_000_u64..20_000) {
+        let (mut from, mut all) = (0, String::new());
+        let total = length(&printed) as u64;
+        while from < total {
+            let page = Page::new(3, EvaluationPart::Output, &printed, 0, from, characters).fitted(max);
+            let text = report::evaluation_page(&page);
+            prop_assert!(length(&text) <= max, "{} of {max}", length(&text));
+            prop_assert!(!page.text.is_empty());
+            from += length(&page.text) as u64;
+            prop_assert_eq!(text.contains(&format!("\"from\": {from}}} shows them]")), from < total);
+            all += &page.text;
+        }
+        prop_assert_eq!(all, printed);
+    }
+}
+
+/// The marker's number is the place of what is missing in what was printed, stdout and stderr in the order printed.
+#[test]
+fn the_marker_says_where_to_go_on() {
+    let (mut stdout, mut stderr, mut turns) = (String::new(), String::new(), Vec::new());
+    for line in 0..4_000 {
+        stdout += &format!("out {line:04}\n");
+        stderr += &format!("err {line:04}\n");
+        turns.extend([9, 9]);
+    }
+    let outcome = Outcome {
+        evaluation: 12,
+        kept: true,
+        notices: Vec::new(),
+        background: Clipped::default(),
+        stdout: Clipped::from(stdout),
+        stderr: Clipped::from(stderr),
+        turns,
+        printed_before: 100,
+        warnings: Vec::new(),
+        warnings_omitted: 0,
+        result: Ok(Vec::new()),
+        timing: None,
+        held: false,
+        defined: Vec::new(),
+    };
+    let max = usize::try_from(Limits::default().max_answer).unwrap();
+    let text = report::evaluation(&report::fitted(&outcome, max));
+    assert!(length(&text) <= max && length(&text) > max - 1_000, "{}", length(&text));
+    let printed = outcome.printed();
+    for (section, stream) in text.split("[stderr]").zip(["out", "err"]) {
+        let (head, tail) = section.split_once("[... ").expect("a marker");
+        let last = head.trim_end().lines().last().expect("a line");
+        let next: usize = last[4..].parse::<usize>().unwrap() + 1;
+        let from: usize = tail.split("\"from\": ").nth(1).unwrap().split('}').next().unwrap().parse().unwrap();
+        let rest: String = printed.chars().skip(from - 100).take(9).collect();
+        assert_eq!(rest, format!("{stream} {next:04}\n"), "{section}");
+        assert!(tail.starts_with(|digit: char| digit.is_ascii_digit()) && tail.contains("evaluation {\"id\": 12, "));
+    }
+}
