@@ -253,7 +253,7 @@ fn work(serve: Serve, stdio: Stdio, board: i32, scratch: Scratch) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve_supervised(stdio, session, board, serve.structured_content)
+    let status = mcp::serve_supervised(stdio, &session, board, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all_but(None);
     // There will be no other worker, and perhaps nobody else to do it.
@@ -303,7 +303,7 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, session, serve.structured_content)
+    let status = mcp::serve(stdio, &session, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     clear_up(&scratch);
     status

@@ -8,17 +8,12 @@ pub(crate) mod board;
 pub(crate) mod frame;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 use crate::session::restore::Errors;
-
-/// How long either end looks out for the next line before it sleeps: the time in which a program that makes one request
-/// after another comes back.
-pub(crate) const AWAKE: Duration = Duration::from_micros(50);
 
 /// The first line that a worker reads: where the last one stopped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -9,11 +9,7 @@ use crate::id_scanner::IdScanner;
 #[derive(Debug)]
 pub(super) enum Message {
     /// It waits for an answer.
-    Request {
-        id: RequestId,
-        method: String,
-        params: JsonObject,
-    },
+    Request { id: RequestId, method: String, params: JsonObject },
     /// It does not.
     Notification { method: String, params: JsonObject },
     /// Answers a question of ours: a result, or why there is none.

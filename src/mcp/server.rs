@@ -1,7 +1,6 @@
 //! The conversation: how it is opened, and what its messages ask for.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use rmcp::model::{
 use serde_json::{Value, json};
 
 use super::incoming::{Fault, Incoming, Message, decode};
-use super::tools::{Call, Tools};
+use super::tools::{self, Call, ToolContext};
 use crate::handover::board::{Board, Slot};
 use crate::handover::frame::Kind;
 use crate::handover::{Handover, job_number};
@@ -37,7 +36,7 @@ const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 /// The session as an MCP server.
 #[derive(Debug)]
 pub(super) struct Server {
-    tools: Arc<Tools>,
+    tools: Arc<ToolContext>,
     inflight: Arc<Inflight>,
     /// Made once: schemas do not change while the server runs.
     listed: ListToolsResult,
@@ -100,7 +99,7 @@ struct Place<'a> {
 }
 
 impl Server {
-    pub(super) fn new(tools: Arc<Tools>, inflight: Arc<Inflight>) -> Self {
+    pub(super) fn new(tools: Arc<ToolContext>, inflight: Arc<Inflight>) -> Self {
         Self {
             listed: ListToolsResult::with_all_items(tools.list()),
             tools,
@@ -245,13 +244,14 @@ impl Server {
             "tools/call" => match tool_call(params) {
                 Ok(call) => {
                     let number = job_number(place.line, place.part);
-                    self.tools.call(Call::new(self.tools.clone(), responder, peer, number), call);
+                    tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
                 }
                 Err(reason) => return Some((responder, ErrorData::invalid_params(reason, None))),
             },
             "server/discover" => responder.answer(DiscoverResult::from_server_info(REVISIONS.to_vec(), info())),
             _ => {
-                let reason = format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
+                let reason =
+                    format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
                 return Some((responder, ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None)));
             }
         }
@@ -399,4 +399,3 @@ pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
         _ => None,
     }
 }
-

@@ -5,20 +5,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::link::Link;
 use crate::handover::board::{Board, Slot, monotonic};
 use crate::handover::frame::Kind;
 use crate::handover::{Entry, ErrorChange, Handover, Loss, Restored};
 use crate::image::process::is_forked;
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
+use crate::rpc::driver::Driver;
+use crate::rpc::output::Output;
 use crate::session::restore::failed;
 use crate::session::witness::Witness;
 use crate::{Evaluation, Limits, Session};
 
 /// How long restoring may take.
 const RESTORE_TIME: Duration = Duration::from_secs(30);
-/// How long the answers of what ran before a reset may take to be written.
-const LAST_ANSWERS: Duration = Duration::from_millis(50);
 /// How long after its time an evaluation may take to end, or to be given up by this process.
 const GRACE: Duration = Duration::from_secs(3);
 /// Forms that a message names when they could not be restored.
@@ -29,7 +28,8 @@ const SHOWN: usize = 100;
 /// What a worker knows of the one before it.
 #[derive(Debug, Clone)]
 pub(super) struct Worker {
-    link: Arc<Link>,
+    output: Arc<Output>,
+    driver: Arc<Driver>,
     through: u64,
     reset: Option<u64>,
     lost: Outcome,
@@ -53,34 +53,36 @@ impl Worker {
         self.reset == Some(line)
     }
 
-    /// Ends this worker's service in favour of a fresh image, once what ran before is answered. The next one says what
-    /// `session` has to say yet.
-    pub(super) async fn make_way(&self, line: u64, session: &Session) {
-        let end = Instant::now() + LAST_ANSWERS;
-        while self.link.expects_before(line) && Instant::now() < end {
-            tokio::task::yield_now().await;
-        }
-        self.link.tell(Kind::Reset, line, &session.take_notices());
+    /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
+    pub(super) fn make_way(&self, line: u64, session: &Session) {
+        self.driver.pause();
+        self.output.tell(Kind::Reset, line, &session.take_notices());
     }
 }
 
 /// Makes `session` go on where the last image stopped, and has the supervisor told of all that happens in it.
-pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, board: Board) -> Worker {
+pub(super) fn take_over(
+    session: &Session,
+    handover: &Handover,
+    output: Arc<Output>,
+    driver: Arc<Driver>,
+    board: Board,
+) -> Worker {
     if let Some(limits) = handover.limits {
         session.set_limits(limits);
     }
     session.count_evaluations_from(handover.evaluations);
     let journal = handover.journal.as_deref();
     let report = restore(session, journal.unwrap_or_default(), board);
-    let mut lost = lost(&handover, &report);
-    session.set_errors(handover.errors);
-    for notice in handover.notices {
-        session.add_notice(notice);
+    let mut lost = lost(handover, &report);
+    session.set_errors(handover.errors.clone());
+    for notice in &handover.notices {
+        session.add_notice(notice.clone());
     }
-    link.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
+    output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let told = Mutex::new(session.last_error().map(|error| error.id));
-    session.observe(Arc::new(Keeper { link: link.clone(), board, told }));
-    if let Some(loss) = handover.loss.filter(|loss| !loss.awaited)
+    session.observe(Arc::new(Keeper { output: output.clone(), board, told }));
+    if let Some(loss) = handover.loss.as_ref().filter(|loss| !loss.awaited)
         && let Err(error) = &lost.result
     {
         // Nobody's answer tells of it.
@@ -89,7 +91,7 @@ pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, 
             session.fail(&mut lost);
         }
     }
-    Worker { link, through: handover.through, reset: handover.reset, lost }
+    Worker { output, driver, through: handover.through, reset: handover.reset, lost }
 }
 
 /// How restoring went.
@@ -214,7 +216,7 @@ fn due(time: Duration) -> u64 {
 /// Tells the supervisor.
 #[derive(Debug)]
 struct Keeper {
-    link: Arc<Link>,
+    output: Arc<Output>,
     board: Board,
     /// The number of the last error as the supervisor knows it.
     told: Mutex<Option<u64>>,
@@ -247,13 +249,13 @@ impl Witness for Keeper {
         let mut told = self.told.lock();
         if (added.is_some() || *told != last) && !is_forked() {
             *told = last;
-            self.link.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
+            self.output.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
         }
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
         if !is_forked() {
-            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
+            self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
         }
     }
 
@@ -262,10 +264,10 @@ impl Witness for Keeper {
     }
 
     fn limits(&self, limits: &Limits) {
-        self.link.tell(Kind::Limits, 0, limits);
+        self.output.tell(Kind::Limits, 0, limits);
     }
 
     fn stuck(&self, outcome: Option<Outcome>) {
-        self.link.tell(Kind::Stuck, 0, &outcome);
+        self.output.tell(Kind::Stuck, 0, &outcome);
     }
 }

@@ -98,7 +98,7 @@ impl Driver {
         let driver = Self {
             input: Mutex::new(LineReader::new(nonblocking_reader(input)?)),
             output,
-            signals: Mutex::new(Signals::new()?),
+            signals: Mutex::new(Signals::beside_lisp()?),
             waker,
             state: Mutex::new(state),
             changed: Condvar::new(),

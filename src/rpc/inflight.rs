@@ -30,8 +30,19 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 type Cancel = Box<dyn FnOnce() + Send>;
 type Printed = Box<dyn Fn(usize) -> Option<String> + Send>;
-/// Takes the client's answer to a question, or the reason why there is none.
-type Reply = Box<dyn FnOnce(Result<Value, String>) + Send>;
+/// Takes the client's answer to a question.
+type Reply = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// The client says why.
+    Refused(String),
+    /// It has not come in time.
+    Late,
+    /// There is nothing to be asked any more.
+    Moot,
+}
 
 /// What waits on one connection.
 #[derive(Debug)]
@@ -61,6 +72,7 @@ impl std::fmt::Debug for Table {
 enum Timer {
     Progress(u64),
     Question(u64),
+    Late(u64),
 }
 
 struct Call {
@@ -69,6 +81,8 @@ struct Call {
     place: Place,
     cancel: Option<Cancel>,
     progress: Option<Progress>,
+    /// What is done when it is not answered by then.
+    late: Option<(Instant, Cancel)>,
 }
 
 /// Where an answer goes.
@@ -90,6 +104,8 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 struct BatchState {
     answers: Vec<Value>,
+    /// The ids of what is answered.
+    ids: Vec<RequestId>,
     missing: usize,
 }
 
@@ -173,7 +189,7 @@ impl Inflight {
                 Place::Batch(batch.clone())
             }
         };
-        table.calls.insert(number, Call { id, bytes, place, cancel: None, progress: None });
+        table.calls.insert(number, Call { id, bytes, place, cancel: None, progress: None, late: None });
         Ok(Responder { call: number, inflight: self.clone(), settled: false })
     }
 
@@ -188,14 +204,16 @@ impl Inflight {
         let Some(number) = table.ids.get(id).copied() else { return };
         let withdrawn = table.take_questions(|question| question.call == number);
         let Some(call) = table.take(number) else { return };
-        drop(table);
-        for (question, _reply) in &withdrawn {
+        for (question, _) in &withdrawn {
             self.withdraw(*question, "the evaluation was cancelled");
         }
         match call.place {
             Place::Line(line) => self.output.done(line),
-            Place::Batch(batch) => self.finish(&batch, None),
+            Place::Batch(batch) => self.finish(&mut table, &batch, None),
         }
+        drop(table);
+        // With what they would have answered, which finds nobody.
+        drop(withdrawn);
         if let Some(cancel) = call.cancel {
             cancel();
         }
@@ -212,20 +230,23 @@ impl Inflight {
 
     /// A batch that is being read: it is not complete before [`Self::batch_read`].
     pub(crate) fn batch(line: u64) -> Arc<Batch> {
-        Arc::new(Batch { line, state: Mutex::new(BatchState { answers: Vec::new(), missing: 1 }) })
+        Arc::new(Batch { line, state: Mutex::new(BatchState { answers: Vec::new(), ids: Vec::new(), missing: 1 }) })
     }
 
     /// All of the batch has been looked at.
     pub(crate) fn batch_read(&self, batch: &Batch) {
-        self.finish(batch, None);
+        self.finish(&mut self.table.lock(), batch, None);
     }
 
-    fn finish(&self, batch: &Batch, answer: Option<Value>) {
+    fn finish(&self, table: &mut Table, batch: &Batch, answer: Option<Value>) {
         let mut state = batch.state.lock();
         state.answers.extend(answer);
         state.missing -= 1;
         if state.missing > 0 {
             return;
+        }
+        for id in state.ids.drain(..) {
+            table.ids.remove(&id);
         }
         if state.answers.is_empty() {
             self.output.done(batch.line);
@@ -248,16 +269,24 @@ impl Inflight {
 
     /// Sends an answer, if it is still wanted.
     fn settle<R: Serialize>(&self, number: u64, outcome: Outcome<R>) {
-        let call = self.table.lock().take(number);
-        let Some(Call { id, place, .. }) = call else {
+        // Held until it is sent: whoever comes too late to cancel it finds it sent.
+        let mut table = self.table.lock();
+        let Some(call) = table.take(number) else {
             tracing::debug!(number, "nobody waits for this answer");
             return;
         };
-        let response = Response { jsonrpc: "2.0", id, outcome };
-        match place {
-            Place::Line(line) => self.output.answer(line, &response),
-            Place::Batch(batch) => self.finish(&batch, encode(&response)),
+        let response = Response { jsonrpc: "2.0", id: &call.id, outcome };
+        match &call.place {
+            Place::Line(line) => self.output.answer(*line, &response),
+            Place::Batch(batch) => {
+                let answer = encode(&response);
+                // The client may not use it again before it has the answer.
+                table.ids.insert(call.id.clone(), number);
+                batch.state.lock().ids.push(call.id.clone());
+                self.finish(&mut table, batch, answer);
+            }
         }
+        drop(table);
     }
 
     /// Has `cancel` called should the client cancel this call before it is answered.
@@ -265,6 +294,15 @@ impl Inflight {
         if let Some(call) = self.table.lock().calls.get_mut(&call) {
             call.cancel = Some(Box::new(cancel));
         }
+    }
+
+    /// Has `late` called if the call is not answered after `time`.
+    pub(crate) fn after(&self, call: u64, time: Duration, late: impl FnOnce() + Send + 'static) {
+        let mut table = self.table.lock();
+        let Some(known) = table.calls.get_mut(&call) else { return };
+        let time = Instant::now() + time.min(DAY);
+        known.late = Some((time, Box::new(late)));
+        table.timers.insert((time, Timer::Late(call)));
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
@@ -303,7 +341,16 @@ impl Inflight {
     pub(crate) fn answered(&self, question: u64, answer: Result<Value, String>) {
         let found = self.table.lock().take_question(question);
         if let Some(reply) = found {
-            reply(answer);
+            reply(answer.map_err(NoAnswer::Refused));
+        }
+    }
+
+    /// Withdraws all questions.
+    pub(crate) fn withdraw_all(&self, reason: &str) {
+        let questions = self.table.lock().take_questions(|_| true);
+        for (question, reply) in questions {
+            self.withdraw(question, reason);
+            reply(Err(NoAnswer::Moot));
         }
     }
 
@@ -328,12 +375,19 @@ impl Inflight {
                         table.timers.insert((next, timer));
                     }
                 }
+                Timer::Late(number) => {
+                    let late = table.calls.get_mut(&number).and_then(|call| call.late.take());
+                    drop(table);
+                    if let Some((_, late)) = late {
+                        late();
+                    }
+                }
                 Timer::Question(number) => {
                     let reply = table.take_question(number);
                     drop(table);
                     if let Some(reply) = reply {
                         self.withdraw(number, "nobody answered in time");
-                        reply(Err("nobody answered in time".to_owned()));
+                        reply(Err(NoAnswer::Late));
                     }
                 }
             }
@@ -352,6 +406,9 @@ impl Table {
         self.bytes -= call.bytes;
         if let Some(progress) = &call.progress {
             self.timers.remove(&(progress.next, Timer::Progress(number)));
+        }
+        if let Some((time, _)) = &call.late {
+            self.timers.remove(&(*time, Timer::Late(number)));
         }
         Some(call)
     }

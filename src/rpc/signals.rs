@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM};
 
-/// SIGTERM, SIGINT, SIGHUP, which end the server, and SIGCHLD.
+/// SIGTERM, SIGINT, SIGHUP, which end the server, and perhaps SIGCHLD.
 #[derive(Debug)]
 pub(crate) struct Signals {
     pipe: UnixStream,
@@ -16,20 +16,31 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over from the system.
+    /// Takes the signals over from the system, in a process without Lisp: those that end it, and SIGCHLD. The others
+    /// mean nothing.
     pub(crate) fn new() -> io::Result<Self> {
+        Self::take_over(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
+    }
+
+    /// The same beside Lisp, which has handlers of its own.
+    pub(crate) fn beside_lisp() -> io::Result<Self> {
+        Self::take_over(&[], &[SIGUSR1])
+    }
+
+    fn take_over(told: &[i32], ignored: &[i32]) -> io::Result<Self> {
         let (pipe, write) = UnixStream::pair()?;
         pipe.set_nonblocking(true)?;
         let end = Arc::new(AtomicUsize::new(0));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             signal_hook::flag::register_usize(signal, end.clone(), usize::try_from(signal).unwrap_or(1))?;
-        }
-        for signal in [SIGTERM, SIGINT, SIGHUP, SIGCHLD] {
             signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
         }
+        for signal in told {
+            signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+        }
         // By default these would end the process. Ignoring them would be inherited by every program it starts.
-        for signal in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO] {
-            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+        for signal in ignored {
+            signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)))?;
         }
         Ok(Self { pipe, end })
     }

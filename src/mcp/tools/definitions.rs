@@ -1,14 +1,9 @@
 //! list-definitions.
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::wait::wait;
-use super::{Answer, Arguments, Reply, define, inspection};
-use crate::Session;
+use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 use crate::report::DefinitionFilter;
 
 pub(super) const NAME: &str = "list-definitions";
@@ -42,11 +37,11 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["type"], 0, arguments)?;
     let filter = arguments.choice("type", TYPES)?.unwrap_or_default();
-    let (answer, reply) = oneshot::channel();
-    session.definitions(move |definitions| drop(answer.send(definitions)));
-    let definitions = wait(context, reply, || ()).await??;
-    Ok(Reply::Definitions(definitions, filter))
+    later(move |call| {
+        let session = call.session().clone();
+        session.definitions(move |result| call.answer(result.map(|found| Reply::Definitions(found, filter))));
+    })
 }
