@@ -26,8 +26,9 @@ enum sbcl_lane {
 enum sbcl_job_kind {
   SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty */
   SBCL_JOB_RESET = 2,       /* remove what the session defined */
-  SBCL_JOB_DEFINITIONS = 3, /* list what the session defined */
-  SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty */
+  SBCL_JOB_DEFINITIONS = 3, /* list what the session defined; flags: only what is this sbcl_item, 0 for all; argument: at
+                               most this many; name: only in this package, or empty */
+  SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty; flags */
   SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
   /* For an evaluation that is held where it failed; the evaluation lane pulls nothing else while it holds one. */
   SBCL_JOB_INVOKE_RESTART = 6,    /* argument: number from 1, or 0; name: name; text: expressions for its arguments */
@@ -41,6 +42,9 @@ enum sbcl_job_kind {
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
 #define SBCL_EVALUATE_HOLD 2u /* when it fails, hold it there */
+
+/* Flags of SBCL_JOB_DESCRIBE. */
+#define SBCL_DESCRIBE_SOURCE 1u /* with the text of definitions */
 
 /* Why a job is interrupted. */
 enum sbcl_interrupt {
@@ -100,8 +104,13 @@ enum sbcl_event {
   SBCL_EVENT_REFUSED = 29,       /* text: why what was asked of a held evaluation cannot be done; of job 0: why
                                     sbcl_host_start cannot start */
   SBCL_EVENT_RELEASED = 30,      /* this job unwinds the held evaluation, as SBCL_JOB_RELEASE does */
-  SBCL_EVENT_HEAP = 31           /* asked after a collection: 1 if more is kept than the job may keep, which is to be
+  SBCL_EVENT_HEAP = 31,          /* asked after a collection: 1 if more is kept than the job may keep, which is to be
                                     abandoned then; 0 if it may go on, even if it was interrupted for the heap */
+  SBCL_EVENT_WARNING_PLACE = 32, /* text: the file that the warning begun last is of, empty for the code; number: the
+                                    column, 0 if unknown */
+  SBCL_EVENT_WARNING_FORM = 33,  /* text: what the form around it is called, as in (DEFUN F) */
+  SBCL_EVENT_FRAME_CODE = 34,    /* text: the line of source at the frame begun last */
+  SBCL_EVENT_FRAME_MACHINERY = 35 /* text: whose machinery that frame belongs to, as in "ASDF" */
 };
 
 /* What an SBCL_EVENT_ITEM is. */
@@ -114,7 +123,8 @@ enum sbcl_item {
   SBCL_ITEM_SYSTEM = 6,
   SBCL_ITEM_ROLE = 7,      /* a role of a described symbol */
   SBCL_ITEM_DETAIL = 8,    /* a labelled detail of the role before it */
-  SBCL_ITEM_NOT_FOUND = 9  /* a sentence */
+  SBCL_ITEM_NOT_FOUND = 9, /* a sentence */
+  SBCL_ITEM_MORE = 10      /* label: how many more definitions there are */
 };
 
 /* The host's side, passed to sbcl_host_start and valid as long as the process. Each function may be called from any

@@ -17,8 +17,8 @@
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
     (with-compilation-unit (:override t)
-      (dolist (name '("package" "host" "streams" "printing" "evaluation" "debugger" "inspection" "definitions" "interrupts" "heap"
-                      "evaluator" "frame-functions" "hold" "threads" "contribs" "lanes"))
+      (dolist (name '("package" "host" "streams" "printing" "source" "evaluation" "definitions" "debugger" "inspection"
+                      "hints" "interrupts" "heap" "evaluator" "frame-functions" "hold" "threads" "contribs" "lanes"))
         (let* ((source (make-pathname :name name :type "lisp" :defaults directory))
                (fasl (make-pathname :name name :type "fasl" :defaults fasls))
                ;; A name under SYS: makes the frames of this code count as the system's.

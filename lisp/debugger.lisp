@@ -191,54 +191,60 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
   (number 0 :type index)
   name
   arguments
-  source
-  (line 0 :type index)
+  location
+  ;; True when the function is SBCL's own.
+  (system nil)
+  ;; Whose machinery it belongs to, a string; or NIL.
+  (machinery nil :type (or null string))
   ;; What LOCALS returns.
   (locals '() :type list))
 
 (defconstant +frames-with-locals+ 50
   "Of how many frames the local variables are kept.")
 
+(defun of-the-user-p (symbol)
+  "True when SYMBOL is a name that the user gave to a variable."
+  (let ((package (symbol-package symbol)))
+    (and package
+         (plusp (length (symbol-name symbol)))
+         (not (eql 3 (mismatch "SB-" (package-name package)))))))
+
 (defun locals (frame)
   "Return the local variables of FRAME, a list of lists of symbol, validity (:VALID, :INVALID when it is dead here, or
-:UNKNOWN) and value, in the order of their names."
+:UNKNOWN) and value. What SBCL keeps as several variables of one name is one: the innermost that has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
         (locals '()))
     (when (and (not (bogus-frame-p frame))
                (sb-di:debug-var-info-available function))
       (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
-        (let ((symbol (sb-di:debug-var-symbol variable))
-              (validity (sb-di:debug-var-validity variable location)))
-          (when (and (symbol-package symbol) (plusp (length (symbol-name symbol))))
-            (push (list symbol validity
-                        (when (eq validity :valid)
-                          (let ((value (sb-di:debug-var-value variable frame)))
-                            ;; What is on the stack does not outlive it.
-                            (if (sb-debug::stack-allocated-p value)
-                                (sb-debug::replace-dynamic-extent-object value)
-                                value))))
-                  locals)))))))
+        (let* ((symbol (sb-di:debug-var-symbol variable))
+               (validity (sb-di:debug-var-validity variable location))
+               (known (find symbol locals :key #'first)))
+          (when (and (of-the-user-p symbol)
+                     (or (null known) (eq validity :valid)))
+            (setf locals
+                  (cons (list symbol validity
+                              (when (eq validity :valid)
+                                (let ((value (sb-di:debug-var-value variable frame)))
+                                  ;; What is on the stack does not outlive it.
+                                  (if (sb-debug::stack-allocated-p value)
+                                      (sb-debug::replace-dynamic-extent-object value)
+                                      value))))
+                        (remove known locals :test #'eq)))))))))
+
+(defun in-order-of-code (locals place)
+  "Return LOCALS in the order in which their names first occur in the top-level form at PLACE, which may be NIL."
+  (let ((text (and place (place-text place))))
+    (if text
+        (stable-sort (copy-list locals) #'<
+                     :key (lambda (local)
+                            (or (token-position (symbol-name (first local)) text) most-positive-fixnum)))
+        locals)))
 
 (defun undefined-function-frame-p (frame)
   "True when FRAME is the one that SBCL puts in place of a call of an undefined function."
   (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
-
-(defun frame-source (frame)
-  "Return where FRAME's function was defined, or NIL: a file and the line of the top-level form, or `evaluation N' and
-the line of the form in the code that was evaluated."
-  (let* ((location (sb-di:frame-code-location frame))
-         (source (sb-di:code-location-debug-source location))
-         (file (sb-di:debug-source-namestring source)))
-    (cond ((null file)
-           (let ((plist (sb-c::debug-source-plist source)))
-             (when (getf plist :evaluation)
-               (values (format nil "evaluation ~D" (getf plist :evaluation)) (getf plist :line)))))
-          ((not (eql 4 (mismatch "SYS:" file)))
-           (let ((starts (sb-di::debug-source-start-positions source)))
-             (values file
-                     (and starts
-                          (file-line file (aref starts (sb-di:code-location-toplevel-form-offset location))))))))))
 
 (defun standard-syntax-p (character &optional sub-character)
   "True when the readtable has CHARACTER, or CHARACTER and SUB-CHARACTER, mean what they do in the standard one."
@@ -279,16 +285,49 @@ the line of the form in the code that was evaluated."
                         (return t)))
                      (t (setf last character)))))))
 
-(defun file-line (file position)
-  "Return the number of the line that the form begins on which is at POSITION of FILE or after blanks, or NIL."
-  (with-open-file (in file :if-does-not-exist nil :external-format '(:utf-8 :replacement #\?))
-    (when in
-      (let ((text (make-string (min (file-length in) 10000000))))
-        (setf text (subseq text 0 (read-sequence text in)))
-        (let* ((start (min position (length text)))
-               (form (make-string-input-stream text start)))
-          (skip-blank form)
-          (1+ (count #\Newline text :end (+ start (file-position form)))))))))
+(defun frame-machinery (frame)
+  "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
+  (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
+    (flet ((of-p (prefix) (and file (eql (length prefix) (or (mismatch prefix file) (length prefix))))))
+      (cond ((of-p "SYS:SRC;CODE;READER.") "the reader")
+            ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")
+                 ;; Reads the forms of a source file.
+                 (and file (eq 'sb-c::%do-forms-from-info (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
+             "the loader")
+            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
+
+(defun reporting-p (call machinery)
+  "True when all that CALL does, in front of MACHINERY's frames, is to report its error."
+  (or (member (call-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
+      ;; The reader's streams.
+      (and (string= machinery "the reader")
+           (call-system call)
+           (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
+
+(defun dispatching-p (call)
+  "True when CALL is of what SBCL puts between two functions."
+  (or (member (call-name call) '(funcall apply sb-int:simple-eval-in-lexenv))
+      (and (consp (call-name call))
+           (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
+               (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
+                                                                   '#.(mapcar #'find-package '("SB-C" "SB-PCL")))))
+                        (call-name call))))))
+
+(defun extend-machinery (calls)
+  "Count as a machinery's what stands between its frames, and what reports its error."
+  (let* ((front (or (position-if #'call-machinery calls) 0))
+         (machinery (and calls (call-machinery (nth front calls)))))
+    (when (and machinery (every (lambda (call) (reporting-p call machinery)) (subseq calls 0 front)))
+      (loop for call in calls
+            repeat front
+            do (setf (call-machinery call) machinery))))
+  (loop for (call . rest) on calls
+        when (call-machinery call)
+          do (let ((next (member-if-not (lambda (call) (and (null (call-machinery call)) (dispatching-p call))) rest)))
+               (when (and next (equal (call-machinery (first next)) (call-machinery call)))
+                 (loop for between on rest
+                       until (eq between next)
+                       do (setf (call-machinery (first between)) (call-machinery call)))))))
 
 (defun frame-call (number frame condition)
   "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."
@@ -297,17 +336,16 @@ the line of the form in the code that was evaluated."
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
     (multiple-value-setq (name arguments) (stood-for name arguments))
-    (multiple-value-bind (source line)
-        (guarded (frame-source frame) (failure) nil)
-      (make-call :number number
-                 :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
-                           (cell-error-name condition)
-                           name)
-                 :arguments arguments
-                 :source source
-                 :line (or line 0)
-                 :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
-                           (guarded (locals frame) (failure) '()))))))
+    (make-call :number number
+               :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+                         (cell-error-name condition)
+                         name)
+               :arguments arguments
+               :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
+               :system (guarded (system-frame-p frame) (failure) nil)
+               :machinery (guarded (frame-machinery frame) (failure) nil)
+               :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
+                         (guarded (locals frame) (failure) '())))))
 
 (defun print-argument (argument stream)
   "Print ARGUMENT of a call to STREAM."
@@ -345,20 +383,59 @@ the line of the form in the code that was evaluated."
                      (write-char #\Space stream)
                      (print-argument arguments stream)))
                  (write-char #\) stream))))
-  (when (call-source call)
-    (event *job-id* (event-code :frame-source) (call-line call) (call-source call)))
-  (with-server-syntax (:length 20 :level 5)
-    (dolist (local (call-locals call))
-      (destructuring-bind (symbol validity value) local
-        (push-local (event-code :local) (event-code :local-text) symbol validity value)))))
+  (when (call-machinery call)
+    (event *job-id* (event-code :frame-machinery) 0 (call-machinery call)))
+  (let ((place (and (call-location call) (guarded (location-place (call-location call)) (failure) nil))))
+    (when place
+      (event *job-id* (event-code :frame-source) (place-line place) (place-in place))
+      (when (place-code place)
+        (event *job-id* (event-code :frame-code) 0 (place-code place))))
+    (with-server-syntax (:length 20 :level 5)
+      (loop for (symbol validity value) in (guarded (in-order-of-code (call-locals call) place)
+                                               (failure) (call-locals call))
+            do (let ((known (and (eq validity :valid) (shown-before value (call-number call) symbol))))
+                 (if known
+                     (push-local (event-code :local) (event-code :local-text) symbol :same known)
+                     (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
+
+(defvar *shown-values* nil
+  "A hash table from large values that were shown as locals of a frame to frame number and name; :NONE before there is
+any; NIL outside a report.")
+
+(defun large-p (value)
+  "True when VALUE is likely to take long to be shown."
+  (typecase value
+    (cons (and (consp (cdr value)) (nthcdr 8 value) t))
+    (string nil)
+    (vector (> (length value) 8))
+    (structure-object (not (system-symbol-p (class-name (class-of value)))))))
+
+(defun shown-before (value frame symbol)
+  "Return the sentence that stands for VALUE, of SYMBOL in FRAME, a number, when it was shown in full before. Note that it
+is shown now otherwise."
+  (when (and *shown-values* (guarded (large-p value) (failure) nil))
+    (when (eq *shown-values* :none)
+      (setf *shown-values* (make-hash-table :test 'eq)))
+    (let ((known (gethash value *shown-values*)))
+      (cond (known (format nil "<as ~A in frame ~D>" (cdr known) (car known)))
+            (t (setf (gethash value *shown-values*)
+                     (cons frame (guarded (prin1-to-string symbol) (failure) (symbol-name symbol))))
+               nil)))))
+
+(defun push-calls (calls)
+  "Push what is to be shown of frames."
+  (with-source-files ()
+    (let ((*shown-values* :none))
+      (mapc #'push-call calls))))
 
 (defun push-local (begin continue symbol validity value)
-  "Push a local variable by events of the kinds BEGIN and CONTINUE."
+  "Push a local variable by events of the kinds BEGIN and CONTINUE. With the validity :SAME, VALUE is what to say of it."
   (event *job-id* begin
-         (ecase validity (:valid 0) (:invalid 1) (:unknown 2))
+         (ecase validity ((:valid :same) 0) (:invalid 1) (:unknown 2))
          (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)))
-  (when (eq validity :valid)
-    (push-text continue (lambda (stream) (print-argument value stream)))))
+  (case validity
+    (:valid (push-text continue (lambda (stream) (print-argument value stream))))
+    (:same (event *job-id* continue 0 value))))
 
 ;;; Restarts
 
@@ -426,8 +503,9 @@ that must wait until the stack is unwound, else NIL."
             (guarded (user-frames frame) (failure) (values '() 0)))
         (event *job-id* (event-code :frames) total)
         (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+          (extend-machinery calls)
           ;; Printing calls the user's methods, and there may be little stack left for them.
           (cond ((typep condition 'storage-condition)
-                 (values frames (lambda () (mapc #'push-call calls) nil)))
-                (t (mapc #'push-call calls)
+                 (values frames (lambda () (push-calls calls) nil)))
+                (t (push-calls calls)
                    (values frames nil))))))))

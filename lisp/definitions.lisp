@@ -3,7 +3,11 @@
 (in-package "SBCL-HOST")
 
 (defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
-  "What the session defined: keys are lists of a kind and a name.")
+  "What the session defined: keys are lists of a kind and a name; values are the name of the system that defined it, or
+NIL when the session itself did.")
+
+(defvar *loading-system* nil
+  "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defglobal **system-packages** '()
   "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
@@ -31,7 +35,7 @@
               (and (member kind '(:function :variable :macro :class :type))
                    (let ((symbol (function-name-symbol name)))
                      (or (not (symbolp symbol)) (system-symbol-p symbol)))))
-    (setf (gethash (list kind name) **definitions**) t)))
+    (setf (gethash (list kind name) **definitions**) *loading-system*)))
 
 (defparameter *observed*
   '((sb-impl::%defun :function first)
@@ -109,6 +113,13 @@ argument list that returns the name.")
                                     :key (lambda (quality) (if (consp quality) (car quality) quality))))
                      (setf **debug-declaimed** t))))))
 
+(defun observe-systems ()
+  "Learn from ASDF which system is being compiled or loaded."
+  (encapsulate 'asdf:perform-with-restarts 'sbcl-host
+               (lambda (perform operation component)
+                 (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
+                   (funcall (the function perform) operation component)))))
+
 (defun protect-user-package ()
   "Make deleting COMMON-LISP-USER an error: SBCL itself holds on to it, and would fall back to a deleted package."
   (encapsulate 'delete-package 'sbcl-host
@@ -133,14 +144,14 @@ argument list that returns the name.")
     (:package (find-package name))))
 
 (defun map-definitions (function)
-  "Call FUNCTION with kind and name of each thing that the session defined and that is still there."
+  "Call FUNCTION with kind, name and system (or NIL) of each thing that the session defined and that is still there."
   (let ((entries '()))
-    (maphash (lambda (entry true) (declare (ignore true)) (push entry entries)) **definitions**)
-    (loop for (kind name) in entries
+    (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**)
+    (loop for (system kind name) in entries
           when (and (let ((symbol (function-name-symbol name)))
                       (or (stringp symbol) (symbol-package symbol)))
                     (defined-p kind name))
-            do (funcall function kind name))))
+            do (funcall function kind name system))))
 
 ;;; Removing them
 
@@ -150,7 +161,7 @@ argument list that returns the name.")
     (when (some (lambda (specializer)
                   (and (typep specializer 'class)
                        (class-name specializer)
-                       (gethash (list :class (class-name specializer)) **definitions**)))
+                       (nth-value 1 (gethash (list :class (class-name specializer)) **definitions**))))
                 (sb-mop:method-specializers method))
       (remove-method generic-function method))))
 
@@ -203,7 +214,8 @@ argument list that returns the name.")
                    (failure)
                  (push method left)))
       (flet ((remove-kinds (kinds)
-               (map-definitions (lambda (kind name)
+               (map-definitions (lambda (kind name system)
+                                  (declare (ignore system))
                                   (when (member kind kinds)
                                     (guarded (remove-definition kind name) (failure) (push name left)))))))
         (remove-kinds '(:function :macro :type))

@@ -43,23 +43,8 @@ EVALUATED-FORM-P knows it and those made from it."
                                                           :lexenv lexenv))
           lexenv))))
 
-;;; Places in the code
-
-(defvar *code* ""
-  "The submitted code.")
-
 (defvar *reading* nil
   "The stream of the submitted code while a form is read from it.")
-(defvar *spans* nil
-  "The positions in the submitted code where the conses read from it begin, or NIL while they are not recorded.")
-
-(defun line-and-column (text position)
-  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
-  (let* ((end (min position (length text)))
-         (newline (position #\Newline text :end end :from-end t)))
-    (values (1+ (count #\Newline text :end end))
-            (if newline (- end newline) (1+ end)))))
-
 ;;; Warnings
 
 (defvar *recording* nil
@@ -68,6 +53,9 @@ EVALUATED-FORM-P knows it and those made from it."
 (defvar *recorded* nil
   "The warning or compiler error that was recorded last: handlers may signal it again.")
 
+(defvar *warned* nil
+  "The condition that WARN-RECORDED signals.")
+
 (defun record-warning (condition)
   "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
 SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
@@ -75,18 +63,32 @@ what they see before they count it, and the compiler's verdict is theirs."
   (unless (or (eq condition *recorded*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
     (setf *recorded* condition)
-    (push-warning (type-name-text (class-name-of condition)) condition (compiled-line))))
+    (push-warning (type-name-text (class-name-of condition)) condition))
+  (unless (eq condition *warned*)
+    (muffle-direct-warning condition)))
+
+(defun muffle-direct-warning (condition)
+  "Muffle CONDITION if it is signalled by a call of WARN that does not go by its name, of which SBCL has some: those do
+not come to WARN-RECORDED."
+  (let ((restart (and (error-output-is-stderr-p)
+                      ;; The compiler signals it again, and muffles it itself.
+                      (not (boundp 'sb-c::*compiler-error-bailout*))
+                      (find-restart 'muffle-warning condition))))
+    (when (and restart
+               (equal '(lambda () :in sb-kernel::%warn)
+                      (sb-kernel:%fun-name (sb-kernel::restart-function restart))))
+      (invoke-restart restart))))
 
 (defun warn-recorded (warn class default datum arguments)
   "What WARN does (src/code/warm-error.lisp), but for its text on *ERROR-OUTPUT* when that is the host's stderr and the
 warning is recorded."
   ;; This frame stands for the call of WARN: its arguments are shown.
   (declare (optimize (debug 2)))
-  (let ((condition (if (typep datum 'condition)
-                       datum
-                       (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
-    (if (and *recording* (typep condition class) (error-output-is-stderr-p))
-        (let ((*recorded* nil))
+  (let ((condition (when (and *recording* (error-output-is-stderr-p))
+                     (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
+    (if (typep condition class)
+        (let ((*recorded* nil)
+              (*warned* condition))
           (restart-case (sb-kernel::%signal condition)
             (muffle-warning () :report "Skip warning."))
           nil)
@@ -96,8 +98,10 @@ warning is recorded."
   "Have WARN and the compiler leave what they have to say of a recorded warning to the host: where *ERROR-OUTPUT* is the
 user's own stream, it gets the text."
   (encapsulate 'warn 'sbcl-host
-               (lambda (warn datum &rest arguments)
-                 (warn-recorded warn 'warning 'simple-warning datum arguments)))
+               (lambda (warn &rest arguments)
+                 (if arguments
+                     (warn-recorded warn 'warning 'simple-warning (first arguments) (rest arguments))
+                     (funcall warn))))
   (encapsulate 'sb-int:style-warn 'sbcl-host
                (lambda (style-warn datum &rest arguments)
                  (warn-recorded style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
@@ -113,20 +117,14 @@ user's own stream, it gets the text."
                          (funcall summarize nil)))
                      (funcall summarize aborted)))))
 
-(defun compiled-line ()
-  "Return the line of the submitted code that the compiler is at: its form's when the compiler does not say, 0 when it
-is at none, or there is but one."
-  (if (and *spans* (boundp 'sb-c::*compiler-error-bailout*))
-      (let* ((context (ignore-errors (sb-c::find-error-context nil)))
-             (start (and context
-                         (gethash (sb-c::compiler-error-context-original-form context) *spans*))))
-        (values (line-and-column *code* (or start *form-start*))))
-      0))
-
-(defun push-warning (type condition line)
-  "Push CONDITION as a warning of TYPE, a string, that concerns LINE of the submitted code."
-  (event *job-id* (event-code :warning) line type)
+(defun push-warning (type condition)
+  "Push CONDITION as a warning of TYPE, a string, with where it is."
   (with-quiet-debugger ()
+    (multiple-value-bind (file line column form) (warning-place condition)
+      (event *job-id* (event-code :warning) line type)
+      (event *job-id* (event-code :warning-place) column (or file ""))
+      (when (and file form)
+        (event *job-id* (event-code :warning-form) 0 form)))
     (push-report (event-code :warning-text) condition)))
 
 (defun record-compiler-error (condition)
@@ -134,7 +132,7 @@ is at none, or there is but one."
   (let ((cause (sb-int:encapsulated-condition condition)))
     (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
       (setf *recorded* cause)
-      (push-warning "COMPILE-TIME-ERROR" cause (compiled-line)))))
+      (push-warning "COMPILE-TIME-ERROR" cause))))
 
 ;;; The compilation unit
 
@@ -164,21 +162,23 @@ call when they run, COMPILE or ASDF, has its own, and so the verdict that it has
   (let ((name (sb-c::undefined-warning-name undefined)))
     (ecase (sb-c::undefined-warning-kind undefined)
       (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
-      (:variable (and (symbolp name)
-                      (or (boundp name) (not (eq :unknown (sb-int:info :variable :kind name))))))
+      ;; Where it was compiled it was undefined all the same.
+      (:variable nil)
       (:type (and (symbolp name) (sb-int:info :type :kind name))))))
 
 (defun finish-unit ()
-  "Warn of what the forms of this evaluation use and nothing has defined."
+  "Warn of what the forms of this evaluation use and nothing has defined so far."
   (when *unit*
     (setf sb-c::*undefined-warnings* (delete-if #'defined-by-now-p sb-c::*undefined-warnings*))
     (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
       (let ((sb-c::*compilation-unit* *unit*))
-        (sb-c::summarize-compilation-unit nil)))))
+        (sb-c::summarize-compilation-unit nil)
+        (setf sb-c::*undefined-warnings* '()
+              sb-c::*argument-mismatch-warnings* '())))))
 
 (defun call-with-recorded-warnings (function)
-  "Call FUNCTION, which evaluates submitted code, and push its warnings. What its forms use that is still undefined at the
-end is warned of only when FUNCTION returns."
+  "Call FUNCTION, which evaluates submitted code, and push its warnings; at the end those of what its forms use and is still
+undefined."
   (declare (type function function))
   (let ((*recording* t)
         (*recorded* nil)
@@ -187,7 +187,7 @@ end is warned of only when FUNCTION returns."
         (sb-c::*argument-mismatch-warnings* '()))
     (handler-bind ((warning #'record-warning)
                    (sb-c:compiler-error #'record-compiler-error))
-      (multiple-value-prog1 (funcall function)
+      (unwind-protect (funcall function)
         (finish-unit)))))
 
 ;;; The end of an evaluation
@@ -212,12 +212,17 @@ hold it here. What has been interrupted stays so."
   (when (eq *failed* :interrupted)
     (push-failure-after-interruption condition)
     (check-failure))
+  ;; The answer may be given here, and the error be of something that is undefined.
+  (unless (typep condition 'storage-condition)
+    (with-quiet-debugger ()
+      (finish-unit)))
   (multiple-value-bind (frames finish)
       (capture (type-name-text (class-name-of condition))
                (lambda ()
                  (push-report (event-code :error-text) condition)
                  (push-reader-position condition)
                  (push-quicklisp-advice condition)
+                 (push-hint condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
@@ -268,16 +273,6 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 
 ;;; Reading
 
-(defun read-and-record (readtable stream character)
-  "What a readtable's reader function does, recording where each cons begins."
-  (if (eq stream *reading*)
-      (let ((start (1- (file-position stream))))
-        (multiple-value-bind (kind object) (sb-impl::read-object? readtable stream character)
-          (when (consp object)
-            (setf (gethash object *spans*) start))
-          (values kind object)))
-      (sb-impl::read-object? readtable stream character)))
-
 (defun push-reader-position (condition)
   "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
   (when (and *reading* (typep condition 'end-of-file)
@@ -311,24 +306,16 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 
 (defun read-form (stream end start)
   "Read the form from STREAM that begins at START, or return END."
-  (let ((*reading* stream)
-        (readtable *readtable*))
+  (let ((*reading* stream))
     (setf *form-start* start)
     (with-boundary ()
-      (if *spans*
-          (unwind-protect
-               (progn
-                 (setf (sb-impl::%readtable-read readtable) #'read-and-record)
-                 (read stream nil end))
-            (setf (sb-impl::%readtable-read readtable) #'sb-impl::read-object?))
-          (read stream nil end)))))
+      (read stream nil end))))
 
 ;;; Evaluating
 
-(defun evaluate-form (form)
-  "Return a list of the values of FORM. The functions it defines remember this evaluation."
-  (let ((sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
-                                    :line (if *spans* (values (line-and-column *code* *form-start*)) 1))))
+(defun evaluate-form (form end)
+  "Return a list of the values of FORM, whose text ends at END. What it defines remembers this evaluation."
+  (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code* *form-start* end)))
     (multiple-value-list
      (with-boundary ()
        (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
@@ -376,7 +363,7 @@ this one."
                 (when (eq form stream)
                   (return-from evaluate-next-form (values '() nil))))
               (let* ((end (file-position stream))
-                     (values (progn (setf - form) (evaluate-form form))))
+                     (values (progn (setf - form) (evaluate-form form end))))
                 (check-failure)
                 (shiftf /// // / values)
                 (shiftf *** ** * (first values))
@@ -395,8 +382,7 @@ this one."
   (let ((stream (make-string-input-stream code))
         (result '())
         (*form-number* 0)
-        (*form-start* 0)
-        (*spans* (when (find #\Newline code) (make-hash-table :test 'eq))))
+        (*form-start* 0))
     (loop
       (let ((start (whitespace-end stream)))
         (when (= start (length code))
@@ -465,7 +451,10 @@ lead where they did at first that hold no open stream."
   (nth-value
    1 (call-until-abandoned
       (lambda ()
-        (let ((*code* code))
+        (let ((*code* code)
+              (*evaluated-forms* '())
+              (*source-files* '())
+              (*known-places* :none))
           ;; Not before there is where to unwind to.
           (with-interrupts
             (check-standard-streams)

@@ -23,16 +23,18 @@
   "True when the instruction before the address PC is SBCL's trap: the code gave up control there by itself."
   (declare (type sb-ext:word pc))
   #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
-  #-x86-64 (progn pc nil))
+  ;; While an interruption is held, there is no such error.
+  #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
 
 (defun settled-p (frame)
-  "False when FRAME may have been interrupted while its function was being entered or left, or was about to call another:
-the frame pointer may be another frame's then, and what should lie in this one does not."
+  "False when FRAME may have been interrupted while its function was being entered or left, or was about to call
+another: the frame pointer may be another frame's then, and what should lie in this one does not."
   (let ((context (sb-di::compiled-frame-escaped frame)))
     (or (null context)
         (let ((pc (sap-int (sb-vm:context-pc context)))
               (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
               (function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
+          (declare (ignorable start function))
           (or (trapped-p pc)
               #+x86-64
               (let* ((frame-pointer (sb-di::frame-pointer frame))
@@ -49,7 +51,8 @@ the frame pointer may be another frame's then, and what should lie in this one d
 
 (defun stack-offset (place)
   "Return the offset from the frame pointer, in bytes, of PLACE, which the compiler recorded."
-  (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place)))
+  #+(or x86 x86-64) (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place))
+  #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
 
 (defun called-directly-p (frame)
   "True when FRAME was called by code of its own component other than as a function object: a call of a local function.
@@ -82,6 +85,20 @@ Such code relies on all that the compiler found out about the function, even tha
          "it is a local function that its own code calls directly, and that code relies on all that the compiler ~
           found out about it")))
 
+(defun declared-to-return-p (frame values)
+  "False when FRAME's function is declaimed not to return VALUES, a list: code that calls it may rely on that."
+  (let* ((name (sb-debug::frame-call frame :argument-limit 0))
+         (type (and (sb-int:legal-fun-name-p name)
+                    (eq :declared (sb-int:info :function :where-from name))
+                    (sb-int:global-ftype name)))
+         (returns (and (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type))))
+    (or (null returns)
+        (loop for type in (if (sb-kernel:values-type-p returns)
+                              (sb-kernel:values-type-required returns)
+                              (list returns))
+              for rest = values then (rest rest)
+              always (sb-kernel:%%typep (first rest) type)))))
+
 ;;; Arguments
 
 (defun known-absent-p (variable frame)
@@ -92,8 +109,8 @@ was not supplied."
        (null (sb-di:debug-var-value variable frame))))
 
 (defun supplied-arguments (frame arguments)
-  "Return ARGUMENTS, which SB-DEBUG::FRAME-CALL returned for FRAME, but for those that stand for a default value where the
-function knows that."
+  "Return ARGUMENTS, which SB-DEBUG::FRAME-CALL returned for FRAME, but for those that stand for a default value where
+the function knows that."
   (if (or (sb-di:debug-fun-kind (sb-di:frame-debug-fun frame))
           (sb-di::all-args-available-p frame))
       arguments
@@ -170,8 +187,8 @@ be told from others of its code."
          (first entries))))
 
 (defun mark-closures (compile form lexenv &rest arguments)
-  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does. Code of submitted forms is marked, for its frames keep the closures that
-they are calls of; what is compiled while one is, by a macro, is not."
+  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does. Code of submitted forms is marked, for its frames keep the closures
+that they are calls of; what is compiled while one is, by a macro, is not."
   (declare (type function compile))
   (let* ((marked (getf sb-c::*source-plist* :closures-kept))
          (mark (evaluated-form-p lexenv))
@@ -186,8 +203,8 @@ they are calls of; what is compiled while one is, by a macro, is not."
          (getf (sb-c::debug-source-plist source) :closures-kept))))
 
 (defun frame-closure (frame)
-  "Return the function object without a global name that FRAME is a call of, or NIL when that is not known: only submitted
-code keeps it."
+  "Return the function object without a global name that FRAME is a call of, or NIL when that is not known: only
+submitted code keeps it."
   (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
     (when entry
       (let ((place (closure-place entry)))
@@ -296,7 +313,8 @@ it with again; or refuse."
 
 (defun why-no-function (name generic-function)
   "Return why there is no function to call again for a frame called NAME, of a method of GENERIC-FUNCTION or NIL."
-  (format nil "~S ~A" name
+  (format nil "~S ~@?" name
           (cond (generic-function "is no method of its generic function any more.")
                 ((symbolp name) "has no global definition any more.")
-                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was called as."))))
+                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was ~
+                    called as."))))

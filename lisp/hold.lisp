@@ -163,6 +163,7 @@ this is not held."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*code* ,text)
+            (*evaluated-forms* '())
             (*form-number* 0)
             (*form-start* 0)
             (,stream (make-string-input-stream *code*)))
@@ -302,8 +303,8 @@ of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
         sb-sys:*tty* (sb-ext:symbol-global-value 'sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They get
-the values of the expressions in TEXT."
+  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They
+get the values of the expressions in TEXT."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -366,7 +367,9 @@ form begins and ends and the package it was read in. Return a list of the last o
         (let ((values '()))
           (do-held-forms (form text values end)
             (incf *form-number*)
-            (let ((package *package*))
+            (let ((package *package*)
+                  (sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
+                                              :line (values (line-and-column *code* *form-start*)))))
               (setf values
                     (multiple-value-list
                      (with-boundary ()
@@ -378,7 +381,7 @@ form begins and ends and the package it was read in. Return a list of the last o
 (defun eval-command (job)
   "Evaluate code in a frame and push its values. It is an evaluation of its own: what it defines is not the held one's."
   (let ((frame (find-held-frame (job-argument job)))
-        (*evaluation* (make-evaluation))
+        (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
     (when frame
       (multiple-value-bind (values success)
@@ -406,12 +409,15 @@ form begins and ends and the package it was read in. Return a list of the last o
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
-        (unless success
-          (say "The code failed: the frame did not return, and the evaluation is still held."))
-        (values success
-                (when success
-                  (lambda ()
-                    (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values))))))))))
+        (cond ((not success)
+               (say "The code failed: the frame did not return, and the evaluation is still held."))
+              ((not (declared-to-return-p frame values))
+               (refuse "Frame ~D cannot return this: its function is declaimed to return something else."
+                       (job-argument job)))
+              (t
+               (values t
+                       (lambda ()
+                         (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
 
 (defun restart-frame-command (job)
   "Call a frame's function again with the same arguments."

@@ -3,19 +3,25 @@
 (in-package "SBCL-HOST")
 
 (defun edit-distance (a b limit)
-  "Return the Levenshtein distance of the strings A and B, or NIL when it is over LIMIT."
+  "Return how many characters must be inserted, left out, replaced or swapped with the next one to make the string B of
+A, or NIL when that is over LIMIT."
   (when (<= (abs (- (length a) (length b))) limit)
-    (let ((row (make-array (1+ (length b)))))
+    (let ((row (make-array (1+ (length b))))
+          (above (make-array (1+ (length b))))
+          (higher (make-array (1+ (length b)))))
       (dotimes (index (length row)) (setf (svref row index) index))
       (loop for i from 1 to (length a)
-            do (let ((diagonal (svref row 0)))
-                 (setf (svref row 0) i)
-                 (loop for j from 1 to (length b)
-                       do (let ((above (svref row j)))
-                            (setf (svref row j)
-                                  (min (1+ above) (1+ (svref row (1- j)))
-                                       (+ diagonal (if (char= (char a (1- i)) (char b (1- j))) 0 1)))
-                                  diagonal above)))))
+            do (rotatef higher above row)
+               (setf (svref row 0) i)
+               (loop for j from 1 to (length b)
+                     for same = (char= (char a (1- i)) (char b (1- j)))
+                     do (setf (svref row j)
+                              (min (1+ (svref above j)) (1+ (svref row (1- j)))
+                                   (+ (svref above (1- j)) (if same 0 1))))
+                        (when (and (> i 1) (> j 1)
+                                   (char= (char a (1- i)) (char b (- j 2)))
+                                   (char= (char a (- i 2)) (char b (1- j))))
+                          (setf (svref row j) (min (svref row j) (1+ (svref higher (- j 2))))))))
       (let ((distance (svref row (length b))))
         (and (<= distance limit) distance)))))
 
@@ -69,8 +75,7 @@
     (:variable
      (when (boundp name)
        (write-string " = " stream)
-       (let ((value (symbol-value name)))
-         (when (push-argument value stream)))))))
+       (push-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
   "Print LAMBDA-LIST without packages: they say nothing to its reader."
@@ -87,21 +92,124 @@
   (print-argument value stream)
   nil)
 
-(defun push-definitions ()
-  "Push what the session defined."
-  (with-inspection-syntax ()
+(defun accessors-of (name)
+  "Return the names of the functions that the definition of the class NAME brings with it."
+  (let ((class (find-class name nil)))
+    (if (typep class 'structure-class)
+        (let ((description (sb-kernel:find-defstruct-description name nil)))
+          (when description
+            (remove nil
+                    (append (mapcar (lambda (constructor) (if (consp constructor) (first constructor) constructor))
+                                    (sb-kernel:dd-constructors description))
+                            (list (sb-kernel::dd-copier-name description)
+                                  (sb-kernel::dd-predicate-name description))
+                            (loop for slot in (sb-kernel:dd-slots description)
+                                  for accessor = (sb-kernel:dsd-accessor-name slot)
+                                  when accessor collect accessor and collect (list 'setf accessor))))))
+        (loop for slot in (guarded (sb-mop:class-direct-slots class) (failure) '())
+              append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-readers slot))
+              append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-writers slot))))))
+
+(defun only-accesses-p (name)
+  "True when all that the function NAME does is to read or write a slot."
+  (let ((function (and (fboundp name) (fdefinition name))))
+    (or (not (typep function 'generic-function))
+        (every (lambda (method) (typep method 'sb-mop:standard-accessor-method))
+               (sb-mop:generic-function-methods function)))))
+
+(defun print-class-definition (name accessors stream)
+  "Print the line for the class NAME with those of its ACCESSORS that the session defined."
+  (prin1 name stream)
+  (let ((names (remove-if #'consp accessors)))
+    (when names
+      (let ((*print-length* nil))
+        (format stream " (~{~S~^, ~})" (sort (remove-duplicates names) #'string< :key #'symbol-name))))))
+
+(defun definition-item (kind)
+  "Return the item code for definitions of KIND, or NIL when they are not listed."
+  (case kind
+    (:function (item-code :function))
+    (:variable (item-code :variable))
+    (:macro (item-code :macro))
+    (:class (item-code :class))
+    (:package (item-code :package))))
+
+(defun definition-package (kind name)
+  "Return the package of NAME, defined as KIND."
+  (if (eq kind :package)
+      (find-package name)
+      (symbol-package (function-name-symbol name))))
+
+(defun definition-sort-key (kind name)
+  "Return what definitions are sorted by."
+  (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
+
+(defun wanted-definitions (package)
+  "Return those definitions that the session made itself, or all in PACKAGE when that is one: lists of kind and name. The
+second value is a list of the names of systems, each with how many definitions it made and in how many packages."
+  (let ((wanted '())
+        (systems (make-hash-table :test 'equal)))
     (map-definitions
-     (lambda (kind name)
-       (let ((code (case kind
-                     (:function (item-code :function))
-                     (:variable (item-code :variable))
-                     (:macro (item-code :macro))
-                     (:class (item-code :class))
-                     (:package (item-code :package)))))
-         (when code
-           (push-item code "" (lambda (stream) (print-definition kind name stream)))))))
-    (dolist (system (loaded-systems))
-      (push-item (item-code :system) "" (lambda (stream) (write-string system stream))))))
+     (lambda (kind name system)
+       (cond ((not (definition-item kind)))
+             (package
+              (when (eq package (definition-package kind name))
+                (push (list kind name) wanted)))
+             (system
+              (let ((counted (or (gethash system systems)
+                                 (setf (gethash system systems) (list 0)))))
+                (incf (first counted))
+                (pushnew (definition-package kind name) (rest counted))))
+             (t (push (list kind name) wanted)))))
+    (values wanted
+            (loop for system being the hash-keys of systems using (hash-value counted)
+                  collect (list system (first counted) (length (rest counted)))))))
+
+(defun push-definitions (item limit package-name)
+  "Push what the session defined, as ITEM, an item code, or all when that is 0; only in the package PACKAGE-NAME unless
+that is empty. What is more than LIMIT is only counted, a class's accessors go with it, and what systems brought is
+counted for each system."
+  (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
+         (accessors (make-hash-table :test 'equal)))
+    (with-inspection-syntax ()
+      (multiple-value-bind (definitions counted) (wanted-definitions package)
+        (loop for (kind name) in definitions
+              when (eq kind :class)
+                do (dolist (accessor (accessors-of name))
+                     (setf (gethash accessor accessors) name)))
+        (let* ((own (remove-if (lambda (entry)
+                                 (or (and (eq (first entry) :function) (gethash (second entry) accessors))
+                                     (not (or (zerop item) (eql item (definition-item (first entry)))))))
+                               definitions))
+               (sorted (sort (mapcar (lambda (entry)
+                                       (cons (definition-sort-key (first entry) (second entry)) entry))
+                                     own)
+                             (lambda (a b)
+                               (if (eql (car a) (car b)) (string< (cdr a) (cdr b)) (< (car a) (car b))))
+                             :key #'car)))
+          (loop for (nil kind name) in sorted
+                repeat limit
+                do (let ((kind kind) (name name))
+                     (push-item (definition-item kind) ""
+                                (lambda (stream)
+                                  (if (eq kind :class)
+                                      (print-class-definition
+                                       name
+                                       (remove-if-not (lambda (accessor)
+                                                        (nth-value 1 (gethash (list :function accessor) **definitions**)))
+                                                      (accessors-of name))
+                                       stream)
+                                      (print-definition kind name stream))))))
+          (when (> (length sorted) limit)
+            (push-item (item-code :more) (princ-to-string (- (length sorted) limit)) #'identity)))
+        (when (and (zerop item) (null package))
+          (dolist (system (union (mapcar #'first counted) (loaded-systems) :test #'string=))
+            (push-item (item-code :system) ""
+                       (lambda (stream)
+                         (destructuring-bind (&optional (count 0) (packages 0))
+                             (rest (assoc system counted :test #'string=))
+                           (format stream "~A~[~:;~:* (~:D definition~:P in ~:D package~:P)~]"
+                                   system count packages))))))))))
 
 (defglobal **core-systems** '()
   "Names of the systems that are part of the core.")
@@ -111,8 +219,10 @@
   (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
 
 (defun loaded-systems ()
-  "Return the names of the systems that the session loaded."
-  (set-difference (already-loaded-systems) **core-systems** :test #'equal))
+  "Return the names of the systems that the session loaded, one for those that are defined together."
+  (remove-duplicates (mapcar #'asdf:primary-system-name
+                             (set-difference (already-loaded-systems) **core-systems** :test #'equal))
+                     :test #'string=))
 
 ;;; describe-symbol
 
@@ -159,17 +269,21 @@ without interning it. Return the symbol, whether there is one, the name and the 
                            (string-left-trim "#:" (prin1-to-string symbol)))
                          role)))))
 
+(defvar *with-source* nil
+  "True when the text of definitions is asked for.")
+
 (defun push-source (name type)
-  "Push where NAME, defined as TYPE, was defined, if that is known and of any use."
-  (let ((source (guarded (first (sb-introspect:find-definition-sources-by-name name type)) (failure) nil)))
-    (when source
-      (let ((file (sb-introspect:definition-source-pathname source))
-            (position (sb-introspect:definition-source-character-offset source)))
-        (when file
-          (let* ((namestring (namestring file))
-                 (line (and position (not (eql 4 (mismatch "SYS:" namestring)))
-                            (guarded (file-line namestring position) (failure) nil))))
-            (push-text-detail "Source" (format nil "~A~@[:~D~]" namestring line))))))))
+  "Push where NAME, defined as TYPE, was defined, if that is known, and the text of it if that is asked for."
+  (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
+                          (and source (definition-place source (symbol-name (function-name-symbol name)))))
+                   (failure)
+                 nil)))
+    (when place
+      (push-text-detail "Source" (written-place place))
+      (when *with-source*
+        (push-text-detail "Text"
+                          (let ((text (guarded (form-text (place-text place) (place-position place)) (failure) nil)))
+                            (if text (format nil "~%~A" text) "not available")))))))
 
 (defun push-documentation (name type)
   "Push NAME's documentation string of TYPE, if it has one."
@@ -183,6 +297,56 @@ without interning it. Return the symbol, whether there is one, the name and the 
                                (if lambda-list
                                    (print-lambda-list lambda-list stream)
                                    (write-string "()" stream)))))))
+
+(defconstant +listed+ 30
+  "How many of a generic function's methods, or of a class's slots and subclasses, are listed.")
+
+(defun push-list (label items print)
+  "Push how many ITEMS there are and, a line each, what PRINT, a function of an item and a stream, prints of the first."
+  (let ((count (length items)))
+    (push-detail label
+                 (lambda (stream)
+                   (format stream "~D" count)
+                   (loop for item in items
+                         repeat +listed+
+                         do (terpri stream)
+                            (guarded (funcall (the function print) item stream) (failure) nil))
+                   (when (> count +listed+)
+                     (format stream "~%... ~D more" (- count +listed+)))))))
+
+(defun push-methods (generic-function)
+  "Push the methods of GENERIC-FUNCTION with their places."
+  (let ((name (function-name-symbol (sb-mop:generic-function-name generic-function))))
+    (push-list "Methods" (sb-mop:generic-function-methods generic-function)
+               (lambda (method stream)
+                 (format stream "~{~S ~}~S" (method-qualifiers method)
+                         (sb-pcl::unparse-specializers generic-function (sb-mop:method-specializers method)))
+                 (let ((place (guarded (definition-place (sb-introspect:find-definition-source method)
+                                                         (symbol-name name))
+                                  (failure)
+                                nil)))
+                   (when place
+                     (format stream "  ~A" (written-place place))))))))
+
+(defun slot-description (class slot)
+  "Return a list of type, initargs and accessors of SLOT of CLASS."
+  (let* ((name (sb-mop:slot-definition-name slot))
+         (part (and (typep class 'structure-class)
+                    (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
+                          :key #'sb-kernel:dsd-name))))
+    (list (sb-mop:slot-definition-type slot)
+          (and (not part) (sb-mop:slot-definition-initargs slot))
+          (if part
+              (list (sb-kernel:dsd-accessor-name part))
+              (sb-mop:slot-definition-readers slot)))))
+
+(defun print-slot (class slot stream)
+  "Print the line for SLOT of CLASS."
+  (destructuring-bind (type initargs accessors) (slot-description class slot)
+    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]"
+            (sb-mop:slot-definition-name slot)
+            (if (eq type t) nil type)
+            initargs accessors)))
 
 (defun push-function-roles (symbol)
   "Push what SYMBOL means as an operator, and return true when it means something as one."
@@ -208,8 +372,7 @@ without interning it. Return the symbol, whether there is one, the name and the 
                                        (prin1 type stream))))))
            (push-documentation symbol 'function)
            (when generic
-             (push-text-detail "Methods" (princ-to-string
-                                          (length (sb-mop:generic-function-methods (fdefinition symbol))))))
+             (push-methods (fdefinition symbol)))
            (push-source symbol (if generic :generic-function :function))
            t))))
 
@@ -244,10 +407,16 @@ without interning it. Return the symbol, whether there is one, the name and the 
                         (lambda (stream)
                           (format stream "~{~S~^ ~}"
                                   (mapcar #'class-name (sb-mop:class-direct-superclasses class)))))
-           (let ((slots (guarded (mapcar #'sb-mop:slot-definition-name (sb-mop:class-direct-slots class))
-                            (failure) '())))
+           (let ((slots (guarded (sb-mop:class-direct-slots class) (failure) '())))
              (when slots
-               (push-detail "Slots" (lambda (stream) (format stream "~{~S~^ ~}" slots)))))
+               (push-list "Slots" slots (lambda (slot stream) (print-slot class slot stream)))))
+           (let ((subclasses (remove nil (mapcar #'class-name (sb-mop:class-direct-subclasses class)))))
+             (when subclasses
+               (push-detail "Direct subclasses"
+                            (lambda (stream)
+                              (format stream "~{~S~^ ~}~@[ ... ~D more~]"
+                                      (subseq subclasses 0 (min +listed+ (length subclasses)))
+                                      (and (> (length subclasses) +listed+) (- (length subclasses) +listed+)))))))
            (push-documentation symbol 'type)
            (push-source symbol (typecase class
                                  (sb-pcl::condition-class :condition)
@@ -280,14 +449,44 @@ without interning it. Return the symbol, whether there is one, the name and the 
                  (when near
                    (format stream "~%Near names: ~{~A~^, ~}." near))))))
 
-(defun push-description (text package-name)
-  "Push what the symbol that TEXT means in the package named PACKAGE-NAME means."
+(defun push-package-role (package)
+  "Push what PACKAGE is."
+  (push-item (item-code :role) "" (lambda (stream) (format stream "~A [PACKAGE]" (package-name package))))
+  (flet ((names (label packages)
+           (when packages
+             (push-text-detail label (format nil "~{~A~^, ~}" packages)))))
+    (names "Nicknames" (package-nicknames package))
+    (names "Uses" (mapcar #'package-name (package-use-list package)))
+    (push-text-detail "Exports" (let ((count 0))
+                                  (do-external-symbols (symbol package) (incf count))
+                                  (format nil "~D symbol~:P" count)))
+    (push-text-detail "Documentation" (documentation package t))
+    (let ((place (guarded (definition-place (sb-introspect:find-definition-source package) (package-name package))
+                     (failure)
+                   nil)))
+      (when place
+        (push-text-detail "Source" (written-place place))))))
+
+(defun package-called (text)
+  "Return the package that TEXT names as one writes it, or NIL."
+  (let ((name (string-left-trim ":#'" (string-trim '(#\Space #\Tab #\Newline) text))))
+    (or (find-package name)
+        (find-package (string-upcase name)))))
+
+(defun push-description (text package-name with-source)
+  "Push what the symbol that TEXT means in the package named PACKAGE-NAME means, with the text of its definitions if
+WITH-SOURCE is true."
   (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
-    (with-inspection-syntax ()
-      (cond (found
-             (unless (some #'identity (list (push-function-roles symbol)
-                                            (push-variable-roles symbol)
-                                            (push-type-roles symbol)))
-               (push-role symbol "SYMBOL")
-               (push-text-detail "Note" "it names nothing yet")))
-            (t (push-not-found name package))))))
+    (let ((*with-source* with-source)
+          (called (package-called text)))
+      (with-source-files ()
+        (with-inspection-syntax ()
+          (cond (found
+                 (unless (some #'identity (list (push-function-roles symbol)
+                                                (push-variable-roles symbol)
+                                                (push-type-roles symbol)))
+                   (cond (called (push-package-role called))
+                         (t (push-role symbol "SYMBOL")
+                            (push-text-detail "Note" "it names nothing yet")))))
+                (called (push-package-role called))
+                (t (push-not-found name package))))))))

@@ -97,8 +97,12 @@ the threads that it made."
   (case (job-kind job)
     (:evaluate (run-evaluation job))
     (:reset (with-interrupts (run-reset)))
-    (:definitions (run-guarded-inspection #'push-definitions))
-    (:describe (run-guarded-inspection (lambda () (push-description (job-text job) (job-name job)))))
+    (:definitions
+     (run-guarded-inspection (lambda () (push-definitions (job-flags job) (job-argument job) (job-name job)))))
+    (:describe
+     (run-guarded-inspection (lambda ()
+                               (push-description (job-text job) (job-name job)
+                                                 (logtest +describe-source+ (job-flags job))))))
     (:interrupt (run-interrupt job) t)
     (t (refuse "No evaluation is held."))))
 
@@ -258,6 +262,8 @@ of here: the caller is foreign, and would take for the answer what happens to be
         *compile-verbose* nil
         *compile-print* nil)
   (observe-definitions)
+  (observe-systems)
+  (keep-evaluations-out-of-files)
   (protect-user-package)
   (adopt-user-threads)
   (hide-host-threads)

@@ -78,8 +78,14 @@ pub struct Warning {
     pub kind: String,
     /// Its report.
     pub message: Clipped,
-    /// The line, from 1, of the submitted code that the compiler was at.
+    /// The file that the compiler was at; `None` when it was at the submitted code, or there was no compiler.
+    pub file: Option<String>,
+    /// The line there, from 1.
     pub line: Option<u64>,
+    /// The column there, from 1.
+    pub column: Option<u64>,
+    /// What the form around it in the file is called: `(DEFUN F)`.
+    pub form: Option<String>,
 }
 
 /// A restart that was available where an error happened.
@@ -100,6 +106,10 @@ pub struct Frame {
     pub call: String,
     /// Where the function was defined, if that is known: `path:line`, or `evaluation 12, line 3`.
     pub source: Option<String>,
+    /// The line of source there, cut if it is long.
+    pub code: Option<String>,
+    /// Whose machinery the frame belongs to that only brought the user's code to run: `ASDF`, `the reader`.
+    pub machinery: Option<String>,
     /// The local variables that SBCL knows of. Kept for the innermost frames only.
     pub locals: Vec<Local>,
 }
@@ -176,21 +186,24 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
-    /// How much memory it takes, about.
+    /// How much room it takes, about: in memory, and as JSON where that is more.
     pub(crate) fn bytes(&self) -> usize {
-        /// Of a part, besides its text.
+        /// Of a part, besides its texts.
         const PART: usize = 64;
-        let slots = self.slots.iter().map(|slot| PART + slot.name.len() + slot.value.len());
-        let restarts = self.restarts.iter().map(|restart| PART + restart.name.len() + restart.description.len());
+        // JSON takes six characters for one that controls.
+        let text = |text: &str| text.len() + 5 * text.bytes().filter(u8::is_ascii_control).count();
+        let pair = |name: &str, value: &str| PART + text(name) + text(value);
+        let slots = self.slots.iter().map(|slot| pair(&slot.name, &slot.value));
+        let restarts = self.restarts.iter().map(|restart| pair(&restart.name, &restart.description));
         let frames = self.frames.iter().map(|frame| {
             let locals = frame.locals.iter().map(|local| match &local.value {
-                LocalValue::Value(value) => PART + local.name.len() + value.len(),
-                LocalValue::Dead | LocalValue::Unavailable => PART + local.name.len(),
+                LocalValue::Value(value) => pair(&local.name, value),
+                LocalValue::Dead | LocalValue::Unavailable => pair(&local.name, ""),
             });
-            2 * PART + frame.call.len() + frame.source.as_ref().map_or(0, String::len) + locals.sum::<usize>()
+            pair(&frame.call, frame.source.as_deref().unwrap_or_default()) + locals.sum::<usize>()
         });
-        let form = self.form.as_ref().map_or(0, |form| form.text.len());
-        let own = 4 * PART + self.kind.len() + self.message.text.len() + form;
+        let form = self.form.as_ref().map_or(0, |form| text(&form.text));
+        let own = 4 * PART + text(&self.kind) + text(&self.message.text) + form;
         own + slots.sum::<usize>() + restarts.sum::<usize>() + frames.sum::<usize>()
     }
 }
@@ -365,6 +378,48 @@ pub struct Definition {
     pub kind: DefinitionKind,
     /// One line: its name, and the lambda list or value where there is one.
     pub text: String,
+}
+
+/// Which definitions to list.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DefinitionFilter {
+    /// All of them, packages and systems too.
+    #[default]
+    All,
+    /// Functions.
+    Functions,
+    /// Variables.
+    Variables,
+    /// Macros.
+    Macros,
+    /// Classes.
+    Classes,
+}
+
+/// A question for definitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefinitionQuery {
+    /// Which ones.
+    pub filter: DefinitionFilter,
+    /// Only those in this package, what systems brought too.
+    pub package: Option<String>,
+    /// At most this many; systems are not counted.
+    pub limit: u64,
+}
+
+impl Default for DefinitionQuery {
+    fn default() -> Self {
+        Self { filter: DefinitionFilter::All, package: None, limit: 100 }
+    }
+}
+
+/// What a session defined.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definitions {
+    /// Sorted by kind, then by text.
+    pub shown: Vec<Definition>,
+    /// How many more there are than were asked for.
+    pub more: u64,
 }
 
 /// One role of a symbol: a function, a variable, a class and so on.

@@ -306,7 +306,11 @@ fn a_held_evaluation_goes_on_under_its_number() {
     let status = good(&mut server, "evaluation", json!({}));
     assert!(status.starts_with("Evaluation 1: held where it failed with SIMPLE-ERROR (E1)\n"), "{status}");
     // What is done meanwhile has a number of its own.
-    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(write-line \"inside\") 1"}));
+    good(
+        &mut server,
+        "eval-in-frame",
+        json!({"frame": 0, "code": "(write-line \"inside\")\n(defun h () (error \"h\"))"}),
+    );
     let output = good(&mut server, "evaluation", json!({"action": "output"}));
     assert_eq!(output, "Evaluation 2, output, characters 0 to 6 of 7:\ninside\n");
     let (slow, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
@@ -315,9 +319,15 @@ fn a_held_evaluation_goes_on_under_its_number() {
     let output = good(&mut server, "evaluation", json!({"id": 1, "action": "output"}));
     assert_eq!(output, "Evaluation 1, output, characters 0 to 12 of 13:\nbefore\nafter\n");
     assert!(good(&mut server, "evaluation", json!({"id": 1})).starts_with("Evaluation 1: succeeded"));
+    fail(&mut server, "(h)");
+    let trace = good(&mut server, "get-backtrace", json!({}));
+    assert!(trace.contains(": (H)\n     at evaluation 2, line 2"), "{trace}");
     // Released, not held: the answer no longer offers the debugger.
     bad(&mut server, "evaluate-lisp", json!({"code": "(error \"x\")", "on-error": "debug"}));
     let cancelled = good(&mut server, "evaluation", json!({"action": "cancel"}));
-    assert!(cancelled.starts_with("Evaluation 4: "), "{cancelled}");
+    assert!(
+        cancelled.starts_with("Evaluation 5: failed after ") && cancelled.contains(" with SIMPLE-ERROR (E"),
+        "{cancelled}"
+    );
     good(&mut server, "reset-session", json!({}));
 }

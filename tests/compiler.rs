@@ -124,8 +124,14 @@ fn what_is_defined_by_the_end_of_the_call_is_not_undefined() {
             .warnings
             .is_empty()
     );
-    let later = lisp.eval("(defun uses () (later-defined *later-variable*)) (setf (symbol-function 'later-defined) #'list) (defvar *later-variable* 1)");
+    let later = lisp.eval("(defun uses () (later-defined)) (setf (symbol-function 'later-defined) #'list)");
     assert!(later.warnings.is_empty(), "{later:?}");
+    // A variable that is special by then was not where it was compiled.
+    let variable = lisp.eval("(defun uses-variable () *later-variable*) (defvar *later-variable* 1)");
+    assert_eq!(warnings(&variable), ["SIMPLE-WARNING: undefined variable: COMMON-LISP-USER::*LATER-VARIABLE*"]);
+    // Told before an error, too.
+    let failed = lisp.eval("(undefined-here)");
+    assert_eq!(warnings(&failed).len(), 1, "{failed:?}");
     // Defined within a unit of its own, as LOAD has one.
     let loaded =
         lisp.eval("(defun uses-2 () (in-a-unit)) (with-compilation-unit (:override t) (eval '(defun in-a-unit () 1)))");

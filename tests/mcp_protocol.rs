@@ -43,7 +43,8 @@ fn shakes_hands_in_every_revision() {
         assert_eq!(result["serverInfo"]["version"], env!("CARGO_PKG_VERSION"));
         assert!(result["serverInfo"]["title"].is_string());
         assert!(result["capabilities"]["tools"].is_object());
-        assert!(result["instructions"].as_str().unwrap().contains("describe-last-error"));
+        let instructions = result["instructions"].as_str().unwrap();
+        assert!(instructions.contains("describe-last-error") && instructions.len() <= 2_000, "{}", instructions.len());
         server.goes_on();
         assert_eq!(server.request("ping", json!({}))["result"], json!({}));
         assert!(server.finish().status.success());
@@ -110,6 +111,7 @@ fn lists_its_tools() {
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
     }
     assert_eq!(tools[0]["inputSchema"]["required"], json!(["code"]));
+    assert_eq!(tools[0]["_meta"]["anthropic/alwaysLoad"], true);
     assert_eq!(server.request("tools/list", json!({}))["result"], first["result"]);
     // As clients write it that have nothing to say.
     server.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));

@@ -164,13 +164,29 @@ fn evaluation(content: &Value) -> String {
     sections.push(format!("[ERROR] {}\n{}", escape_markers(string(error, "type")), message(error)));
     let mut backtrace = "[Backtrace]".to_owned();
     let frames = items(error, "frames");
-    for frame in frames {
-        _ = write!(backtrace, "\n{}: {}", frame["number"], escape_markers(string(frame, "call")));
+    let total = error["totalFrames"].as_u64().unwrap();
+    let number = |index: usize| frames.get(index).map_or(total, |frame| frame["number"].as_u64().unwrap());
+    let mut more = total;
+    for (index, frame) in frames.iter().enumerate() {
+        let call = escape_markers(string(frame, "call"));
+        // Numbers are missing after a machinery's frames where they are folded.
+        let machinery = frame["machinery"].as_str();
+        let end =
+            (index..).find(|index| frames.get(*index).is_none_or(|other| other["machinery"] != frame["machinery"]));
+        let end = end.unwrap();
+        let folded = machinery.is_some() && number(end) > number(end - 1) + 1;
+        let cut = call.chars().count() > 60 && folded;
+        let call = if cut { call.chars().take(60).chain(['…']).collect() } else { call };
+        _ = write!(backtrace, "\n{}: {call}", frame["number"]);
+        more = total - number(index) - 1;
+        if let Some(machinery) = machinery.filter(|_| folded && end == index + 1) {
+            _ = write!(backtrace, "\n... {} frames of {machinery}", number(end) - number(index) - 1);
+            more = total - number(end);
+        }
     }
     if frames.is_empty() {
         backtrace += "\n0: (no frames available)";
     }
-    let more = error["totalFrames"].as_u64().unwrap() - frames.len() as u64;
     if more > 0 {
         _ = write!(backtrace, "\n... {more} more frames (get-backtrace shows them)");
     }
@@ -190,11 +206,17 @@ fn restarts(error: &Value) -> String {
     items(error, "restarts").iter().map(line).collect()
 }
 
-fn local(local: &Value) -> String {
-    let value = local
-        .get("value")
-        .map_or_else(|| format!("<{}>", string(local, "unknown")), |value| escape_markers(value.as_str().unwrap()));
-    format!("{} = {value}", escape_markers(string(local, "name")))
+/// A line for each variable that has a value, and one for the others.
+fn locals(locals: &[Value]) -> Vec<String> {
+    let (known, unknown): (Vec<_>, Vec<_>) = locals.iter().partition(|local| local.get("value").is_some());
+    let name = |local: &Value| escape_markers(string(local, "name"));
+    let mut lines: Vec<_> =
+        known.iter().map(|local| format!("{} = {}", name(local), escape_markers(string(local, "value")))).collect();
+    if !unknown.is_empty() {
+        let names: Vec<_> = unknown.iter().map(|local| name(local)).collect();
+        lines.push(format!("not available: {}", names.join(", ")));
+    }
+    lines
 }
 
 /// What get-backtrace shows; `content` has its arguments' effect already.
@@ -208,9 +230,12 @@ fn backtrace(content: &Value) -> String {
         _ = write!(text, "\n  {}: {}", frame["number"], escape_markers(string(frame, "call")));
         if let Some(source) = frame["source"].as_str() {
             _ = write!(text, "\n     at {}", escape_markers(source));
+            if let Some(code) = frame["code"].as_str() {
+                _ = write!(text, ": {}", escape_markers(code));
+            }
         }
-        for variable in frame["locals"].as_array().into_iter().flatten() {
-            _ = write!(text, "\n     {}", local(variable));
+        for line in locals(frame["locals"].as_array().map_or(&[], Vec::as_slice)) {
+            _ = write!(text, "\n     {line}");
         }
     }
     let more = total - frames.len() as u64;
@@ -345,8 +370,7 @@ fn the_debugger_answers_in_structure() {
     assert_eq!(held.content["error"]["frames"][1]["source"], "evaluation 1, line 1");
     let locals = structured.call("frame-locals", json!({"frame": 1}));
     assert_eq!(locals.content["locals"], json!([{"name": "X", "value": "5"}]));
-    let lines: Vec<_> = items(&locals.content, "locals").iter().map(local).collect();
-    assert_eq!(lines.join("\n"), locals.text);
+    assert_eq!(self::locals(items(&locals.content, "locals")).join("\n"), locals.text);
     let refused = structured.call("frame-locals", json!({"frame": 99}));
     assert_eq!((refused.content, refused.is_error), (json!({"refused": refused.text}), true));
     for (tool, arguments) in [

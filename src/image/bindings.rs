@@ -3,6 +3,7 @@
 pub const SBCL_HOST_CONTRACT: u32 = 4;
 pub const SBCL_EVALUATE_TIMING: u32 = 1;
 pub const SBCL_EVALUATE_HOLD: u32 = 2;
+pub const SBCL_DESCRIBE_SOURCE: u32 = 1;
 pub mod sbcl_lane {
     pub type Type = ::core::ffi::c_uint;
     pub const SBCL_LANE_EVALUATION: Type = 0;
@@ -100,6 +101,10 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_REFUSED: Type = 29;
     pub const SBCL_EVENT_RELEASED: Type = 30;
     pub const SBCL_EVENT_HEAP: Type = 31;
+    pub const SBCL_EVENT_WARNING_PLACE: Type = 32;
+    pub const SBCL_EVENT_WARNING_FORM: Type = 33;
+    pub const SBCL_EVENT_FRAME_CODE: Type = 34;
+    pub const SBCL_EVENT_FRAME_MACHINERY: Type = 35;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;
@@ -112,6 +117,7 @@ pub mod sbcl_item {
     pub const SBCL_ITEM_ROLE: Type = 7;
     pub const SBCL_ITEM_DETAIL: Type = 8;
     pub const SBCL_ITEM_NOT_FOUND: Type = 9;
+    pub const SBCL_ITEM_MORE: Type = 10;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -53,10 +53,18 @@ pub(crate) enum JobKind {
     },
     /// Remove what the session defined.
     Reset,
-    /// List what the session defined.
-    Definitions,
+    /// List what the session defined, in the package of that name if there is one.
+    Definitions {
+        /// Only these.
+        only: Option<Item>,
+        /// At most this many.
+        limit: u64,
+    },
     /// Say what the symbol in the text means.
-    Describe,
+    Describe {
+        /// With the text of its definitions.
+        source: bool,
+    },
     /// Invoke a restart of the held evaluation: this number (from 1), or 0 for the name; the text has its arguments.
     InvokeRestart(u64),
     /// Show the local variables of this frame of the held evaluation.
@@ -121,8 +129,12 @@ impl Job {
             JobKind::RestartFrame(frame) => (sbcl_job_kind::SBCL_JOB_RESTART_FRAME, 0, frame),
             JobKind::Release => (sbcl_job_kind::SBCL_JOB_RELEASE, 0, 0),
             JobKind::Reset => (sbcl_job_kind::SBCL_JOB_RESET, 0, 0),
-            JobKind::Definitions => (sbcl_job_kind::SBCL_JOB_DEFINITIONS, 0, 0),
-            JobKind::Describe => (sbcl_job_kind::SBCL_JOB_DESCRIBE, 0, 0),
+            JobKind::Definitions { only, limit } => {
+                (sbcl_job_kind::SBCL_JOB_DEFINITIONS, only.map_or(0, item_code), limit)
+            }
+            JobKind::Describe { source } => {
+                (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
+            }
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -184,6 +196,7 @@ pub(crate) enum Item {
     Role,
     Detail,
     NotFound,
+    More,
 }
 
 /// What a job reports. The names follow `enum sbcl_event`.
@@ -243,6 +256,14 @@ pub(crate) enum Event<'a> {
     Released,
     /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
     Heap,
+    /// The file of the warning begun last, empty for the code, and the column there, 0 if unknown.
+    WarningPlace(Text<'a>, u64),
+    /// What the form around the warning begun last is called.
+    WarningForm(Text<'a>),
+    /// The line of source at the frame begun last.
+    FrameCode(Text<'a>),
+    /// Whose machinery the frame begun last belongs to.
+    FrameMachinery(Text<'a>),
 }
 
 impl<'a> Event<'a> {
@@ -282,24 +303,36 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_REFUSED => Self::Refused(text),
             sbcl_event::SBCL_EVENT_RELEASED => Self::Released,
             sbcl_event::SBCL_EVENT_HEAP => Self::Heap,
+            sbcl_event::SBCL_EVENT_WARNING_PLACE => Self::WarningPlace(text, count),
+            sbcl_event::SBCL_EVENT_WARNING_FORM => Self::WarningForm(text),
+            sbcl_event::SBCL_EVENT_FRAME_CODE => Self::FrameCode(text),
+            sbcl_event::SBCL_EVENT_FRAME_MACHINERY => Self::FrameMachinery(text),
             _ => return None,
         })
     }
 }
 
+/// The contract's items.
+const ITEMS: [(Item, sbcl_item::Type); 10] = [
+    (Item::Function, sbcl_item::SBCL_ITEM_FUNCTION),
+    (Item::Variable, sbcl_item::SBCL_ITEM_VARIABLE),
+    (Item::Macro, sbcl_item::SBCL_ITEM_MACRO),
+    (Item::Class, sbcl_item::SBCL_ITEM_CLASS),
+    (Item::Package, sbcl_item::SBCL_ITEM_PACKAGE),
+    (Item::System, sbcl_item::SBCL_ITEM_SYSTEM),
+    (Item::Role, sbcl_item::SBCL_ITEM_ROLE),
+    (Item::Detail, sbcl_item::SBCL_ITEM_DETAIL),
+    (Item::NotFound, sbcl_item::SBCL_ITEM_NOT_FOUND),
+    (Item::More, sbcl_item::SBCL_ITEM_MORE),
+];
+
+fn item_code(item: Item) -> u32 {
+    ITEMS.iter().find(|(known, _)| *known == item).map_or(0, |(_, code)| *code)
+}
+
 fn item_from_code(code: i64) -> Option<Item> {
-    Some(match u32::try_from(code).ok()? {
-        sbcl_item::SBCL_ITEM_FUNCTION => Item::Function,
-        sbcl_item::SBCL_ITEM_VARIABLE => Item::Variable,
-        sbcl_item::SBCL_ITEM_MACRO => Item::Macro,
-        sbcl_item::SBCL_ITEM_CLASS => Item::Class,
-        sbcl_item::SBCL_ITEM_PACKAGE => Item::Package,
-        sbcl_item::SBCL_ITEM_SYSTEM => Item::System,
-        sbcl_item::SBCL_ITEM_ROLE => Item::Role,
-        sbcl_item::SBCL_ITEM_DETAIL => Item::Detail,
-        sbcl_item::SBCL_ITEM_NOT_FOUND => Item::NotFound,
-        _ => return None,
-    })
+    let code = u32::try_from(code).ok()?;
+    ITEMS.iter().find(|(_, known)| *known == code).map(|(item, _)| *item)
 }
 
 /// The host's side of the contract. Called on Lisp threads, any of them at any time.

@@ -27,10 +27,10 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         }
         Reply::Locals(locals) => json!({"locals": locals.iter().map(local).collect::<Vec<_>>()}),
         Reply::Aborted => json!({"aborted": true}),
-        Reply::Definitions(definitions, filter) => {
-            let shown = definitions.iter().filter(|definition| filter.admits(definition.kind));
-            json!({"definitions": shown.map(definition).collect::<Vec<_>>()})
-        }
+        Reply::Definitions(definitions) => json!({
+            "definitions": definitions.shown.iter().map(definition).collect::<Vec<_>>(),
+            "more": definitions.more,
+        }),
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
         Reply::Status(known) => json!({"evaluation": status(known)}),
@@ -93,7 +93,7 @@ fn evaluation(outcome: &Outcome) -> Value {
     });
     match &outcome.result {
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
-        Err(failure) => map["error"] = error(failure, first(failure, report::REPORT_FRAMES), true),
+        Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
@@ -108,8 +108,17 @@ fn evaluation(outcome: &Outcome) -> Value {
 
 fn warning(warning: &Warning) -> Value {
     let mut map = json!({"type": warning.kind, "message": clipped(&warning.message)});
+    if let Some(file) = &warning.file {
+        map["file"] = file.as_str().into();
+    }
     if let Some(line) = warning.line {
         map["line"] = line.into();
+    }
+    if let Some(column) = warning.column {
+        map["column"] = column.into();
+    }
+    if let Some(form) = &warning.form {
+        map["form"] = form.as_str().into();
     }
     map
 }
@@ -136,7 +145,7 @@ fn first(record: &ErrorRecord, count: usize) -> &[Frame] {
 }
 
 /// An error with these of its frames.
-fn error(record: &ErrorRecord, frames: &[Frame], locals: bool) -> Value {
+fn error<'a>(record: &ErrorRecord, frames: impl IntoIterator<Item = &'a Frame>, locals: bool) -> Value {
     let mut map = summary(record);
     let slots = record.slots.iter().map(|slot| json!({"name": slot.name, "value": slot.value}));
     map["slots"] = slots.collect();
@@ -145,7 +154,7 @@ fn error(record: &ErrorRecord, frames: &[Frame], locals: bool) -> Value {
             |(restart, number)| json!({"number": number, "name": restart.name, "description": restart.description}),
         );
     map["restarts"] = restarts.collect();
-    map["frames"] = frames.iter().map(|known| frame(known, locals)).collect();
+    map["frames"] = frames.into_iter().map(|known| frame(known, locals)).collect();
     map["totalFrames"] = record.total_frames.into();
     map
 }
@@ -155,6 +164,12 @@ fn frame(frame: &Frame, locals: bool) -> Value {
     let mut map = json!({"number": frame.number, "call": frame.call, "function": function, "arguments": arguments});
     if let Some(source) = &frame.source {
         map["source"] = source.as_str().into();
+    }
+    if let Some(code) = &frame.code {
+        map["code"] = code.as_str().into();
+    }
+    if let Some(machinery) = &frame.machinery {
+        map["machinery"] = machinery.as_str().into();
     }
     if locals {
         map["locals"] = frame.locals.iter().map(local).collect();
@@ -239,7 +254,7 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let kinds =
                 json!({"type": "string", "enum": ["function", "variable", "macro", "class", "package", "system"]});
             let definition = object(json!({"kind": kinds, "text": text()}), &["kind", "text"]);
-            json!({"definitions": list(&definition)})
+            json!({"definitions": list(&definition), "more": count()})
         }
         "describe-symbol" => {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
@@ -286,7 +301,14 @@ fn page_schema() -> Value {
 }
 
 fn evaluation_properties() -> Value {
-    let warning = json!({"type": text(), "message": text(), "line": count()});
+    let warning = json!({
+        "type": text(),
+        "message": text(),
+        "file": text(),
+        "line": count(),
+        "column": count(),
+        "form": text(),
+    });
     let timing = json!({"realMs": count(), "runMs": count(), "gcMs": count(), "bytesConsed": count()});
     json!({
         "notices": list(&text()),
@@ -321,6 +343,8 @@ fn error_schema() -> Value {
         "function": text(),
         "arguments": text(),
         "source": text(),
+        "code": text(),
+        "machinery": text(),
         "locals": list(&local_schema()),
     });
     let mut properties = summary_properties();

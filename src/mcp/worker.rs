@@ -14,7 +14,7 @@ use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
 use crate::session::restore::failed;
 use crate::session::witness::Witness;
-use crate::{Evaluation, Limits, Session};
+use crate::{Evaluation, Limits, Session, report};
 
 /// How long restoring may take.
 const RESTORE_TIME: Duration = Duration::from_secs(30);
@@ -268,6 +268,36 @@ impl Witness for Keeper {
     }
 
     fn stuck(&self, outcome: Option<Outcome>) {
+        // No answer will have more of it.
+        let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
+        let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.output.tell(Kind::Stuck, 0, &outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_told_in_sentences() {
+        let stuck =
+            failed("CANCELLED", "The evaluation was cancelled; what it had done by then stays done.".to_owned());
+        let loss = Loss {
+            cause: "did not react to being interrupted and was ended".to_owned(),
+            in_flight: true,
+            awaited: true,
+            stuck: Some(Box::new(stuck)),
+            deadly: Vec::new(),
+        };
+        let handover = Handover { journal: Some(Vec::new()), loss: Some(loss), ..Handover::default() };
+        let error = lost(&handover, &Report::default()).result.unwrap_err();
+        assert_eq!(
+            error.message.text,
+            "The evaluation was cancelled; what it had done by then stays done.\nThe Lisp image did not react to being \
+             interrupted and was ended. A new image has taken its place.\nThere were no definitions to restore.\nNot \
+             kept: values that were assigned after their definition, threads, open files, and what else the unfinished \
+             evaluation had done."
+        );
     }
 }

@@ -86,16 +86,24 @@ pub fn locals(locals: &[Local]) -> String {
     if locals.is_empty() {
         return "No local variables that SBCL knows of.".to_owned();
     }
-    locals.iter().map(local).collect::<Vec<_>>().join("\n")
+    local_lines(locals).join("\n")
 }
 
-fn local(local: &Local) -> String {
-    let value = match &local.value {
-        LocalValue::Value(value) => escape_markers(value),
-        LocalValue::Dead => "<dead here>".to_owned(),
-        LocalValue::Unavailable => "<unavailable>".to_owned(),
-    };
-    format!("{} = {value}", escape_markers(&local.name))
+/// A line for each variable that has a value, and one for those whose values SBCL cannot give.
+fn local_lines(locals: &[Local]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut missing = Vec::new();
+    for local in locals {
+        let name = escape_markers(&local.name);
+        match &local.value {
+            LocalValue::Value(value) => lines.push(format!("{name} = {}", escape_markers(value))),
+            LocalValue::Dead | LocalValue::Unavailable => missing.push(name),
+        }
+    }
+    if !missing.is_empty() {
+        lines.push(format!("not available: {}", missing.join(", ")));
+    }
+    lines
 }
 
 /// The answer of error-history, of at most `max` characters. `errors` come newest first; `older` says how many more there
@@ -225,10 +233,13 @@ fn frame_text(frame: &Frame, with_locals: bool) -> String {
     let mut text = format!("\n  {}: {}", frame.number, call(frame));
     if let Some(source) = &frame.source {
         _ = write!(text, "\n     at {}", escape_markers(source));
+        if let Some(code) = &frame.code {
+            _ = write!(text, ": {}", escape_markers(code));
+        }
     }
     if with_locals {
-        for variable in &frame.locals {
-            _ = write!(text, "\n     {}", local(variable));
+        for line in local_lines(&frame.locals) {
+            _ = write!(text, "\n     {line}");
         }
     }
     text

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::escape::escape_markers;
-use super::{NO_FRAMES, REPORT_FRAMES, Sections, call, clipped_message, omission, push_restarts};
-use crate::outcome::{Clipped, ErrorRecord, Outcome};
+use super::frames::push_frames;
+use super::{Sections, clipped_message, omission, push_restarts};
+use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
 
 /// What stands for the value when there is none.
 const NO_VALUES: &str = "; No values";
@@ -22,9 +23,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
         target.push_str("[warnings]");
         for warning in &outcome.warnings {
             _ = write!(target, "\n{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
-            if let Some(line) = warning.line {
-                _ = write!(target, " (line {line})");
-            }
+            push_place(target, warning);
         }
         if outcome.warnings_omitted > 0 {
             _ = write!(target, "\n[... {} warnings omitted]", outcome.warnings_omitted);
@@ -51,23 +50,31 @@ pub fn evaluation(outcome: &Outcome) -> String {
             );
             let target = sections.begin();
             target.push_str("[Backtrace]");
-            for frame in error.frames.iter().take(REPORT_FRAMES) {
-                _ = write!(target, "\n{}: {}", frame.number, call(frame));
-            }
-            if error.frames.is_empty() {
-                target.push('\n');
-                target.push_str(NO_FRAMES);
-            }
-            let more = error.total_frames.saturating_sub(error.frames.len().min(REPORT_FRAMES) as u64);
-            if more > 0 {
-                _ = write!(target, "\n... {more} more frames (get-backtrace shows them)");
-            }
+            push_frames(target, error);
             if outcome.held {
                 push_debugger(sections.begin(), error);
             }
         }
     }
     sections.0
+}
+
+/// Where a warning is: `(line 3)` of the code, `(src/a.lisp:12, in (DEFUN F))` in a file.
+fn push_place(target: &mut String, warning: &Warning) {
+    match (&warning.file, warning.line) {
+        (None, None) => {}
+        (None, Some(line)) => _ = write!(target, " (line {line})"),
+        (Some(file), line) => {
+            _ = write!(target, " ({}", escape_markers(file));
+            if let Some(line) = line {
+                _ = write!(target, ":{line}");
+            }
+            if let Some(form) = &warning.form {
+                _ = write!(target, ", in {}", escape_markers(form));
+            }
+            target.push(')');
+        }
+    }
 }
 
 /// What can be done with a held evaluation.

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use super::evaluation::{evaluation, values_text};
-use super::{EvaluationPart, REPORT_FRAMES, errors, omission};
+use super::frames::frames_shown_by;
+use super::{EvaluationPart, errors, omission};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 
 /// Characters of a message that are always shown.
@@ -357,7 +358,7 @@ fn error_within(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
     error.message.text = without_end(&error.message.text, allowance.of(Part::Message).max(MESSAGE), |count, from| {
         rest.marker(count, from)
     });
-    error.frames.truncate(allowance.of(Part::Frames).clamp(FRAMES, REPORT_FRAMES));
+    error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(FRAMES)));
     let restarts = error.restarts.len().saturating_sub(allowance.of(Part::Restarts));
     error.restarts.truncate(allowance.of(Part::Restarts));
     error.restarts_omitted += restarts as u64;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::Sections;
 use super::escape::escape_markers;
 use crate::config::Limits;
-use crate::outcome::{Definition, DefinitionKind, Role, SymbolDescription};
+use crate::outcome::{DefinitionKind, Definitions, Role, SymbolDescription};
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
@@ -18,45 +18,17 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
-/// Which definitions list-definitions shows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DefinitionFilter {
-    /// All of them, packages and systems too.
-    #[default]
-    All,
-    /// Functions.
-    Functions,
-    /// Variables.
-    Variables,
-    /// Macros.
-    Macros,
-    /// Classes.
-    Classes,
-}
-
-impl DefinitionFilter {
-    pub(crate) fn admits(self, kind: DefinitionKind) -> bool {
-        match self {
-            Self::All => true,
-            Self::Functions => kind == DefinitionKind::Function,
-            Self::Variables => kind == DefinitionKind::Variable,
-            Self::Macros => kind == DefinitionKind::Macro,
-            Self::Classes => kind == DefinitionKind::Class,
-        }
-    }
-}
-
-/// The answer of list-definitions. `definitions` are sorted by kind.
+/// The answer of list-definitions.
 #[must_use]
-pub fn definitions(definitions: &[Definition], filter: DefinitionFilter) -> String {
+pub fn definitions(definitions: &Definitions) -> String {
     let mut sections = Sections(String::new());
-    for group in definitions.chunk_by(|a, b| a.kind == b.kind) {
-        let kind = group[0].kind;
-        if !filter.admits(kind) {
-            continue;
+    let mut more = definitions.more;
+    for group in definitions.shown.chunk_by(|a, b| a.kind == b.kind) {
+        if group[0].kind == DefinitionKind::System {
+            push_more(&mut sections, std::mem::take(&mut more), definitions);
         }
         let target = sections.begin();
-        target.push_str(match kind {
+        target.push_str(match group[0].kind {
             DefinitionKind::Function => "[Functions]",
             DefinitionKind::Variable => "[Variables]",
             DefinitionKind::Macro => "[Macros]",
@@ -68,7 +40,15 @@ pub fn definitions(definitions: &[Definition], filter: DefinitionFilter) -> Stri
             _ = write!(target, "\n- {}", escape_markers(&definition.text));
         }
     }
+    push_more(&mut sections, more, definitions);
     if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
+}
+
+fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions) {
+    if more > 0 {
+        let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System).count();
+        _ = write!(sections.begin(), "... {more} more; ask for limit {} to see them all.", own as u64 + more);
+    }
 }
 
 /// The answer of describe-symbol.
@@ -82,7 +62,8 @@ pub fn symbol(description: &SymbolDescription) -> String {
                 let target = sections.begin();
                 target.push_str(title);
                 for (label, text) in details {
-                    _ = write!(target, "\n  {label}: {}", text.replace('\n', "\n    "));
+                    let space = if text.starts_with('\n') { "" } else { " " };
+                    _ = write!(target, "\n  {label}:{space}{}", text.replace('\n', "\n    "));
                 }
             }
             sections.0

@@ -7,6 +7,7 @@ mod escape;
 mod evaluation;
 mod evaluations;
 mod fit;
+mod frames;
 mod listings;
 
 use std::fmt::Write as _;
@@ -20,10 +21,12 @@ pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
 pub use fit::{cut, fitted, fitted_error};
-pub use listings::{DefinitionFilter, definitions, limits, reset, symbol};
+#[cfg(feature = "mcp")]
+pub(crate) use frames::report_frames;
+pub use listings::{definitions, limits, reset, symbol};
 
-/// Frames in the report of a failed evaluation.
-pub(crate) const REPORT_FRAMES: usize = 20;
+pub use crate::outcome::DefinitionFilter;
+
 /// Frames in [`last_error`].
 pub(crate) const PREVIEW_FRAMES: usize = 5;
 /// What stands for the frames when there are none.

@@ -7,8 +7,8 @@ use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
 use crate::outcome::{
-    Clipped, DefiningForm, Definition, DefinitionKind, ErrorRecord, FormPosition, Frame, Local, LocalValue, Outcome,
-    Restart, Role, Slot, SymbolDescription, Timing, Warning, interleaved,
+    Clipped, DefiningForm, Definition, DefinitionKind, Definitions, ErrorRecord, FormPosition, Frame, Local,
+    LocalValue, Outcome, Restart, Role, Slot, SymbolDescription, Timing, Warning, interleaved,
 };
 
 /// Characters over its limit that a text may be printed for the sake of saying how many there are; then printing it
@@ -30,6 +30,9 @@ const SUPERSEDED: usize = 10;
 
 /// The kinds of error that an interruption is.
 const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
+
+/// Characters of the value of a local variable.
+const MAX_LOCAL: u64 = 200;
 
 /// Text that is cut while it is written.
 #[derive(Debug, Clone)]
@@ -114,12 +117,25 @@ struct ErrorBuilder {
     skips: bool,
 }
 
+/// A warning as it comes in; 0 for a line or column that is not known.
+#[derive(Debug)]
+struct WarningBuilder {
+    kind: String,
+    message: ClippedBuffer,
+    file: Option<String>,
+    line: u64,
+    column: u64,
+    form: Option<String>,
+}
+
 /// A frame as it comes in.
 #[derive(Debug)]
 struct FrameBuilder {
     number: u64,
     call: ClippedBuffer,
     source: Option<String>,
+    code: Option<String>,
+    machinery: Option<String>,
     locals: Vec<(String, u64, ClippedBuffer)>,
 }
 
@@ -173,6 +189,8 @@ impl ErrorBuilder {
                     number: frame.number,
                     call: one_line(frame.call),
                     source: frame.source,
+                    code: frame.code,
+                    machinery: frame.machinery,
                     locals: frame.locals.into_iter().map(local).collect(),
                 })
                 .collect(),
@@ -239,7 +257,7 @@ pub(super) struct OutcomeBuilder {
     turns: Vec<u32>,
     printed_before: u64,
     output_left: u64,
-    warnings: Vec<(String, u64, ClippedBuffer)>,
+    warnings: Vec<WarningBuilder>,
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
@@ -297,6 +315,11 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
+    /// What it comes to is told of no evaluation: it belongs to the debugger.
+    pub(super) fn detach(&mut self) {
+        (self.evaluation, self.printed_before) = (0, 0);
+    }
+
     /// How many characters that were printed are not.
     pub(super) fn omitted(&self) -> u64 {
         self.stdout.omitted + self.stderr.omitted
@@ -315,7 +338,7 @@ impl OutcomeBuilder {
         let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
         if kept > 0 {
             // Turns of stdout are at even places, those of stderr at odd ones.
-            let last_is_stderr = self.turns.len() % 2 == 0;
+            let last_is_stderr = self.turns.len().is_multiple_of(2);
             match self.turns.last_mut() {
                 Some(turn) if last_is_stderr == stderr => *turn += kept,
                 last => {
@@ -345,7 +368,14 @@ impl OutcomeBuilder {
             Event::Stderr(text) => self.print(true, text),
             Event::Warning(kind, line) => {
                 if (self.warnings.len() as u64) < self.limits.max_warnings && self.warnings_omitted == 0 {
-                    self.warnings.push((name(kind), line, ClippedBuffer::new(self.limits.max_message)));
+                    self.warnings.push(WarningBuilder {
+                        kind: name(kind),
+                        message: ClippedBuffer::new(self.limits.max_message),
+                        file: None,
+                        line,
+                        column: 0,
+                        form: None,
+                    });
                 } else {
                     self.warnings_omitted += 1;
                 }
@@ -354,12 +384,25 @@ impl OutcomeBuilder {
                 if self.warnings_omitted > 0 {
                     return true;
                 }
-                if let Some((.., message)) = self.warnings.last_mut() {
+                if let Some(WarningBuilder { message, .. }) = self.warnings.last_mut() {
                     if again {
                         *message = ClippedBuffer::new(self.limits.max_message);
                     }
                     message.push(text);
                     return message.enough();
+                }
+            }
+            Event::WarningPlace(file, column) => {
+                if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
+                    let mut path = String::new();
+                    file.append_to(&mut path, MAX_PLACE);
+                    warning.file = Some(path).filter(|path| !path.is_empty());
+                    warning.column = column;
+                }
+            }
+            Event::WarningForm(form) => {
+                if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
+                    warning.form = Some(name(form));
                 }
             }
             Event::Value { again: false } if self.values.len() >= MAX_VALUES => self.values_left = 0,
@@ -408,7 +451,7 @@ impl OutcomeBuilder {
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
-            .map(|error| Arc::new(error.finish(&self.code, self.evaluation)))
+            .map(|error| Arc::new(error.finish(&self.code, 0)))
             .collect()
     }
 
@@ -454,10 +497,13 @@ impl OutcomeBuilder {
             warnings: self
                 .warnings
                 .into_iter()
-                .map(|(kind, line, message)| Warning {
-                    kind,
-                    message: message.into(),
-                    line: (line > 0).then_some(line),
+                .map(|warning| Warning {
+                    kind: warning.kind,
+                    message: warning.message.into(),
+                    file: warning.file,
+                    line: (warning.line > 0).then_some(warning.line),
+                    column: (warning.column > 0).then_some(warning.column),
+                    form: warning.form,
                 })
                 .collect(),
             warnings_omitted: self.warnings_omitted,
@@ -525,8 +571,20 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             number,
             call: ClippedBuffer::new(limits.max_frame),
             source: None,
+            code: None,
+            machinery: None,
             locals: Vec::new(),
         }),
+        Event::FrameCode(text) => {
+            if let Some(frame) = error.frames.last_mut() {
+                frame.code = Some(name(text));
+            }
+        }
+        Event::FrameMachinery(text) => {
+            if let Some(frame) = error.frames.last_mut() {
+                frame.machinery = Some(name(text));
+            }
+        }
         Event::FrameText(text) => {
             if let Some(frame) = error.frames.last_mut() {
                 push_bounded(&mut error.left, &mut frame.call, text);
@@ -548,7 +606,7 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
         Event::Local(name, validity) => {
             let so_many = error.frames.last().map_or(MAX_PARTS, |frame| frame.locals.len());
             if let (Some(name), Some(frame)) = (error.part(so_many, name), error.frames.last_mut()) {
-                frame.locals.push((name, validity, ClippedBuffer::new(limits.max_frame)));
+                frame.locals.push((name, validity, ClippedBuffer::new(MAX_LOCAL)));
             }
         }
         Event::LocalText(text) => {
@@ -586,7 +644,7 @@ impl InspectionBuilder {
                 }
             }
             Event::Local(name, validity) => {
-                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_LOCAL)));
             }
             Event::LocalText(text) => {
                 if let Some((.., value)) = self.locals.last_mut() {
@@ -634,11 +692,12 @@ impl InspectionBuilder {
         self,
         success: bool,
         interrupted: Option<Interrupt>,
-    ) -> Result<Vec<Definition>, InspectError> {
-        let mut definitions: Vec<_> = self
+    ) -> Result<Definitions, InspectError> {
+        let mut more = 0;
+        let mut shown: Vec<_> = self
             .check(success, interrupted)?
             .into_iter()
-            .filter_map(|(item, _, text)| {
+            .filter_map(|(item, label, text)| {
                 let kind = match item {
                     Item::Function => DefinitionKind::Function,
                     Item::Variable => DefinitionKind::Variable,
@@ -646,14 +705,18 @@ impl InspectionBuilder {
                     Item::Class => DefinitionKind::Class,
                     Item::Package => DefinitionKind::Package,
                     Item::System => DefinitionKind::System,
+                    Item::More => {
+                        more = label.parse().unwrap_or(0);
+                        return None;
+                    }
                     Item::Role | Item::Detail | Item::NotFound => return None,
                 };
                 Some(Definition { kind, text: text.replace('\n', "\\n") })
             })
             .collect();
-        definitions.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
-        definitions.dedup();
-        Ok(definitions)
+        shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
+        shown.dedup();
+        Ok(Definitions { shown, more })
     }
 
     /// The answer of describe-symbol.

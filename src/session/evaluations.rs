@@ -275,18 +275,14 @@ impl Session {
         self.0.evaluations.lock().waiters.retain(|waiter| waiter.id != wait);
     }
 
-    /// Ends an evaluation that waits, runs or is held, as [`cancel`](Self::cancel) does. Does nothing for one that is
-    /// over.
+    /// Ends an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for one that is over; one
+    /// that is held is for [`abort_held`](Self::abort_held).
     ///
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn cancel_evaluation(&self, id: u64) -> Result<(), EvaluationError> {
         let job = self.0.evaluations.lock().get(Some(id))?.job;
-        if self.held_evaluation() == id {
-            self.abort_held(drop);
-        } else {
-            self.cancel(JobId(job));
-        }
+        self.cancel(JobId(job));
         Ok(())
     }
 

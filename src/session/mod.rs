@@ -23,8 +23,10 @@ use parking_lot::Mutex;
 
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldError, InspectError};
-use crate::image::{self, Event, Host, Interrupt, Job, JobKind, Lane};
-use crate::outcome::{Clipped, Definition, ErrorRecord, Outcome, SymbolDescription};
+use crate::image::{self, Event, Host, Interrupt, Item, Job, JobKind, Lane};
+use crate::outcome::{
+    Clipped, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, SymbolDescription,
+};
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
@@ -237,19 +239,36 @@ impl Session {
     }
 
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
-    pub fn definitions(&self, reply: impl FnOnce(Result<Vec<Definition>, InspectError>) + Send + 'static) {
-        self.inspect(JobKind::Definitions, "", "", Build::Definitions(InspectionBuilder::default(), Box::new(reply)));
+    pub fn definitions(
+        &self,
+        query: &DefinitionQuery,
+        reply: impl FnOnce(Result<Definitions, InspectError>) + Send + 'static,
+    ) {
+        let only = match query.filter {
+            DefinitionFilter::All => None,
+            DefinitionFilter::Functions => Some(Item::Function),
+            DefinitionFilter::Variables => Some(Item::Variable),
+            DefinitionFilter::Macros => Some(Item::Macro),
+            DefinitionFilter::Classes => Some(Item::Class),
+        };
+        self.inspect(
+            JobKind::Definitions { only, limit: query.limit },
+            "",
+            query.package.as_deref().unwrap_or(""),
+            Build::Definitions(InspectionBuilder::default(), Box::new(reply)),
+        );
     }
 
-    /// Says what a symbol means. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
+    /// Says what a symbol means; with `source`, with the text of its definitions too. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
     pub fn describe_symbol(
         &self,
         name: &str,
         package: Option<&str>,
+        source: bool,
         reply: impl FnOnce(Result<SymbolDescription, InspectError>) + Send + 'static,
     ) {
         self.inspect(
-            JobKind::Describe,
+            JobKind::Describe { source },
             name,
             package.unwrap_or(""),
             Build::Symbol(InspectionBuilder::default(), Box::new(reply)),
@@ -416,8 +435,8 @@ impl Inner {
                     None if running.released => answer(reply, Ok(None)),
                     // The restart's arguments or the code to return failed, or the restart returned.
                     None if running.unchanged => {
+                        builder.detach();
                         let mut outcome = builder.finish(success, interrupted);
-                        outcome.evaluation = 0;
                         self.evaluated_inside(&mut outcome);
                         answer(reply, Ok(Some(outcome)))
                     }

@@ -7,7 +7,7 @@ use super::watch::INTERRUPTION_GRACE;
 use super::{Answer, Reply, Request};
 use crate::error::{HoldError, InspectError};
 use crate::image::{self, Event, Interrupt, Job, JobKind};
-use crate::outcome::{DefiningForm, Definition, Local, Outcome, SymbolDescription};
+use crate::outcome::{DefiningForm, Definitions, Local, Outcome, SymbolDescription};
 
 /// What events build up to, and who gets it.
 pub(super) enum Build {
@@ -24,7 +24,7 @@ pub(super) enum Build {
     /// abort-evaluation.
     Release(Reply<Result<(), HoldError>>),
     /// list-definitions.
-    Definitions(InspectionBuilder, Reply<Result<Vec<Definition>, InspectError>>),
+    Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
     /// describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// reset-session.

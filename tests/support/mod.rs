@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sbcl::outcome::{Definition, SymbolDescription};
-use sbcl::report::{self, DefinitionFilter};
+use sbcl::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions, SymbolDescription};
+use sbcl::report;
 use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Progress, Session};
 
 /// How long anything may take before a test calls it a hang.
@@ -117,16 +117,28 @@ impl Lisp {
     }
 
     pub(crate) fn definitions(&self) -> Result<Vec<Definition>, InspectError> {
-        answer("definitions", |sender| self.session.definitions(move |reply| _ = sender.send(reply)))
+        Ok(self.definitions_of(&DefinitionQuery { limit: 10_000, ..DefinitionQuery::default() })?.shown)
+    }
+
+    pub(crate) fn definitions_of(&self, query: &DefinitionQuery) -> Result<Definitions, InspectError> {
+        answer("definitions", |sender| self.session.definitions(query, move |reply| _ = sender.send(reply)))
     }
 
     #[track_caller]
     pub(crate) fn definitions_text(&self, filter: DefinitionFilter) -> String {
-        report::definitions(&self.definitions().expect("definitions can be listed"), filter)
+        let query = DefinitionQuery { filter, ..DefinitionQuery::default() };
+        report::definitions(&self.definitions_of(&query).expect("definitions can be listed"))
     }
 
     pub(crate) fn describe_in(&self, name: &str, package: Option<&str>) -> Result<SymbolDescription, InspectError> {
-        answer(name, |sender| self.session.describe_symbol(name, package, move |reply| _ = sender.send(reply)))
+        answer(name, |sender| self.session.describe_symbol(name, package, false, move |reply| _ = sender.send(reply)))
+    }
+
+    #[track_caller]
+    pub(crate) fn source_text(&self, name: &str) -> String {
+        let described: Result<_, InspectError> =
+            answer(name, |sender| self.session.describe_symbol(name, None, true, move |reply| _ = sender.send(reply)));
+        report::symbol(&described.expect("a symbol can be described"))
     }
 
     #[track_caller]
@@ -247,9 +259,17 @@ pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
     if lines.is_empty() || !lines[0].starts_with("0: (") {
         return Err("no frame 0".to_owned());
     }
+    let mut number = 0;
     for (index, line) in lines.iter().enumerate() {
-        let frame = line.strip_prefix(&format!("{index}: ")).is_some_and(|call| call.starts_with('('));
-        let more = index == 20
+        // Machinery is folded: `... 31 frames of ASDF`.
+        let folded = line.strip_prefix("... ").and_then(|rest| rest.split_once(" frames of "));
+        if let Some((count, _)) = folded {
+            number += count.parse::<usize>().map_err(|_| format!("no number in {line:?}"))?;
+            continue;
+        }
+        let frame = line.strip_prefix(&format!("{number}: ")).is_some_and(|call| call.starts_with('('));
+        number += 1;
+        let more = index >= 20
             && index + 1 == lines.len()
             && line
                 .strip_prefix("... ")

@@ -4,9 +4,13 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::report::DefinitionFilter;
+use crate::outcome::{DefinitionFilter, DefinitionQuery};
 
 pub(super) const NAME: &str = "list-definitions";
+
+/// How many are listed unless asked otherwise.
+const DEFAULT_LIMIT: u64 = 100;
+const MAX_LIMIT: u64 = 10_000;
 
 const TYPES: &[(&str, DefinitionFilter)] = &[
     ("all", DefinitionFilter::All),
@@ -22,7 +26,7 @@ pub(super) fn tool() -> Tool {
         NAME,
         "List definitions",
         "List what this session has defined, with lambda lists and values: functions, variables, macros, classes, \
-         packages, loaded systems. What came with SBCL is left out. Use it to see where you are, after a break or a \
+         packages, loaded systems. What came with SBCL is left out, what a loaded system brought is counted. Use it to see where you are, after a break or a \
          reset.",
         json!({
             "type": {
@@ -31,6 +35,18 @@ pub(super) fn tool() -> Tool {
                 "default": "all",
                 "description": "Which kind of definitions to list.",
             },
+            "package": {
+                "type": "string",
+                "description": "List what is in this package, also what a loaded system brought. Default: what this \
+                    session defined itself, in any package.",
+            },
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_LIMIT,
+                "default": DEFAULT_LIMIT,
+                "description": "How many definitions to list.",
+            },
         }),
         &[],
         inspection(),
@@ -38,10 +54,14 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["type"], 0, arguments)?;
-    let filter = arguments.choice("type", TYPES)?.unwrap_or_default();
+    let mut arguments = Arguments::new(NAME, &["type", "package", "limit"], 0, arguments)?;
+    let query = DefinitionQuery {
+        filter: arguments.choice("type", TYPES)?.unwrap_or_default(),
+        package: arguments.optional_text("package")?,
+        limit: arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 10000")?.unwrap_or(DEFAULT_LIMIT),
+    };
     later(move |call| {
         let session = call.session().clone();
-        session.definitions(move |result| call.answer(result.map(|found| Reply::Definitions(found, filter))));
+        session.definitions(&query, move |definitions| call.answer(definitions.map(Reply::Definitions)));
     })
 }

@@ -119,15 +119,20 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
         }
         Action::Cancel if matches!(status.progress, Progress::Over(..)) => {}
         Action::Cancel => {
-            // What is held is over already, but not yet released.
-            let waits = !matches!(status.progress, Progress::Held(_));
+            let held = matches!(status.progress, Progress::Held(_));
             return later(move |call| {
                 let session = call.session().clone();
+                if held {
+                    let of = session.clone();
+                    let waiting = call.waiting();
+                    let job = session.abort_held(move |released| match released {
+                        Ok(()) => call.answer(status_of(&of, id)),
+                        Err(error) => call.answer(Err::<Reply, _>(error)),
+                    });
+                    return waiting.on_cancel(move || session.cancel(job));
+                }
                 if let Err(error) = session.cancel_evaluation(id) {
                     return call.answer(Err::<Reply, _>(error));
-                }
-                if !waits {
-                    return call.answer(status_of(&session, id));
                 }
                 let report = move |_| status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
                 wait(call, id, CANCEL_WAIT, report);

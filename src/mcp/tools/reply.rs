@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definition, Local, SymbolDescription};
-use crate::report::{self, DefinitionFilter, FrameRange, Page};
+use crate::outcome::{Definitions, Local, SymbolDescription};
+use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
 /// What a tool has to say, as plain data. The text and the structured content are made of the same.
@@ -21,8 +21,8 @@ pub(in crate::mcp) enum Reply {
     Locals(Vec<Local>),
     /// The held evaluation is given up.
     Aborted,
-    /// Definitions of these kinds.
-    Definitions(Vec<Definition>, DefinitionFilter),
+    /// What the session defined.
+    Definitions(Definitions),
     /// What a symbol means.
     Symbol(SymbolDescription),
     /// How far an evaluation is.
@@ -64,7 +64,7 @@ impl Reply {
             Self::History(errors, older) => report::error_history(errors, *older, max),
             Self::Locals(locals) => report::locals(locals),
             Self::Aborted => "Evaluation aborted.".to_owned(),
-            Self::Definitions(definitions, filter) => report::definitions(definitions, *filter),
+            Self::Definitions(definitions) => report::definitions(definitions),
             Self::Symbol(description) => report::symbol(description),
             Self::Status(status) => report::evaluation_status(status),
             Self::Page(page) => report::evaluation_page(page),

@@ -23,6 +23,11 @@ pub(super) fn tool() -> Tool {
                 "type": "string",
                 "description": "Package to look it up in when the name has no prefix. Default: the session's current package.",
             },
+            "source": {
+                "type": "boolean",
+                "default": false,
+                "description": "Add the text of each definition, from its file or from the code that was evaluated.",
+            },
         }),
         &["name"],
         inspection(),
@@ -30,11 +35,12 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["name", "package"], 1, arguments)?;
+    let mut arguments = Arguments::new(NAME, &["name", "package", "source"], 1, arguments)?;
     let name = arguments.text("name")?;
     let package = arguments.optional_text("package")?;
+    let source = arguments.flag("source")?;
     later(move |call| {
         let session = call.session().clone();
-        session.describe_symbol(&name, package.as_deref(), move |found| call.answer(found.map(Reply::Symbol)));
+        session.describe_symbol(&name, package.as_deref(), source, move |found| call.answer(found.map(Reply::Symbol)));
     })
 }

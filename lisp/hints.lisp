@@ -1,0 +1,128 @@
+;;;; What the report of an error adds to the condition's own: near names, and what SBCL leaves its reader to guess.
+
+(in-package "SBCL-HOST")
+
+(defun symbol-text (symbol)
+  "Return SYMBOL as one types it in the current package."
+  (with-server-syntax () (prin1-to-string symbol)))
+
+(defun near-symbols (name package test)
+  "Return what to type for up to five symbols that satisfy TEST: those that other packages export as NAME, a string, then
+those with near names that are accessible in PACKAGE."
+  (declare (type function test))
+  (let ((elsewhere '())
+        (names '())
+        (symbols (make-hash-table :test 'equal)))
+    (dolist (other (list-all-packages))
+      (multiple-value-bind (symbol status) (find-symbol name other)
+        (when (and (eq status :external) (funcall test symbol))
+          (pushnew symbol elsewhere))))
+    (do-symbols (symbol package)
+      (when (and (<= (abs (- (length (symbol-name symbol)) (length name))) 2)
+                 (funcall test symbol))
+        (setf (gethash (symbol-name symbol) symbols) symbol)
+        (push (symbol-name symbol) names)))
+    (let ((near (remove-duplicates
+                 (append (sort (mapcar #'symbol-text elsewhere) #'string<)
+                         (mapcar (lambda (name) (symbol-text (gethash name symbols))) (near-names name names)))
+                 :test #'string= :from-end t)))
+      (subseq near 0 (min 5 (length near))))))
+
+(defun suggestion (near)
+  "Return the question that suggests NEAR, a list of strings, or NIL when there are none."
+  (and near (format nil "Did you mean ~{~A~^, ~}?" near)))
+
+(defun symbol-suggestion (symbol test)
+  "Return the question that suggests symbols that satisfy TEST in place of SYMBOL, or NIL."
+  (and (symbolp symbol)
+       (suggestion (remove (symbol-text symbol)
+                           (near-symbols (symbol-name symbol) (or (symbol-package symbol) (current-package)) test)
+                           :test #'string=))))
+
+(defun class-suggestion (name)
+  "Return the question that suggests classes in place of NAME, or NIL."
+  (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
+
+(defun package-names ()
+  "Return the names and nicknames of all packages."
+  (mapcan (lambda (package) (cons (package-name package) (copy-list (package-nicknames package))))
+          (list-all-packages)))
+
+(defun package-error-hint (condition)
+  "Return what helps with CONDITION, a package error, or NIL."
+  (let ((package (package-error-package condition))
+        (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
+        (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
+    (cond ((and (packagep package) (typep condition 'reader-error) (stringp (first arguments)))
+           ;; No such symbol there, or an internal one.
+           (suggestion (remove (format nil "~A:~A" (package-name package) (first arguments))
+                               (near-symbols (first arguments) package
+                                             (lambda (symbol)
+                                               (eq :external
+                                                   (nth-value 1 (find-symbol (symbol-name symbol) package)))))
+                               :test #'string=)))
+          ((and (typep package '(or string symbol character))
+                (not (find-package package))
+                (not (and (stringp control) (search "Did you mean" control))))
+           (suggestion (near-names (string package) (package-names)))))))
+
+(defun old-layout-p (object)
+  "True when OBJECT is of a structure that has been redefined since it was made."
+  (and (sb-kernel:%instancep object)
+       (not (typep object 'standard-object))
+       (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
+       t))
+
+(defun old-layout-hint (object)
+  "Return what to do about OBJECT, whose layout is old."
+  (format nil "The object was made by an earlier definition of ~A, whose layout was another: make it anew."
+          (symbol-text (sb-kernel:classoid-name
+                        (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
+
+(defun redefined-structure (condition)
+  "Return the name of the structure whose incompatible redefinition CONDITION is about, or NIL."
+  (and (typep condition 'simple-error)
+       (let ((control (simple-condition-format-control condition)))
+         (and (stringp control)
+              (search "attempt to redefine the ~S class ~S incompatibly" control)
+              (second (simple-condition-format-arguments condition))))))
+
+(defun hint (condition)
+  "Return what the report of CONDITION adds to the condition's own, or NIL."
+  (typecase condition
+    (undefined-function
+     (let ((name (cell-error-name condition)))
+       (if (consp name)
+           (symbol-suggestion (second name) (lambda (symbol) (fboundp (list 'setf symbol))))
+           (symbol-suggestion name (lambda (symbol) (fboundp symbol))))))
+    (unbound-variable
+     (symbol-suggestion (cell-error-name condition)
+                        (lambda (symbol)
+                          (or (boundp symbol) (member (sb-int:info :variable :kind symbol) '(:special :macro))))))
+    (sb-pcl:class-not-found-error (class-suggestion (cell-error-name condition)))
+    (package-error (package-error-hint condition))
+    (sb-c::input-error-in-load
+     (multiple-value-bind (file line column form) (unreadable-file-place condition)
+       (declare (ignore column))
+       (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
+               file (zerop line) line form (hint (sb-int:encapsulated-condition condition)))))
+    (type-error
+     (cond ((old-layout-p (type-error-datum condition)) (old-layout-hint (type-error-datum condition)))
+           ((eq (type-error-expected-type condition) 'sb-pcl::condition-class)
+            (class-suggestion (type-error-datum condition)))))
+    (simple-error
+     (let ((name (redefined-structure condition)))
+       (when name
+         (format nil "What there is of ~A was made by the old definition, with the slots ~A.~@
+                      CONTINUE takes the new definition: the old objects, and code compiled for them, become invalid.~@
+                      RECKLESSLY-CONTINUE takes it as if it fitted. With on-error \"debug\", invoke-restart chooses."
+                 (symbol-text name)
+                 (with-server-syntax (:length nil)
+                   (prin1-to-string (mapcar #'sb-kernel:dsd-name
+                                            (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
+
+(defun push-hint (condition)
+  "Push what the report of CONDITION adds to the condition's own, as a line of its own."
+  (let ((hint (guarded (hint condition) (failure) nil)))
+    (when hint
+      (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint)))))

@@ -1,0 +1,688 @@
+;;;; Where things are in text: from what SBCL remembers of a form to file, line, column and the line of source there.
+;;;; Nothing here reads, interns or evaluates: text is only looked at.
+
+(in-package "SBCL-HOST")
+
+;;; Forms in text
+;;;
+;;; A form is represented by where it begins: an atom by that position, a cons by a list of it and of what its elements
+;;; are represented by. 'X is (QUOTE X), and what a comma stands before is its second element, which is how SBCL counts
+;;; (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp).
+
+(defconstant +nesting+ 300
+  "How deep forms may be nested for their subforms to be found.")
+
+(deftype source-text ()
+  "Text that is looked at."
+  '(simple-array character (*)))
+
+(defun whitespace-p (character)
+  "True when the standard syntax of CHARACTER is whitespace."
+  (member character '(#\Space #\Newline #\Tab #\Page #\Return #\Linefeed)))
+
+(defun constituent-p (character)
+  "True when a token goes on with CHARACTER."
+  (not (or (whitespace-p character) (find character "\"'(),;`"))))
+
+(defun confused ()
+  "Leave MAP-FORM: the text is not in standard syntax."
+  (throw 'confused nil))
+
+(defun block-comment-end (text position)
+  "Return the position after the block comment of TEXT that begins at POSITION."
+  (declare (type source-text text) (type index position))
+  (let ((depth 0))
+    (loop
+      (let ((next (and (< (1+ position) (length text)) (schar text (1+ position)))))
+        (unless next (confused))
+        (cond ((and (char= (schar text position) #\#) (char= next #\|))
+               (incf depth)
+               (incf position 2))
+              ((and (char= (schar text position) #\|) (char= next #\#))
+               (incf position 2)
+               (when (zerop (decf depth))
+                 (return position)))
+              (t (incf position)))))))
+
+(defun delimited-end (text position delimiter)
+  "Return the position after the next DELIMITER of TEXT that is at POSITION or after it and not escaped."
+  (declare (type source-text text) (type index position))
+  (loop
+    (when (>= position (length text)) (confused))
+    (let ((character (schar text position)))
+      (incf position)
+      (cond ((char= character delimiter) (return position))
+            ((char= character #\\) (incf position))))))
+
+(defun token-end (text position)
+  "Return where the token of TEXT ends that POSITION is in."
+  (declare (type source-text text) (type index position))
+  (loop
+    (when (>= position (length text)) (return (length text)))
+    (let ((character (schar text position)))
+      (cond ((char= character #\\) (incf position 2))
+            ((char= character #\|) (setf position (delimited-end text (1+ position) #\|)))
+            ((constituent-p character) (incf position))
+            (t (return position))))))
+
+(defun feature-p (text form)
+  "True when what FORM of TEXT says of the features of this image is so."
+  (flet ((name (form)
+           (let ((token (subseq text form (token-end text form))))
+             (string-upcase (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))))
+    (if (integerp form)
+        (member (name form) *features* :test #'string=)
+        (destructuring-bind (operator &rest operands) (rest form)
+          (unless (integerp operator) (confused))
+          (let ((operator (name operator)))
+            (cond ((string= operator "AND") (every (lambda (operand) (feature-p text operand)) operands))
+                  ((string= operator "OR") (some (lambda (operand) (feature-p text operand)) operands))
+                  ((string= operator "NOT") (notany (lambda (operand) (feature-p text operand)) operands))
+                  (t (confused))))))))
+
+(defun form-start (text position depth)
+  "Return where the next form, or closing parenthesis, of TEXT begins, at POSITION or after whitespace, comments and
+what is left out by its features; the text's length when there is none."
+  (declare (type source-text text) (type index position depth))
+  (loop
+    (let ((character (if (< position (length text)) (schar text position) (return (length text))))
+          (next (and (< (1+ position) (length text)) (schar text (1+ position)))))
+      (cond ((whitespace-p character) (incf position))
+            ((char= character #\;)
+             (setf position (or (position #\Newline text :start position) (length text))))
+            ((not (char= character #\#)) (return position))
+            ((eql next #\|) (setf position (block-comment-end text position)))
+            ((member next '(#\+ #\-))
+             (multiple-value-bind (feature end) (scan-form text (+ position 2) (1+ depth))
+               (setf position (if (eq (char= next #\+) (and (feature-p text feature) t))
+                                  end
+                                  (nth-value 1 (scan-form text end (1+ depth)))))))
+            (t (return position))))))
+
+(defun scan-elements (text position depth)
+  "Return what represents the elements of the list of TEXT whose first one is at POSITION or after it, and the position
+after its closing parenthesis."
+  (declare (type source-text text) (type index position depth))
+  (let ((elements '()))
+    (loop
+      (let ((start (form-start text position depth)))
+        (when (>= start (length text)) (confused))
+        (cond ((char= (schar text start) #\))
+               (return (values (nreverse elements) (1+ start))))
+              ((and (char= (schar text start) #\.) elements (= (token-end text start) (1+ start)))
+               ;; What comes after the dot is the list's tail: its elements are the list's, a comma's too.
+               (multiple-value-bind (tail end) (scan-form text (1+ start) depth)
+                 (let ((close (form-start text end depth)))
+                   (unless (and (< close (length text)) (char= (schar text close) #\))) (confused))
+                   (return (values (nreconc elements (if (consp tail) (rest tail) '())) (1+ close))))))
+              (t (multiple-value-bind (element end) (scan-form text start depth)
+                   (push element elements)
+                   (setf position end))))))))
+
+(defun scan-dispatching (text start depth)
+  "Scan the form of TEXT that begins with # at START."
+  (declare (type source-text text) (type index start depth))
+  (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (confused)))
+         (next (1+ position)))
+    (flet ((atom-of (text position)
+             (values start (nth-value 1 (scan-form text position depth)))))
+      (case (char-upcase (schar text position))
+        (#\\ (values start (token-end text (1+ next))))
+        (#\' (multiple-value-bind (form end) (scan-form text next depth)
+               (values (list start start form) end)))
+        (#\( (values start (nth-value 1 (scan-elements text next depth))))
+        ((#\: #\*) (values start (token-end text next)))
+        ;; What #. comes to is not known: an atom is likeliest.
+        ((#\. #\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
+        (#\= (scan-form text next depth))
+        (#\# (values start next))
+        (t (confused))))))
+
+(defun scan-form (text position depth)
+  "Return what represents the form of TEXT that begins at POSITION or after blanks, DEPTH forms deep; and where it ends."
+  (declare (type source-text text) (type index position depth))
+  (when (> depth +nesting+) (confused))
+  (let ((start (form-start text position depth))
+        (depth (1+ depth)))
+    (when (>= start (length text)) (confused))
+    (flet ((prefixed (length)
+             (multiple-value-bind (form end) (scan-form text (+ start length) depth)
+               (values (list start start form) end))))
+      (case (schar text start)
+        (#\( (multiple-value-bind (elements end) (scan-elements text (1+ start) depth)
+               (values (if elements (cons start elements) start) end)))
+        (#\) (confused))
+        (#\" (values start (delimited-end text (1+ start) #\")))
+        ((#\' #\`) (prefixed 1))
+        (#\, (prefixed (if (and (< (1+ start) (length text)) (find (schar text (1+ start)) "@.")) 2 1)))
+        (#\# (scan-dispatching text start depth))
+        (t (values start (token-end text start)))))))
+
+(defun map-form (text &optional (start 0))
+  "Return what represents the first form of TEXT at START or after it, and where it ends; or NIL when its syntax is not
+understood."
+  (catch 'confused (scan-form text start 0)))
+
+(defun form-position (form)
+  "Return where FORM, of a map, begins."
+  (if (consp form) (first form) form))
+
+(defun position-at-path (map path)
+  "Return the position in MAP, from MAP-FORM, of the subform at PATH, a list of indices. Where there is none, of the
+innermost form around it."
+  (let ((form map))
+    (dolist (index path (form-position form))
+      (let ((element (and (consp form) (nth index (rest form)))))
+        (if element
+            (setf form element)
+            (return (form-position form)))))))
+
+(defun position-of-number (map number)
+  "Return the position in MAP, from MAP-FORM, of the subform that the compiler gave NUMBER: conses are counted, outer ones
+first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are fewer."
+  (labels ((visit (form depth)
+             (when (consp form)
+               (when (zerop number)
+                 (return-from position-of-number (first form)))
+               (decf number)
+               (when (< depth 100)
+                 (dolist (element (rest form))
+                   (visit element (1+ depth)))))))
+    (visit map 0)
+    nil))
+
+(defun token-position (token text)
+  "Return where TOKEN first stands in TEXT as a token or after a package prefix, in whatever case; or NIL."
+  (declare (type string token) (type source-text text))
+  (loop for start = 0 then (1+ found)
+        for found = (search token text :start2 start :test #'char-equal)
+        for end = (and found (+ found (length token)))
+        while found
+        when (and (or (zerop found)
+                      (not (constituent-p (schar text (1- found))))
+                      (find (schar text (1- found)) ":#"))
+                  (or (= end (length text)) (not (constituent-p (schar text end)))))
+          return found))
+
+;;; Lines
+
+(defvar *code* ""
+  "The submitted code.")
+
+(defun line-and-column (text position)
+  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
+  (let* ((end (min position (length text)))
+         (newline (position #\Newline text :end end :from-end t)))
+    (values (1+ (count #\Newline text :end end))
+            (if newline (- end newline) (1+ end)))))
+
+(defconstant +shown-line+ 100
+  "Characters of a line of source that are shown.")
+
+(defun line-at (text position)
+  "Return the line of TEXT that POSITION is in, without what surrounds it. Of a long one, what begins at POSITION."
+  (flet ((trim (start end) (string-trim '(#\Space #\Tab #\Return) (subseq text start end)))
+         (cut (line) (if (> (length line) +shown-line+)
+                         (concatenate 'string (subseq line 0 (1- +shown-line+)) "…")
+                         line)))
+    (let* ((position (min position (length text)))
+           (start (let ((newline (position #\Newline text :end position :from-end t))) (if newline (1+ newline) 0)))
+           (end (or (position #\Newline text :start position) (length text)))
+           (line (trim start end)))
+      (cut (if (> (length line) +shown-line+) (trim position end) line)))))
+
+;;; Code that was evaluated
+
+(defstruct (evaluated-form (:conc-name evaluated-) (:copier nil) (:predicate nil)
+                           (:print-object (lambda (form stream)
+                                            (print-unreadable-object (form stream)
+                                              (format stream "evaluation ~D, line ~D"
+                                                      (evaluated-evaluation form) (evaluated-line form))))))
+  "A top-level form that was evaluated. All that it defines shares it, by SB-C::*SOURCE-PLIST*."
+  (evaluation 0 :type index)
+  (line 1 :type index)
+  (text nil :type (or null simple-string))
+  form)
+
+(defconstant +kept-form+ 50000
+  "Characters of a top-level form whose text is kept with what it defines.")
+
+(defvar *evaluated-forms* '()
+  "The forms that this evaluation has come to, the last one first.")
+
+(defun note-evaluated-form (form number code start end)
+  "Return what is to be SB-C::*SOURCE-PLIST* while FORM, which is in CODE from START below END, is evaluated by evaluation
+NUMBER."
+  (declare (type text code) (type index start end))
+  (let ((evaluated (make-evaluated-form
+                    :evaluation number
+                    :line (values (line-and-column code start))
+                    :text (when (<= (- end start) +kept-form+)
+                            (let ((text (subseq code start end)))
+                              (if (every #'sb-kernel:base-char-p text) (coerce text 'simple-base-string) text)))
+                    :form form)))
+    (push evaluated *evaluated-forms*)
+    (list :evaluation evaluated)))
+
+(defun without-evaluation (plist)
+  "Return PLIST without what NOTE-EVALUATED-FORM put at its end."
+  (ldiff plist (loop for tail on plist by #'cddr
+                     when (typep (second tail) 'evaluated-form) return tail)))
+
+(defun plist-evaluation (plist)
+  "Return the evaluated form in PLIST, or NIL."
+  (let ((evaluated (getf plist :evaluation)))
+    (and (typep evaluated 'evaluated-form) evaluated)))
+
+(defun keep-evaluations-out-of-files ()
+  "Have what COMPILE-FILE and LOAD make say that it is from a file, and nothing of the evaluation that called them."
+  (dolist (function '(compile-file load))
+    (encapsulate function 'sbcl-host
+                 (lambda (function &rest arguments)
+                   (let ((sb-c::*source-plist* (without-evaluation sb-c::*source-plist*)))
+                     (apply (the function function) arguments))))))
+
+(defun conses-at-path (form path)
+  "Return the conses that PATH, a list of indices, leads through in FORM, each with the rest of the path from there, the
+innermost one first."
+  (let ((conses '()))
+    (loop
+      (loop while (sb-int:comma-p form)
+            do (unless (eql 1 (pop path)) (return-from conses-at-path conses))
+               (setf form (sb-int:comma-expr form)))
+      (unless (consp form) (return conses))
+      (push (cons form path) conses)
+      (when (null path) (return conses))
+      (let ((tail (ignore-errors (nthcdr (pop path) form))))
+        (setf form (and (consp tail) (car tail)))))))
+
+(defun path-of-one (conses form)
+  "Return the path in FORM to what is meant by the first of CONSES, as CONSES-AT-PATH returns them, that is a part of it;
+and true when one is."
+  (let ((best nil) (best-path '()) (steps 0))
+    (labels ((visit (form path depth)
+               (when (sb-int:comma-p form)
+                 (setf form (list 'comma (sb-int:comma-expr form))))
+               (when (and (consp form) (< depth 100))
+                 (let ((found (member form conses :key #'car :test #'eq)))
+                   (when (and found (or (null best) (tailp best found)))
+                     (setf best found
+                           best-path path)
+                     (when (eq best conses)
+                       (return-from path-of-one (values (revappend path (cdr (first best))) t)))))
+                 (loop for index of-type index from 0
+                       for rest = form then (cdr rest)
+                       while (and (consp rest) (< (incf steps) 100000))
+                       do (visit (car rest) (cons index path) (1+ depth))))))
+      (visit form '() 0)
+      (if best
+          (values (revappend best-path (cdr (first best))) t)
+          (values '() nil)))))
+
+;;; Files
+
+(defconstant +file-octets+ 4000000
+  "The size of files that are looked into.")
+(defconstant +report-octets+ 8000000
+  "How much of files, but for the last one, is kept in memory for the sake of one report.")
+
+(defvar *source-files* '()
+  "The files that have been looked into for this report: lists of namestring, write date and octets.")
+(defvar *known-places* nil
+  "What was found of locations for this report: a hash table from SB-DI:DEBUG-FUNs to lists of program counter and place;
+:NONE before there is any; NIL outside a report.")
+
+(defmacro with-source-files (() &body body)
+  "Evaluate BODY, which looks at files and locations; none is looked at twice."
+  `(let ((*source-files* '())
+         (*known-places* :none))
+     ,@body))
+
+(defun read-octets (namestring)
+  "Return the octets of the file NAMESTRING, a native namestring; NIL when it is not a regular one of a bounded size."
+  (when (eq :file (sb-impl::native-file-kind namestring t))
+    (with-open-file (in (sb-ext:parse-native-namestring namestring) :element-type '(unsigned-byte 8) :if-does-not-exist nil)
+      (when (and in (<= (file-length in) +file-octets+))
+        (let ((octets (make-array (file-length in) :element-type '(unsigned-byte 8))))
+          (subseq octets 0 (read-sequence octets in)))))))
+
+(defun file-octets (namestring)
+  "Return the octets of the file NAMESTRING, a native namestring, and its write date; or NIL."
+  (let* ((date (guarded (file-write-date (sb-ext:parse-native-namestring namestring)) (failure) nil))
+         (known (find-if (lambda (known) (and (string= (first known) namestring) (eql (second known) date)))
+                         *source-files*)))
+    (cond ((null date) nil)
+          (known (values (third known) date))
+          (t
+           (let ((octets (guarded (read-octets namestring) (failure) nil)))
+             (when *known-places*
+               (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +report-octets+)
+                 (setf *source-files* '()))
+               (push (list namestring date octets) *source-files*))
+             (values octets date))))))
+
+(defun octets-text (octets start end)
+  "Return the text of OCTETS from START below END, which are UTF-8."
+  (coerce (sb-ext:octets-to-string octets :start (min start (length octets)) :end (min end (length octets))
+                                          :external-format '(:utf-8 :replacement #\?))
+          'source-text))
+
+(defun shown-path (namestring)
+  "Return NAMESTRING relative to the working directory, if it is below it."
+  (let ((directory (guarded (concatenate 'string (sb-posix:getcwd) "/") (failure) nil)))
+    (if (and directory (> (length namestring) (length directory))
+             (string= directory namestring :end2 (length directory)))
+        (subseq namestring (length directory))
+        namestring)))
+
+(defstruct (place (:copier nil) (:predicate nil))
+  "Where something is in a file or in code that was evaluated."
+  ;; `src/a.lisp' or `evaluation 3'
+  (in "" :type string)
+  ;; Line and column from 1, or 0 if they are not known.
+  (line 0 :type index)
+  (column 0 :type index)
+  ;; The line of source, or NIL.
+  (code nil :type (or null string))
+  ;; The text of the top-level form, or NIL, and the position in it.
+  (text nil :type (or null source-text))
+  (position 0 :type index))
+
+(defun file-place (namestring created start end find)
+  "Return the place in the file NAMESTRING, native, of the subform that FIND, a function of a map, returns the position
+of, in the top-level form between the positions START and END (or NIL) in octets. CREATED is when the file was written
+that these are of, or NIL when it is sure to be this one."
+  (declare (type function find))
+  (multiple-value-bind (octets date) (file-octets namestring)
+    (let ((in (shown-path namestring)))
+      (cond ((null octets) (make-place :in in))
+            ((and created (not (eql date created)))
+             (make-place :in (concatenate 'string in " (changed since)")))
+            ((or (null start) (> start (length octets))) (make-place :in in))
+            (t
+             (let* ((text (octets-text octets start (or end (length octets))))
+                    (map (map-form text))
+                    (position (or (and map (funcall find map))
+                                  (catch 'confused (form-start text 0 0))
+                                  0)))
+               ;; The line that it is in may begin before the form does.
+               (multiple-value-bind (line column) (line-and-column text position)
+                 (let* ((newline (position 10 octets :end start :from-end t))
+                        (before (if (and (eql line 1) newline)
+                                    (length (octets-text octets (1+ newline) start))
+                                    (if (eql line 1) (length (octets-text octets 0 start)) 0))))
+                   (make-place :in in
+                               :line (+ line (count 10 octets :end start))
+                               :column (+ column before)
+                               :code (line-at text position)
+                               :text text
+                               :position position)))))))))
+
+(defun system-file-p (namestring)
+  "True when NAMESTRING is of a file of SBCL's own."
+  (eql 4 (mismatch "SYS:" namestring)))
+
+;;; Code locations
+
+(defun known-location (location)
+  "Return LOCATION, or the beginning of its block when SBCL knows no more of it."
+  (sb-debug::maybe-block-start-location location))
+
+(defun path-of-number (form number)
+  "Return the path in FORM, a list of indices, to the subform that the compiler gave NUMBER, or NIL. FORM-NUMBER-TRANSLATIONS
+counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this follows, does not."
+  (let ((seen (make-hash-table :test 'eq))
+        (count 0))
+    (labels ((visit (form path depth)
+               (unless (gethash form seen)
+                 (setf (gethash form seen) t)
+                 (when (eql count number)
+                   (return-from path-of-number (values (reverse path) t)))
+                 (when (< depth 100)
+                   (loop for index of-type index from 0
+                         for tail = form then (cdr tail)
+                         do (when (sb-int:comma-p tail)
+                              (setf tail (list 'comma (sb-int:comma-expr tail))))
+                            (when (or (atom tail) (> index 100000))
+                              (return))
+                            (let ((element (car tail)))
+                              (when (sb-int:comma-p element)
+                                (setf element (list 'comma (sb-int:comma-expr element))))
+                              (cond ((consp element)
+                                     (incf count)
+                                     (visit element (cons index path) (1+ depth)))
+                                    ((plusp index)
+                                     (setf (gethash tail seen) t)))))))))
+      (visit form '() 0)
+      (values '() nil))))
+
+(defun location-conses (location)
+  "Return the conses, as CONSES-AT-PATH does, that lead to the form of LOCATION, in code that was evaluated."
+  (let ((root (sb-di::core-debug-source-form (sb-di:code-location-debug-source location))))
+    (multiple-value-bind (path found) (path-of-number root (sb-di:code-location-form-number location))
+      (and found (conses-at-path root path)))))
+
+(defun find-location-place (location)
+  "Return the place of LOCATION, as LOCATION-PLACE does."
+  (let* ((source (sb-di:code-location-debug-source location))
+         (file (sb-di:debug-source-namestring source))
+         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+    (cond ((and (null file) evaluated)
+           (evaluated-place evaluated
+                             (and (sb-di::core-debug-source-form source)
+                                  (guarded (location-conses location) (failure) '()))))
+          ((or (null file) (system-file-p file)) nil)
+          (t
+           (let ((starts (sb-di:debug-source-start-positions source))
+                 (number (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil))
+                 (form (guarded (sb-di:code-location-form-number location) (failure) 0)))
+             (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
+               (file-place (sb-ext:native-namestring (parse-namestring file))
+                           (sb-di:debug-source-created source)
+                           (start number) (and number (start (1+ number)))
+                           (lambda (map) (position-of-number map form)))))))))
+
+(defun location-place (location)
+  "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or not known."
+  (let ((function (sb-di:code-location-debug-fun location))
+        (counter (sb-di::compiled-code-location-pc location)))
+    (when (eq *known-places* :none)
+      (setf *known-places* (make-hash-table :test 'eq)))
+    (let ((known (and *known-places* (assoc counter (gethash function *known-places*)))))
+      (if known
+          (cdr known)
+          (let ((place (find-location-place (guarded (known-location location) (failure) location))))
+            (when *known-places*
+              (push (cons counter place) (gethash function *known-places*)))
+            place)))))
+
+(defun evaluated-place (evaluated conses)
+  "Return the place in EVALUATED of what is meant by the first of CONSES, as CONSES-AT-PATH returns them, that is a part
+of it."
+  (let* ((text (and (evaluated-text evaluated) (coerce (evaluated-text evaluated) 'source-text)))
+         (position (or (multiple-value-bind (path found) (path-of-one conses (evaluated-form evaluated))
+                         (when (and found text)
+                           (let ((map (map-form text)))
+                             (and map (position-at-path map path)))))
+                       0)))
+    (make-place :in (format nil "evaluation ~D" (evaluated-evaluation evaluated))
+                :line (+ (evaluated-line evaluated) (if text (count #\Newline text :end position) 0))
+                :code (and text (line-at text position))
+                :text text
+                :position position)))
+
+(defun written-place (place)
+  "Return PLACE as one writes it, without the line of source."
+  (let ((in (place-in place)))
+    (cond ((zerop (place-line place)) in)
+          ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (place-line place)))
+          (t (format nil "~A:~D" in (place-line place))))))
+
+;;; Definitions
+
+(defun token-name (text position)
+  "Return the name of the symbol that a reader in standard syntax makes of the token of TEXT at POSITION."
+  (let* ((token (subseq text position (or (catch 'confused (token-end text position)) position)))
+         (name (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))
+    (if (find #\| name) (remove #\| name) (string-upcase name))))
+
+(defun definition-form-p (form text)
+  "True when FORM, of a map of TEXT, looks like a definition."
+  (and (consp form) (integerp (second form))
+       (eql 3 (mismatch "DEF" (token-name text (second form))))))
+
+(defun defines-p (form text name)
+  "True when FORM, of a map of TEXT, looks like the definition of NAME, a string."
+  (and (definition-form-p form text)
+       (let* ((named (third form))
+              (first (if (consp named) (second named) named)))
+         (flet ((named-p (form) (and (integerp form) (string= name (token-name text form)))))
+           (or (named-p first)
+               ;; (SETF NAME)
+               (and (consp named) (named-p (third named))))))))
+
+(defun definition-position (map text name)
+  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: of the subform that looks
+like it, else of the whole if that looks like a definition; or NIL."
+  (labels ((visit (form depth)
+             (when (and (consp form) (< depth 20))
+               (when (defines-p form text name)
+                 (return-from definition-position (first form)))
+               (dolist (element (rest form))
+                 (visit element (1+ depth))))))
+    (visit map 0)
+    (and (definition-form-p map text) (first map))))
+
+(defun form-text (text position)
+  "Return the text of the form of TEXT at POSITION, or NIL."
+  (multiple-value-bind (map end) (map-form text position)
+    (and map (subseq text position end))))
+
+(defun toplevel-start (text number)
+  "Return where the top-level form NUMBER, from 0, of TEXT begins, or NIL."
+  (catch 'confused
+    (let ((position 0))
+      (loop repeat number
+            do (setf position (nth-value 1 (scan-form text position 0))))
+      (form-start text position 0))))
+
+(defun definition-place (source name)
+  "Return the place of what SB-INTROSPECT says in SOURCE of the definition of NAME, a string; or NIL."
+  (let ((evaluated (plist-evaluation (sb-introspect:definition-source-plist source)))
+        (file (sb-introspect:definition-source-pathname source)))
+    (cond (file
+           (if (system-file-p (namestring file))
+               (make-place :in (namestring file))
+               (file-definition-place (sb-ext:native-namestring file)
+                                      (first (sb-introspect:definition-source-form-path source))
+                                      (sb-introspect:definition-source-file-write-date source)
+                                      name)))
+          (evaluated
+           (let* ((place (evaluated-place evaluated '()))
+                  (text (place-text place))
+                  (map (and text (map-form text)))
+                  (position (or (and map (definition-position map text name)) 0)))
+             (when text
+               (setf (place-position place) position
+                     (place-code place) (line-at text position)
+                     (place-line place) (+ (evaluated-line evaluated) (count #\Newline text :end position))))
+             place)))))
+
+(defun file-definition-place (namestring number created name)
+  "Return the place of the definition of NAME, a string, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
+which was written at CREATED; when that is not known, or was at another time, only if there is such a definition there."
+  (multiple-value-bind (octets date) (file-octets namestring)
+    (let* ((text (and octets number (octets-text octets 0 (length octets))))
+           (start (and text (toplevel-start text number)))
+           (map (and start (< start (length text)) (map-form text start)))
+           (position (and map (or (definition-position map text name)
+                                  (and created (eql created date) start)))))
+      (if position
+          (multiple-value-bind (line column) (line-and-column text position)
+            (make-place :in (shown-path namestring) :line line :column column
+                        :code (line-at text position) :text text :position position))
+          (make-place :in (shown-path namestring))))))
+
+;;; Warnings
+
+(defun form-heading (text)
+  "Return what the form at the beginning of TEXT is called, as in (DEFUN F); or NIL."
+  (let ((start (catch 'confused (form-start text 0 0))))
+    (when (and start (< start (length text)) (char= (schar text start) #\())
+      (let ((words (loop with position = (1+ start)
+                         repeat 2
+                         for begin = (catch 'confused (form-start text position 0))
+                         for end = (and begin (catch 'confused (token-end text begin)))
+                         while (and end (< begin end (+ begin 50)))
+                         collect (string-upcase (subseq text begin end))
+                         do (setf position end))))
+        (when words
+          (format nil "(~{~A~^ ~})" words))))))
+
+(defun unreadable-file-place (condition)
+  "Return file, line, column and form, as WARNING-PLACE does, of CONDITION: a file cannot be read."
+  (let* ((stream (stream-error-stream condition))
+         (namestring (sb-ext:native-namestring (pathname stream)))
+         (octets (file-octets namestring))
+         (start (and (sb-impl::form-tracking-stream-p stream)
+                     (sb-impl::form-tracking-stream-form-start-byte-pos stream))))
+    (if (and octets start)
+        (let ((text (octets-text octets 0 (length octets)))
+              (characters (length (octets-text octets 0 start))))
+          (multiple-value-bind (line column) (line-and-column text characters)
+            (values (shown-path namestring) line column (form-heading (subseq text characters)))))
+        (values (shown-path namestring) 0 0 nil))))
+
+(defun context-heading (context)
+  "Return what the form is called that CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT, is in: (DEFUN F), or NIL."
+  (let ((heading (first (last (sb-c::compiler-error-context-context context)))))
+    (when heading
+      (with-server-syntax (:length 6 :level 3)
+        (guarded (let ((text (princ-to-string (substitute #\Space #\Newline (prin1-to-string heading)))))
+                   (if (> (length text) +shown-line+)
+                       (concatenate 'string (subseq text 0 (1- +shown-line+)) "…")
+                       text))
+            (failure)
+          nil)))))
+
+(defun submitted-place (context)
+  "Return the place in this evaluation of CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code in no file, or NIL."
+  (let* ((form (sb-c::compiler-error-context-original-form context))
+         (path (sb-c::compiler-error-context-original-source-path context))
+         ;; One that is told of at the end of the compilation unit has no source of its own any more.
+         (root (and sb-c::*source-info*
+                    (not (eq context sb-c::*compiler-error-context*))
+                    (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))
+         (conses (or (conses-at-path root (reverse (butlast path)))
+                     (conses-at-path form '()))))
+    (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not (eq context sb-c::*compiler-error-context*))
+                                              (evaluated-place (first *evaluated-forms*) '())))
+      (when (nth-value 1 (path-of-one conses (evaluated-form evaluated)))
+        (return (evaluated-place evaluated conses))))))
+
+(defun warning-place (condition)
+  "Return where the compiler is that signals CONDITION: file (NIL for the submitted code), line and column (0 where they
+are not known, or the submitted code has but one line), and what the form around it is called, or NIL."
+  (values-list
+   (or (guarded
+        (if (typep condition 'sb-c::input-error-in-compile-file)
+            (multiple-value-list (unreadable-file-place condition))
+            (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
+                                 (sb-c::find-error-context nil)))
+                   (file (and context (sb-c::compiler-error-context-file-name context)))
+                   (place (cond ((null context) nil)
+                                ((pathnamep file)
+                                 (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path
+                                                                context)))))
+                                   (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
+                                               (sb-c::compiler-error-context-file-position context) nil
+                                               (lambda (map) (position-at-path map path)))))
+                                ((find #\Newline (the string *code*)) (submitted-place context)))))
+              (and place
+                   (list (and (pathnamep file) (place-in place))
+                         (place-line place)
+                         (place-column place)
+                         (context-heading context)))))
+           (failure)
+         nil)
+       '(nil 0 0 nil))))

@@ -1,0 +1,400 @@
+//! Where things are: lines of frames and warnings, definitions with their text, frames of machinery, near names.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Server, bad, fail, good};
+use serde_json::json;
+
+/// An empty directory for the test of this name.
+fn directory(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("places-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("the directory can be made");
+    path
+}
+
+/// How a path below the server's working directory is shown.
+fn shown(path: &Path) -> String {
+    let directory = std::env::current_dir().unwrap();
+    path.strip_prefix(directory).unwrap_or(path).display().to_string()
+}
+
+fn backtrace(server: &mut Server) -> String {
+    good(server, "get-backtrace", json!({"locals": true}))
+}
+
+/// The location line under the frame of this call.
+#[track_caller]
+fn location<'a>(backtrace: &'a str, call: &str) -> &'a str {
+    let mut lines = backtrace.lines().skip_while(|line| !line.contains(call));
+    lines.nth(1).unwrap_or_else(|| panic!("no {call} in:\n{backtrace}")).trim()
+}
+
+// ---- Evaluated code
+
+#[test]
+fn the_line_is_that_of_the_failing_subform() {
+    let mut server = Server::ready();
+    server.evaluate("(defmacro twice (&body body) `(progn ,@body ,@body))");
+    server.evaluate(
+        "(list 1)\n(progn ; (a comment\n  (defun area (w h) \"a (string \\\" \"\n    #| (a #| nested |# block |#\n    \
+         (list #\\( #\\) '|a (b| `(,w . ,h) #'list #+sbcl 1 #-sbcl (no\n no) #(1 2))\n    (twice\n      \
+         (* w\n         (length h)))))\n(defun caller (x)\n  (list\n    (area x 2)))",
+    );
+    server.evaluate("(list 1 2 3)");
+    fail(&mut server, "(caller 1)");
+    let text = backtrace(&mut server);
+    assert_eq!(location(&text, "(CALLER 1)"), "at evaluation 2, line 12: (area x 2)))", "{text}");
+    assert_eq!(location(&text, "(AREA 1 2)"), "at evaluation 2, line 9: (length h)))))", "{text}");
+    // The text is kept with the function.
+    for _ in 0..100 {
+        server.evaluate("(defun other () 1)");
+    }
+    server.evaluate("(sb-ext:gc :full t)");
+    fail(&mut server, "(caller 1)");
+    assert_eq!(location(&backtrace(&mut server), "(AREA 1 2)"), "at evaluation 2, line 9: (length h)))))");
+}
+
+#[test]
+fn methods_local_functions_and_quoted_code_have_their_lines() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defgeneric run (x)\n  (:method ((x integer))\n    (list\n      (car x))))\n\
+         (defun outer (x)\n  (labels ((inner (y)\n             (list (run y))))\n    (mapcar\n      #'inner x)))\n\
+         (eval '(defun quoted (x)\n         (list\n           (outer x))))",
+    );
+    fail(&mut server, "(quoted '(1))");
+    let text = backtrace(&mut server);
+    assert_eq!(location(&text, "(:METHOD RUN (INTEGER))"), "at evaluation 1, line 4: (car x))))", "{text}");
+    assert_eq!(location(&text, "(LABELS INNER"), "at evaluation 1, line 7: (list (run y))))", "{text}");
+    assert_eq!(location(&text, "(QUOTED (1))"), "at evaluation 1, line 12: (outer x))))", "{text}");
+}
+
+#[test]
+fn a_long_line_is_shown_from_the_form_on_and_cut() {
+    let mut server = Server::ready();
+    let padding = "x".repeat(90);
+    server.evaluate(&format!("(defun f (x) (list :{padding}) (list (/ x 0) \"{padding}\"))"));
+    fail(&mut server, "(f 1)");
+    let text = backtrace(&mut server);
+    let line = location(&text, "(F 1)").strip_prefix("at evaluation 1, line 1: ").expect("a location");
+    assert!(line.starts_with("(/ x 0)") && line.ends_with('…') && line.chars().count() == 100, "{line}");
+}
+
+#[test]
+fn syntax_of_the_users_own_leaves_the_line_of_the_form() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(set-macro-character #\\[ (lambda (s c) (declare (ignore c)) (read-delimited-list #\\] s t)))\n\
+         (set-macro-character #\\] (get-macro-character #\\)))",
+    );
+    server.evaluate("(list 1)\n(defun f (x)\n  (list 'a [list #| ] \"( |# x]\n    (car x)))");
+    fail(&mut server, "(f 1)");
+    let text = backtrace(&mut server);
+    let at = location(&text, "(F 1)");
+    assert!(at.starts_with("at evaluation 2, line "), "{text}");
+}
+
+#[test]
+fn what_is_compiled_to_a_file_says_nothing_of_the_evaluation() {
+    let mut server = Server::ready();
+    let path = directory("fasl").join("a.lisp");
+    std::fs::write(&path, "(defun from-fasl (x) x) (defclass from-fasl () ())").unwrap();
+    let text = server.evaluate(&format!(
+        "(load (compile-file {path:?}))\n(list (sb-introspect:definition-source-plist (sb-introspect:find-definition-source #'from-fasl))
+           (sb-introspect:definition-source-plist (sb-introspect:find-definition-source (find-class 'from-fasl))))"
+    ));
+    assert_eq!(text, "=> (NIL NIL)");
+}
+
+// ---- Files
+
+#[test]
+fn a_file_that_changed_or_is_gone_has_no_line() {
+    let mut server = Server::ready();
+    let path = directory("changed").join("a.lisp");
+    std::fs::write(&path, "; ünïcödé — λ\n\n(defun f (x)\n  (let ((y x))\n    (car y)))\n").unwrap();
+    // Another second than that of the changes below: that is what file systems tell.
+    let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(earlier).unwrap();
+    server.evaluate(&format!("(load (compile-file {path:?}))"));
+    fail(&mut server, "(f 1)");
+    let place = shown(&path);
+    assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}:5: (car y)))"));
+    std::fs::write(&path, "(defun f (x)\n  (let ((y x))\n    (car y)))\n").unwrap();
+    fail(&mut server, "(f 1)");
+    assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place} (changed since)"));
+    std::fs::remove_file(&path).unwrap();
+    fail(&mut server, "(f 1)");
+    assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}"));
+    // What is no regular file is not opened.
+    server.evaluate(&format!("(sb-posix:mkfifo {path:?} #o600)"));
+    fail(&mut server, "(f 1)");
+    assert!(location(&backtrace(&mut server), "(F 1)").starts_with(&format!("at {place}")));
+}
+
+#[test]
+fn warnings_name_file_line_and_form() {
+    let mut server = Server::start_with_environment(&["--structured-content"], &[]);
+    server.initialize("2025-11-25");
+    let directory = directory("warnings");
+    let path = directory.join("a.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n\n(defun idle (x)\n  (list\n    (not-there 1)))\n(defmethod also ((x list))\n  (let ((unused 1))\n    x))\n",
+    )
+    .unwrap();
+    std::fs::write(directory.join("warned.asd"), "(defsystem \"warned\" :components ((:file \"a\")))").unwrap();
+    let place = shown(&path);
+    let expected = [
+        format!("The variable X is defined but never used. ({place}:3, in (DEFUN IDLE))"),
+        format!("undefined function: COMMON-LISP-USER::NOT-THERE ({place}:5, in (DEFUN IDLE))"),
+        format!("({place}:7, in (DEFMETHOD ALSO (LIST)))"),
+    ];
+    for code in [
+        format!("(load {path:?})"),
+        format!("(compile-file {path:?})"),
+        format!("(asdf:load-asd {:?}) (asdf:load-system \"warned\")", directory.join("warned.asd")),
+    ] {
+        let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code}));
+        for warning in &expected {
+            assert!(text.contains(warning), "{code}: {warning}\n{text}");
+        }
+        let warnings = server.transcript.last().unwrap()["result"]["structuredContent"]["warnings"].clone();
+        let undefined =
+            warnings.as_array().unwrap().iter().find(|w| w["message"].as_str().unwrap().contains("NOT-THERE"));
+        let undefined = undefined.expect("the warning");
+        assert_eq!(
+            (&undefined["file"], &undefined["line"], &undefined["column"], &undefined["form"]),
+            (&json!(place), &json!(5), &json!(5), &json!("(DEFUN IDLE)")),
+            "{code}"
+        );
+    }
+}
+
+#[test]
+fn a_warning_of_what_is_undefined_names_its_line_in_the_code() {
+    let mut server = Server::ready();
+    let text = server.evaluate("(list 1)\n(defun f (x)\n  (list x\n    (nowhere x)))\n(list 2)");
+    assert!(text.contains("undefined function: COMMON-LISP-USER::NOWHERE (line 4)"), "{text}");
+    let text = server.evaluate("(list 1)\n(defun g ()\n  (list\n    nowhere))");
+    assert!(text.contains("undefined variable: COMMON-LISP-USER::NOWHERE (line "), "{text}");
+}
+
+#[test]
+fn a_syntax_error_in_a_systems_file_is_told_shortly() {
+    let mut server = Server::ready();
+    let directory = directory("syntax");
+    std::fs::write(directory.join("broken.asd"), "(defsystem \"broken\" :components ((:file \"bad\")))").unwrap();
+    std::fs::write(
+        directory.join("bad.lisp"),
+        "(in-package :cl-user)\n\n(defun bad (x)\n  (list x)\n\n(defun worse (x) x)\n",
+    )
+    .unwrap();
+    server.evaluate(&format!("(asdf:load-asd {:?})", directory.join("broken.asd")));
+    let text = fail(&mut server, "(asdf:load-system \"broken\")");
+    let place = format!("{}:3, in (DEFUN BAD)", shown(&directory.join("bad.lisp")));
+    assert!(text.contains(&format!(" ({place})\n")), "{text}");
+    // SBCL's own message has the absolute path once more.
+    let path = directory.display().to_string();
+    assert!(text.chars().count() - path.len() < 800, "{}\n{text}", text.chars().count());
+    assert!(text.contains(" frames of ASDF\n") && !text.contains("PERFORM-PLAN"), "{text}");
+    assert!(backtrace_of(&mut server).contains("PERFORM-PLAN"));
+    let text = fail(&mut server, &format!("(load {:?})", directory.join("bad.lisp")));
+    assert!(text.contains(&format!("\nIn {place}.\n")), "{text}");
+    assert!(text.contains(" frames of the loader\n"), "{text}");
+}
+
+fn backtrace_of(server: &mut Server) -> String {
+    good(server, "get-backtrace", json!({"max-frames": 1000}))
+}
+
+// ---- Machinery
+
+#[test]
+fn frames_of_the_reader_are_folded() {
+    let mut server = Server::ready();
+    let text = fail(&mut server, "(list\n (list (sb-ext:no-such-thing 1)))");
+    let (_, frames) = text.split_once("[Backtrace]\n").expect("frames");
+    let lines: Vec<_> = frames.lines().collect();
+    assert!(lines[0].starts_with("0: (ERROR ") && lines[1].starts_with("1: (") && lines.len() == 3, "{text}");
+    assert!(lines[2].starts_with("... ") && lines[2].ends_with(" frames of the reader"), "{text}");
+    assert!(text.contains("Line: 2, Column: "), "{text}");
+    let whole = backtrace_of(&mut server);
+    assert!(whole.contains("READ-LIST") && !whole.contains("frames of"), "{whole}");
+    // What the user's own code does is not the reader's.
+    let text = fail(&mut server, "(defun mine () (error \"x\")) (list #.(mine))");
+    assert!(text.contains("0: (ERROR \"x\")\n1: (MINE)\n") && text.contains("(EVAL (MINE))\n"), "{text}");
+    assert!(text.contains(" frames of the reader"), "{text}");
+}
+
+// ---- Locals
+
+#[test]
+fn locals_come_once_in_the_order_of_the_code() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defstruct item name)\n\
+         (defun zeta (order item)\n  (let* ((beta (list order))\n         (alpha (make-string 500 :initial-element #\\a)))\n    \
+         (loop for count below 2\n          do (let ((gamma item)) (cerror \"go\" \"x\") (print (list count gamma beta alpha item))))))\n\
+         (defun eta (item) (list (zeta 1 item) item))",
+    );
+    fail(&mut server, "(eta (make-item :name \"the name of the item is long enough\"))");
+    let text = backtrace(&mut server);
+    let frame = text.split("\n  ").find(|frame| frame.starts_with("1: (ZETA")).expect("a frame");
+    let locals: Vec<_> = text
+        .lines()
+        .skip_while(|line| !line.contains("1: (ZETA"))
+        .skip(2)
+        .take_while(|line| line.starts_with("     "))
+        .map(|line| line.trim().split([' ', ':']).next().unwrap())
+        .collect();
+    assert_eq!(locals, ["ORDER", "ITEM", "BETA", "ALPHA", "COUNT", "GAMMA"], "{frame}\n{text}");
+    assert!(text.contains("     GAMMA = <as ITEM in frame 1>\n"), "{text}");
+    assert!(text.contains("     ITEM = <as ITEM in frame 1>\n"), "{text}");
+    let alpha = text.lines().find(|line| line.contains("ALPHA = ")).unwrap();
+    assert!(alpha.contains("aaa[... 302 characters omitted]"), "{alpha}");
+}
+
+// ---- Near names
+
+#[test]
+fn what_is_not_there_gets_near_names() {
+    let mut server = Server::ready();
+    server.evaluate("(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ()) (defpackage :my-app)");
+    for (code, hint) in [
+        ("(frobnicat 1)", "Did you mean FROBNICATE?"),
+        ("(list *setting*)", "Did you mean *SETTINGS*?"),
+        ("(make-instance 'rectangel)", "Did you mean RECTANGLE?"),
+        ("(in-package :my-ap)", "Did you mean MY-APP?"),
+        ("(sb-ext:qiut)", "Did you mean QUIT?"),
+    ] {
+        let text = fail(&mut server, code);
+        assert!(text.contains(&format!("\n{hint}\n\n[Backtrace]")), "{code}:\n{text}");
+    }
+    let text = fail(&mut server, "(wholly-unlike-anything 1)");
+    assert!(!text.contains("Did you mean"), "{text}");
+    let text = fail(&mut server, "(ql:quickload :alexandria)");
+    assert!(text.contains("\nQuicklisp is not loaded"), "{text}");
+}
+
+#[test]
+fn a_structure_redefined_says_what_happened() {
+    let mut server = Server::ready();
+    server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
+    let text = fail(&mut server, "(defstruct m a b)");
+    assert!(text.contains("made by the old definition, with the slots (A).\nCONTINUE takes the new"), "{text}");
+    server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
+    let text = fail(&mut server, "(m-b *m*)");
+    assert!(text.contains("an earlier definition of M,"), "{text}");
+}
+
+// ---- Definitions
+
+/// A system of this many functions in a package of its own, in a directory.
+fn system(name: &str, functions: usize) -> PathBuf {
+    let directory = directory(name);
+    let mut text =
+        format!("(defpackage :{name} (:use :cl) (:export #:f0))\n(in-package :{name})\n(defstruct part size)\n");
+    for number in 0..functions {
+        text += &format!("(defun f{number} (x) x)\n");
+    }
+    std::fs::write(directory.join("all.lisp"), text).unwrap();
+    let asd = directory.join(format!("{name}.asd"));
+    std::fs::write(&asd, format!("(defsystem \"{name}\" :components ((:file \"all\")))")).unwrap();
+    asd
+}
+
+#[test]
+fn a_loaded_system_is_one_line() {
+    let mut server = Server::ready();
+    let asd = system("many-things", 120);
+    let own = directory("own").join("own.lisp");
+    std::fs::write(&own, "(defun from-own-file (x) x)").unwrap();
+    server.evaluate(&format!(
+        "(asdf:load-asd {asd:?}) (asdf:load-system \"many-things\") (load {own:?}) (defun mine () 1) (defvar *mine* 2)"
+    ));
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert_eq!(
+        text,
+        "[Functions]\n- FROM-OWN-FILE (X)\n- MINE ()\n\n[Variables]\n- *MINE* = 2\n\n[Loaded Systems]\n\
+         - many-things (127 definitions in 1 package)"
+    );
+    let text = good(&mut server, "list-definitions", json!({"package": "many-things"}));
+    assert!(text.starts_with("[Functions]\n- MANY-THINGS::F1 (X)\n- MANY-THINGS::F10 (X)\n"), "{text}");
+    assert!(text.ends_with("\n\n... 22 more; ask for limit 122 to see them all."), "{text}");
+    let text = good(&mut server, "list-definitions", json!({"package": "many-things", "type": "classes"}));
+    assert_eq!(
+        text,
+        "[Classes]\n- MANY-THINGS::PART (MANY-THINGS::COPY-PART, MANY-THINGS::MAKE-PART, MANY-THINGS::PART-P, \
+         MANY-THINGS::PART-SIZE)"
+    );
+    // What the session defines anew is its own.
+    server.evaluate("(defun many-things:f0 (x y) (list x y))");
+    let text = good(&mut server, "list-definitions", json!({"limit": 1}));
+    assert_eq!(
+        text,
+        "[Functions]\n- FROM-OWN-FILE (X)\n\n... 3 more; ask for limit 4 to see them all.\n\n[Loaded Systems]\n\
+         - many-things (126 definitions in 1 package)"
+    );
+    let text = bad(&mut server, "list-definitions", json!({"limit": 0}));
+    assert!(text.contains("a whole number from 1"), "{text}");
+    let text = bad(&mut server, "list-definitions", json!({"package": "many-thing"}));
+    assert!(text.contains("MANY-THINGS"), "{text}");
+}
+
+#[test]
+fn methods_and_slots_are_described() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defclass shape () ((name :initarg :name :type string :accessor shape-name) (id :reader shape-id)))\n\
+         (defclass circle (shape) (r))\n(defgeneric area (s &optional k))\n(defmethod area ((s circle) &optional k) k)\n\
+         (progn\n  (defmethod area :around ((s (eql 3)) &optional k) k))",
+    );
+    let text = good(&mut server, "describe-symbol", json!({"name": "area"}));
+    assert!(text.contains("\n  Methods: 2\n"), "{text}");
+    assert!(text.contains("\n    (CIRCLE)  evaluation 1, line 4"), "{text}");
+    assert!(text.contains("\n    :AROUND ((EQL 3))  evaluation 1, line 6"), "{text}");
+    assert!(text.contains("\n  Source: evaluation 1, line 3"), "{text}");
+    let text = good(&mut server, "describe-symbol", json!({"name": "shape"}));
+    assert!(
+        text.contains("\n    NAME, type STRING, initarg :NAME, accessor SHAPE-NAME\n    ID, accessor SHAPE-ID\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  Superclasses: STANDARD-OBJECT\n") && text.contains("\n  Direct subclasses: CIRCLE\n"),
+        "{text}"
+    );
+    server.evaluate("(defpackage :only-a-package (:nicknames :oap) (:use :cl) (:export #:a #:b))");
+    let text = good(&mut server, "describe-symbol", json!({"name": "oap"}));
+    assert!(
+        text.starts_with("ONLY-A-PACKAGE [PACKAGE]\n  Nicknames: OAP\n  Uses: COMMON-LISP\n  Exports: 2 symbols"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_text_of_a_definition_can_be_had() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defmacro with-it (&body body) `(progn ,@body))\n(progn\n  (defvar *a* 1)\n  (defun f (x)\n    (list x)))",
+    );
+    let text = good(&mut server, "describe-symbol", json!({"name": "f", "source": true}));
+    assert!(text.ends_with("\n  Source: evaluation 1, line 4\n  Text:\n    (defun f (x)\n        (list x))"), "{text}");
+    assert!(!good(&mut server, "describe-symbol", json!({"name": "f"})).contains("Text:"));
+    let text = good(&mut server, "describe-symbol", json!({"name": "*a*", "source": true}));
+    assert!(text.ends_with("\n  Source: evaluation 1, line 3\n  Text:\n    (defvar *a* 1)"), "{text}");
+    let path = directory("text").join("a.lisp");
+    std::fs::write(&path, "; é\n(defvar *b* 2)\n\n(defun g (x)\n  x)\n(defclass h () ())\n").unwrap();
+    server.evaluate(&format!("(load {path:?})"));
+    for (name, line, definition) in
+        [("g", 4, "(defun g (x)\n      x)"), ("h", 6, "(defclass h () ())"), ("*b*", 2, "(defvar *b* 2)")]
+    {
+        let text = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+        let expected = format!("\n  Source: {}:{line}\n  Text:\n    {definition}", shown(&path));
+        assert!(text.ends_with(&expected), "{expected}\n{text}");
+    }
+    let text = good(&mut server, "describe-symbol", json!({"name": "car", "source": true}));
+    assert!(text.ends_with("\n  Text: not available"), "{text}");
+}
