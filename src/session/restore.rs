@@ -99,16 +99,14 @@ impl Session {
         }
     }
 
-    /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself.
-    pub(crate) fn end_all(&self) {
+    /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself. Returns what is to be
+    /// said of it.
+    pub(crate) fn end_all(&self) -> Option<String> {
         self.end_queued(Lane::Evaluation);
         self.end_queued(Lane::Inspection);
         let running = self.0.running[Lane::Evaluation as usize].lock().as_ref().map(|running| running.id);
-        if let Some(job) = running
-            && self.0.interrupt(Lane::Evaluation, job, Interrupt::Cancel)
-        {
-            self.add_notice(ENDED.to_owned());
-        }
+        let interrupted = running.is_some_and(|job| self.0.interrupt(Lane::Evaluation, job, Interrupt::Cancel));
+        interrupted.then(|| ENDED.to_owned())
     }
 
     /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced.

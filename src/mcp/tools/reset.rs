@@ -28,14 +28,14 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     Arguments::new(NAME, &[], 0, arguments)?;
     later(|call| {
         let session = call.session().clone();
-        let answer = |call: Call| {
-            let notices = call.session().take_notices();
+        let answer = |call: Call, ended: Option<String>| {
+            let notices = ended.into_iter().chain(call.session().take_notices()).collect();
             call.answer(Ok::<_, Fault>(Reply::Reset(notices)));
         };
         if let Some(worker) = call.context.worker.clone() {
             let line = line_of_job(call.number);
             if worker.is_fresh_for(line) {
-                return answer(call);
+                return answer(call, None);
             }
             // The next worker answers.
             let inflight = call.context.inflight.clone();
@@ -44,11 +44,11 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             inflight.withdraw_all(WITHDRAWN);
             return worker.make_way(line, &session);
         }
-        session.end_all();
+        let ended = session.end_all();
         call.context.inflight.withdraw_all(WITHDRAWN);
         // Half a reset is worse than one that nobody waits for: it is not cancelled.
         session.reset(move |result| match result {
-            Ok(()) => answer(call),
+            Ok(()) => answer(call, ended),
             Err(error) => call.answer(Err::<Reply, _>(error)),
         });
     })
