@@ -1,11 +1,11 @@
 //! A timer that one thread waits for and any thread sets. Setting it wakes nobody, whereas waking a thread so that it
 //! sleeps until a time can take longer than the evaluation that the time is set for.
 
-pub(crate) use alarm::Alarm;
+pub(crate) use timer::Alarm;
 
 /// A timer of the kernel's.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-mod alarm {
+mod timer {
     use std::os::fd::OwnedFd;
     use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ mod alarm {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-mod alarm {
+mod timer {
     use std::time::Instant;
 
     use parking_lot::{Condvar, Mutex};

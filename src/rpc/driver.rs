@@ -346,3 +346,177 @@ fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
     fds.push(fd);
     fds.len() - 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::inflight::{Inflight, Responder};
+    use rmcp::model::RequestId;
+    use serde_json::{Value, json};
+    use std::collections::VecDeque;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+
+    /// Answers a line with itself: at once, or, if it is the name of a time in ms, when it was evaluated for as long.
+    struct Echo {
+        inflight: Arc<Inflight>,
+        work: Mutex<VecDeque<(u64, Responder)>>,
+        driver: Mutex<Option<Arc<Driver>>>,
+        /// Which threads took a line.
+        takers: Mutex<Vec<std::thread::ThreadId>>,
+    }
+
+    impl Service for Echo {
+        fn line(&self, line: Line<'_>) {
+            let Line::Text(text) = line else { panic!("too long") };
+            let text = str::from_utf8(text).unwrap().trim();
+            self.takers.lock().push(std::thread::current().id());
+            let owed = self.inflight.admit(RequestId::String(text.into()), 1, None, text.len()).unwrap();
+            assert_ne!(text, "panic");
+            match text.parse() {
+                Ok(time) => {
+                    self.work.lock().push_back((time, owed));
+                    self.driver.lock().as_ref().unwrap().wake();
+                }
+                Err(_) => owed.answer(json!(text)),
+            }
+        }
+
+        fn due(&self, now: Instant) -> Option<Instant> {
+            self.inflight.due(now)
+        }
+
+        fn is_idle(&self) -> bool {
+            self.inflight.is_idle()
+        }
+
+        fn heeds_signals(&self) -> bool {
+            false
+        }
+    }
+
+    /// The other side, an evaluating thread, and a follower.
+    struct Peer {
+        writer: UnixStream,
+        reader: BufReader<UnixStream>,
+        service: Arc<Echo>,
+        evaluating: std::thread::ThreadId,
+        follower: std::thread::JoinHandle<i32>,
+    }
+
+    impl Peer {
+        fn new() -> Self {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let waker = Arc::new(Waker::new().unwrap());
+            let output = Arc::new(Output::new(theirs.try_clone().unwrap().into(), false, waker.clone()).unwrap());
+            let driver = Arc::new(Driver::new(theirs.into(), output.clone(), waker).unwrap());
+            let service = Arc::new(Echo {
+                inflight: Inflight::new(output),
+                work: Mutex::default(),
+                driver: Mutex::new(Some(driver.clone())),
+                takers: Mutex::default(),
+            });
+            let (evaluator, worker) = (driver.clone(), service.clone());
+            // Never ends, as Lisp's does not.
+            let evaluating = std::thread::spawn(move || {
+                loop {
+                    let next = worker.work.lock().pop_front();
+                    match next {
+                        Some((time, owed)) => {
+                            std::thread::sleep(Duration::from_millis(time));
+                            owed.answer(json!(time));
+                        }
+                        None => evaluator.idle(&*worker, None),
+                    }
+                }
+            });
+            let evaluating = evaluating.thread().id();
+            let followed = service.clone();
+            let follower = std::thread::spawn(move || driver.follow(&*followed));
+            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, service, evaluating, follower }
+        }
+
+        fn send(&mut self, text: &str) {
+            self.writer.write_all(text.as_bytes()).unwrap();
+        }
+
+        /// The id of the next answer.
+        fn answer(&mut self) -> String {
+            let mut line = String::new();
+            self.reader.read_line(&mut line).unwrap();
+            let answer: Value = serde_json::from_str(&line).unwrap();
+            answer["id"].as_str().unwrap().to_owned()
+        }
+
+        fn end(self) -> i32 {
+            self.writer.shutdown(std::net::Shutdown::Write).unwrap();
+            self.follower.join().unwrap()
+        }
+    }
+
+    #[test]
+    fn every_line_is_answered_in_its_order() {
+        let mut peer = Peer::new();
+        for round in 0..300 {
+            // Some outlast the handoff delay, some are over at about that time.
+            let time = [0, 0, 1, 2, 3][round % 5];
+            peer.send(&format!("{time}\n"));
+            assert_eq!(peer.answer(), time.to_string());
+        }
+        // By now the evaluating thread leads.
+        peer.send("here\n");
+        assert_eq!(peer.answer(), "here");
+        assert_eq!(peer.service.takers.lock().last(), Some(&peer.evaluating));
+        assert_eq!(peer.end(), 0);
+    }
+
+    #[test]
+    fn the_follower_leads_while_something_is_evaluated() {
+        let mut peer = Peer::new();
+        peer.send("300\n");
+        for text in ["a", "b", "c"] {
+            peer.send(&format!("{text}\n"));
+            assert_eq!(peer.answer(), text);
+        }
+        assert_ne!(peer.service.takers.lock().last(), Some(&peer.evaluating));
+        assert_eq!(peer.answer(), "300");
+        peer.send("0\n");
+        assert_eq!(peer.answer(), "0");
+        assert_eq!(peer.end(), 0);
+    }
+
+    #[test]
+    fn a_panic_is_answered_and_ends_nothing() {
+        let mut peer = Peer::new();
+        peer.send("panic\nafter\n");
+        assert_eq!((peer.answer(), peer.answer()), ("panic".to_owned(), "after".to_owned()));
+        assert_eq!(peer.end(), 0);
+    }
+
+    #[test]
+    fn what_was_asked_before_the_end_is_answered() {
+        let mut peer = Peer::new();
+        peer.send("20\nlast, without a newline");
+        peer.writer.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!((peer.answer(), peer.answer()), ("last, without a newline".to_owned(), "20".to_owned()));
+        assert_eq!(peer.follower.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_side_that_does_not_read_stops_nothing() {
+        let mut peer = Peer::new();
+        let mut writer = peer.writer.try_clone().unwrap();
+        let lines = std::thread::spawn(move || {
+            for line in 0..20_000 {
+                writer.write_all(format!("line {line} {}\n", "x".repeat(100)).as_bytes()).unwrap();
+            }
+        });
+        // All of it is taken, though nothing is read: far more than a socket holds.
+        lines.join().unwrap();
+        for line in 0..20_000 {
+            assert!(peer.answer().starts_with(&format!("line {line} ")));
+        }
+        assert_eq!(peer.end(), 0);
+    }
+}

@@ -493,3 +493,191 @@ impl Drop for Responder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::waker::Waker;
+    use proptest::prelude::*;
+    use std::io::{BufRead, BufReader};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    struct Client {
+        inflight: Arc<Inflight>,
+        lines: BufReader<std::io::PipeReader>,
+    }
+
+    impl Client {
+        fn new() -> Self {
+            let (reader, writer) = std::io::pipe().unwrap();
+            let output = Output::new(writer.into(), false, Arc::new(Waker::new().unwrap())).unwrap();
+            Self { inflight: Inflight::new(Arc::new(output)), lines: BufReader::new(reader) }
+        }
+
+        fn admit(&self, id: i64) -> Result<Responder, ErrorData> {
+            self.inflight.admit(RequestId::Number(id), 1, None, 10)
+        }
+
+        /// All that was sent. Nothing else is, later.
+        fn end(self) -> Vec<Value> {
+            let Self { inflight, lines } = self;
+            drop(inflight);
+            lines.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
+        }
+    }
+
+    #[test]
+    fn a_responder_answers_once_whatever_becomes_of_it() {
+        let client = Client::new();
+        client.admit(1).unwrap().answer(json!("one"));
+        client.admit(2).unwrap().fail(ErrorData::invalid_params("no", None));
+        drop(client.admit(3).unwrap());
+        client.admit(4).unwrap().leave();
+        let panicking = client.admit(5).unwrap();
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _owed = panicking;
+            panic!("on the way to an answer");
+        }));
+        assert!(panic.is_err());
+        assert!(client.inflight.is_idle());
+        let answers = client.end();
+        assert_eq!(answers.iter().map(|answer| answer["id"].clone()).collect::<Vec<_>>(), [1, 2, 3, 5]);
+        assert_eq!(answers[0], json!({"jsonrpc": "2.0", "id": 1, "result": "one"}));
+        assert_eq!(answers[1]["error"]["code"], -32602);
+        assert_eq!((&answers[2]["error"]["code"], &answers[3]["error"]["code"]), (&json!(-32603), &json!(-32603)));
+    }
+
+    #[test]
+    fn progress_ends_with_the_answer_and_lateness_with_the_call() {
+        let client = Client::new();
+        let (late, called) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let responders = [1, 2].map(|id| client.admit(id).unwrap());
+        for responder in &responders {
+            let inflight = &client.inflight;
+            inflight.report_progress(responder.call(), ProgressToken(RequestId::Number(9)), |from| {
+                "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+            });
+            let (late, called) = (late.clone(), called.clone());
+            inflight.after(responder.call(), Duration::from_secs(1), move || _ = late.fetch_add(1, Ordering::Relaxed));
+            inflight.on_cancel(responder.call(), move || _ = called.fetch_add(1, Ordering::Relaxed));
+        }
+        let [first, second] = responders;
+        first.answer(json!(1));
+        let now = Instant::now();
+        assert!(client.inflight.due(now).is_some_and(|next| next > now));
+        client.inflight.due(now + Duration::from_secs(2));
+        assert_eq!((late.load(Ordering::Relaxed), called.load(Ordering::Relaxed)), (1, 0));
+        client.inflight.cancel(&RequestId::Number(2));
+        client.inflight.cancel(&RequestId::Number(2));
+        assert_eq!(called.load(Ordering::Relaxed), 1);
+        assert_eq!(client.inflight.due(now + Duration::from_secs(9)), None);
+        second.answer(json!(2));
+        let said = client.end();
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert_eq!(
+            (&said[1]["method"], &said[1]["params"]["message"]),
+            (&json!("notifications/progress"), &json!("printed"))
+        );
+    }
+
+    #[test]
+    fn a_question_is_answered_late_or_withdrawn() {
+        let client = Client::new();
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let responders = [1, 2, 3].map(|id| client.admit(id).unwrap());
+        for responder in &responders {
+            let (answers, owed) = (answers.clone(), responder.call());
+            let reply = move |answer| answers.lock().push((owed, answer));
+            client.inflight.ask(owed, "ask", &json!({}), Duration::from_secs(1), Box::new(reply));
+        }
+        client.inflight.cancel(&RequestId::Number(1));
+        client.inflight.answered(5, Ok(json!("yes")));
+        client.inflight.answered(5, Ok(json!("again")));
+        client.inflight.answered(4, Ok(json!("nobody's")));
+        client.inflight.due(Instant::now() + Duration::from_secs(2));
+        let [_, second, third] = [0, 1, 2].map(|index: usize| responders[index].call());
+        let expected = [(second, Ok(json!("yes"))), (third, Err(NoAnswer::Late))];
+        assert_eq!(*answers.lock(), expected);
+        responders.into_iter().for_each(Responder::leave);
+        let withdrawn: Vec<_> = client.end().iter().map(|message| message["params"]["requestId"].clone()).collect();
+        assert_eq!(withdrawn, [json!(null), json!(null), json!(null), json!(4), json!(6)]);
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_is_taken() {
+        let client = Client::new();
+        let big = client.inflight.admit(RequestId::Number(-1), 1, None, MAX_BYTES + 1).unwrap();
+        assert!(client.admit(-2).is_err());
+        big.leave();
+        let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
+        let refused = client.admit(-3).unwrap_err();
+        assert!(refused.message.contains("10000 requests"), "{refused:?}");
+        taken.into_iter().for_each(Responder::leave);
+        client.admit(-3).unwrap().leave();
+        assert_eq!(client.end(), Vec::<Value>::new());
+    }
+
+    /// What happens to a request of one of a few ids.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Ask(i64),
+        Cancel(i64),
+        /// The call of that place among those begun is answered, or dropped.
+        Answer(usize),
+        Drop(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0_i64..4).prop_map(Step::Ask),
+            2 => (0_i64..4).prop_map(Step::Cancel),
+            3 => (0_usize..8).prop_map(Step::Answer),
+            1 => (0_usize..8).prop_map(Step::Drop),
+        ]
+    }
+
+    proptest! {
+        /// Whatever the order: what is not cancelled is answered once, by its own call, and nothing else is.
+        #[test]
+        fn every_call_has_the_answer_it_is_owed(steps in prop::collection::vec(step(), 0..60)) {
+            let client = Client::new();
+            let mut owed: Vec<(Responder, usize)> = Vec::new();
+            // By id: the call that waits. Then what must have been sent.
+            let mut waiting: HashMap<i64, usize> = HashMap::new();
+            let mut expected = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Ask(id) => match client.admit(id) {
+                        Ok(responder) => {
+                            prop_assert!(waiting.insert(id, number).is_none());
+                            owed.push((responder, number));
+                        }
+                        Err(_) => prop_assert!(waiting.contains_key(&id)),
+                    },
+                    Step::Cancel(id) => {
+                        client.inflight.cancel(&RequestId::Number(id));
+                        waiting.remove(&id);
+                    }
+                    Step::Answer(place) | Step::Drop(place) if place < owed.len() => {
+                        let (responder, call) = owed.remove(place);
+                        let id = waiting.iter().find(|(_, waits)| **waits == call).map(|(id, _)| *id);
+                        let answers = matches!(step, Step::Answer(_));
+                        if let Some(id) = id {
+                            waiting.remove(&id);
+                            expected.push((id, if answers { json!(call) } else { json!(null) }));
+                        }
+                        if answers { responder.answer(json!(call)) } else { drop(responder) }
+                    }
+                    Step::Answer(_) | Step::Drop(_) => {}
+                }
+            }
+            prop_assert_eq!(client.inflight.is_idle(), waiting.is_empty());
+            for (responder, _) in owed {
+                responder.leave();
+            }
+            let sent = client.end().into_iter();
+            let sent: Vec<_> = sent.map(|answer| (answer["id"].as_i64().unwrap(), answer["result"].clone())).collect();
+            prop_assert_eq!(sent, expected);
+        }
+    }
+}
