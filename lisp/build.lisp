@@ -3,11 +3,12 @@
 
 (in-package "COMMON-LISP-USER")
 
+(require :asdf)
+(asdf:load-asd (merge-pathnames "sbcl-host.asd" *load-truename*))
 ;;; Every contrib that was built: those left out are in contribs.lisp.
-(mapc #'require '(:asdf :sb-introspect :sb-cltl2 :sb-posix :sb-bsd-sockets :sb-sprof :sb-concurrency :sb-queue
-                  :sb-rotate-byte :sb-md5 :sb-cover :sb-rt :sb-grovel))
+(mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
 
-(let ((directory (make-pathname :name nil :type nil :version nil :defaults *load-truename*))
+(let ((system (asdf:find-system "sbcl-host"))
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
       (clean t))
   (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
@@ -16,21 +17,23 @@
                  (warning (lambda (warning)
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
-    (with-compilation-unit (:override t)
-      (dolist (name '("package" "host" "streams" "printing" "source" "evaluation" "definitions" "debugger" "inspection"
-                      "hints" "interrupts" "heap" "evaluator" "frame-functions" "hold" "threads" "contribs" "lanes"))
-        (let* ((source (make-pathname :name name :type "lisp" :defaults directory))
-               (fasl (make-pathname :name name :type "fasl" :defaults fasls))
-               ;; A name under SYS: makes the frames of this code count as the system's.
-               (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
-          (load (or (compile-file source :output-file fasl)
-                    (error "~A does not compile." source)))))))
+    ;; Not by ASDF, and each file a compilation unit of its own: what a later file serves is undefined here.
+    (dolist (component (asdf:component-children system))
+      (let* ((name (asdf:component-name component))
+             (fasl (make-pathname :name name :type "fasl" :defaults fasls))
+             ;; A name under SYS: makes the frames of this code count as the system's.
+             (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
+        (load (or (compile-file (asdf:component-pathname component) :output-file fasl)
+                  (error "~A does not compile." name))))))
   (unless clean
     (format *error-output* "~&The Lisp side does not compile without a warning.~%")
     (sb-ext:exit :code 1 :abort t)))
 
+;;; The image that is saved does not know where this was.
+(asdf:clear-system "sbcl-host")
+(asdf:clear-system "sbcl-host/tests")
 (funcall (intern "PREPARE-CORE" "SBCL-HOST"))
 (sb-ext:lock-package "SBCL-HOST")
-(sb-ext:save-lisp-and-die (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT") 
-                           :callable-exports (list (intern "SBCL-HOST-START" "SBCL-HOST")
-                                                   (intern "SBCL-HOST-STACK-LOST" "SBCL-HOST")))
+(sb-ext:save-lisp-and-die (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT")
+                          :callable-exports (list (intern "SBCL-HOST-START" "SBCL-HOST")
+                                                  (intern "SBCL-HOST-STACK-LOST" "SBCL-HOST")))

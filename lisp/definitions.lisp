@@ -27,6 +27,12 @@ NIL when the session itself did.")
   (cond ((atom name) name)
         ((member (first name) '(setf sb-ext:cas)) (second name))))
 
+(defun definition-name (kind name)
+  "Return the name of what is defined as KIND, when the function that defines it is told NAME, or what has that name."
+  (cond ((typep name 'sb-kernel:defstruct-description) (sb-kernel:dd-name name))
+        ((eq kind :package) (string name))
+        (t name)))
+
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
   (when *evaluation*
@@ -37,98 +43,15 @@ NIL when the session itself did.")
                      (or (not (symbolp symbol)) (system-symbol-p symbol)))))
     (setf (gethash (list kind name) **definitions**) *loading-system*)))
 
-(defparameter *observed*
-  '((sb-impl::%defun :function first)
-    ((setf fdefinition) :function second)
-    ((setf symbol-function) :function second)
-    (sb-pcl::load-defgeneric :function first)
-    (sb-pcl::load-defmethod :function second)
-    (sb-c::%defmacro :macro first)
-    ((setf macro-function) :macro second)
-    (sb-c::%define-symbol-macro :macro first)
-    (sb-c::%define-compiler-macro :macro first)
-    (sb-impl::%defvar :variable first)
-    (sb-impl::%defparameter :variable first)
-    (sb-impl::%defconstant :variable first)
-    (sb-impl::%defglobal :variable first)
-    (sb-kernel::%defstruct :class defstruct-name)
-    (sb-kernel::%define-condition :class first)
-    (sb-pcl::load-defclass :class first)
-    ((setf find-class) :class second)
-    (sb-impl::%deftype :type first)
-    (sb-impl::%defpackage :package package-argument-name)
-    (make-package :package package-argument-name)
-    ;; Not listed, but to be repeated when the image is restored.
-    (sb-impl::%defsetf :other first)
-    (rename-package :other first)
-    (use-package :other first)
-    (export :other first)
-    (import :other first)
-    (shadow :other first)
-    (shadowing-import :other first)
-    (require :other first)
-    (sb-c::%proclaim :other first)
-    (set-macro-character :other first)
-    (set-dispatch-macro-character :other first)
-    (make-dispatch-macro-character :other first)
-    (set-syntax-from-char :other first)
-    ((setf readtable-case) :other first)
-    (sb-pcl::load-short-defcombin :other first)
-    (sb-pcl::load-long-defcombin :other first)
-    (sb-ext:add-package-local-nickname :other first))
-  "The functions by which SBCL makes definitions: each with the kind of what it defines, and the function of its
-argument list that returns the name.")
-
-(defun defstruct-name (arguments)
-  "Return the name that %DEFSTRUCT is called with."
-  (sb-kernel:dd-name (first arguments)))
-
-(defun package-argument-name (arguments)
-  "Return the name that a package is made with."
-  (string (first arguments)))
+(defun note-proclamation (form)
+  "Take note of FORM, a declaration specifier that was proclaimed: of a debug quality that the user has declaimed."
+  (when (and (eq (car form) 'optimize)
+             (null *load-truename*)
+             (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
+    (setf **debug-declaimed** t)))
 
 (defglobal **methods** '()
   "The methods that the session defined, on whatever generic function.")
-
-(defun observe-definitions ()
-  "Learn of definitions from now on."
-  (encapsulate 'sb-pcl::load-defmethod 'methods
-               (lambda (load-defmethod &rest arguments)
-                 (let ((method (apply load-defmethod arguments)))
-                   (push method **methods**)
-                   method)))
-  (setf **system-packages** (remove **user-package** (list-all-packages)))
-  (loop for (function kind name) in *observed*
-        do (let ((kind kind) (name name))
-             (encapsulate function 'sbcl-host
-                          (lambda (function &rest arguments)
-                            (multiple-value-prog1 (apply function arguments)
-                              (note-definition kind (funcall name arguments)))))))
-  (encapsulate 'sb-c::%proclaim 'debug-quality
-               (lambda (function form location)
-                 (multiple-value-prog1 (funcall function form location)
-                   (when (and (eq (car form) 'optimize)
-                              (null *load-truename*)
-                              (find 'debug (cdr form)
-                                    :key (lambda (quality) (if (consp quality) (car quality) quality))))
-                     (setf **debug-declaimed** t))))))
-
-(defun observe-systems ()
-  "Learn from ASDF which system is being compiled or loaded."
-  (encapsulate 'asdf:perform-with-restarts 'sbcl-host
-               (lambda (perform operation component)
-                 (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
-                   (funcall (the function perform) operation component)))))
-
-(defun protect-user-package ()
-  "Make deleting COMMON-LISP-USER an error: SBCL itself holds on to it, and would fall back to a deleted package."
-  (encapsulate 'delete-package 'sbcl-host
-               (lambda (delete-package package)
-                 (when (eq (find-package package) **user-package**)
-                   (error 'sb-kernel:simple-package-error
-                          :package package
-                          :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
-                 (funcall delete-package package))))
 
 (defun defined-p (kind name)
   "True when NAME is still defined as KIND."

@@ -39,3 +39,30 @@
             (evaluation-thread-count evaluation) 0))
     (incf (evaluation-thread-count evaluation))
     (push (sb-ext:make-weak-pointer thread) (evaluation-threads evaluation))))
+
+;;; The user's threads, whichever evaluation started them
+
+(defun user-threads ()
+  "Return the threads that are neither the server's nor the system's."
+  (remove-if (lambda (thread)
+               (or (eq thread (sb-thread:main-thread))
+                   (sb-thread::thread-ephemeral-p thread)))
+             (sb-thread:list-all-threads)))
+
+(defun thread-title (thread)
+  "Return what to call THREAD in a sentence."
+  (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
+
+(defun thread-list (threads)
+  "Return what to call THREADS in a sentence; of many, the first ones and how many more."
+  (let ((shown (min 10 (length threads))))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]"
+            (mapcar #'thread-title (subseq threads 0 shown))
+            (and (< shown (length threads)) (- (length threads) shown)))))
+
+(defun await-threads (threads)
+  "Give THREADS, which are being ended, one second to unwind."
+  (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
+    (dolist (thread threads)
+      (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
+        (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))

@@ -88,13 +88,6 @@ in use can be copied. Each of them copies what the session keeps once more."
         (when (find self threads)
           (sb-thread:abort-thread))))))
 
-(defun await-threads (threads)
-  "Give THREADS, which are being ended, one second to unwind."
-  (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
-    (dolist (thread threads)
-      (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
-        (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
-
 (defun heap-full-p ()
   "True when more is kept than the evaluation of this thread may keep."
   (event *job-id* (event-code :heap)))
@@ -123,6 +116,20 @@ is left."
                           in use now, by what the session holds on to."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size))
                      (megabytes (sb-kernel:dynamic-usage)))))))
+
+(defun end-evaluation-for-heap ()
+  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
+interrupt, and after each collection."
+  (let ((job-id *job-id*)
+        (kept *kept*))
+    (when (and *abandon* (not (heap-cleared-p)))
+      (unless (or *interrupted* (eql job-id **ended-for-heap**))
+        (setf **ended-for-heap** job-id)
+        (capture-interruption +interrupt-heap+ (frame-pointer-here)))
+      (abandon-evaluation :interrupted
+                          (lambda ()
+                            (end-programs)
+                            (collect-and-report kept))))))
 
 (defvar *watching-heap* nil
   "True while this thread does what WATCH-HEAP does. What that allocates may have garbage collected once more, each time

@@ -7,12 +7,6 @@
 (defvar *held-frames* '()
   "Its frames, as USER-FRAMES returns them.")
 
-(defun refuse (control &rest arguments)
-  "Push why what was asked cannot be done, a format CONTROL with ARGUMENTS, and return NIL."
-  (event *job-id* (event-code :refused) 0
-         (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
-  nil)
-
 (defmacro with-hold (() &body body)
   "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
 timers signal: that is continued, or ends BODY with NIL."

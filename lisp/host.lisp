@@ -1,4 +1,5 @@
-;;;; The host's functions as Lisp sees them: the contract of ffi/sbcl_host.h. The only file with alien code.
+;;;; The host's functions as Lisp sees them: the contract of ffi/sbcl_host.h. All alien code is here, but for
+;;;; the functions that the host calls: those are in start.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -147,21 +148,3 @@ have 2 MB: elsewhere they may have 512."
 would write into another thread's memory."
   (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
                  1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
-
-(define-alien-callable sbcl-host-stack-lost void ()
-  "Unwind from the end of the control stack."
-  (unwind-from-stack-end))
-
-(define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
-  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
-  (cond ((eql +contract+ (sap-ref-32 host 0))
-         (setf **next-job** (sap-ref-64 host 24)
-               **event** (sap-ref-64 host 32))
-         (if (start-lanes-or-refuse
-              :seed (sap-ref-64 host 8)
-              :user-init (eql 1 (sap-ref-64 host 16))
-              :scratch (let ((length (sap-ref-64 host 48)))
-                         (and (plusp length) (copy-text (sap-ref-64 host 40) length))))
-             +contract+
-             0))
-        (t +contract+)))

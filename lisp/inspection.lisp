@@ -39,6 +39,22 @@ A, or NIL when that is over LIMIT."
           repeat 5
           collect candidate)))
 
+(defun find-user-package (name)
+  "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."
+  (or (find-package name)
+      (let* ((bare (string-left-trim "#:" (string-trim " " name)))
+             (end (1- (length bare))))
+        (find-package (if (and (plusp end) (char= (char bare 0) (char bare end) #\|))
+                          (subseq bare 1 end)
+                          (string-upcase bare))))
+      (let ((near (near-names (string-upcase name) (loop for package in (list-all-packages)
+                                                              collect (package-name package)
+                                                              append (package-nicknames package)))))
+        (error 'sb-kernel:simple-package-error
+               :package name
+               :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
+               :format-arguments (list name near)))))
+
 (defmacro with-inspection-syntax (() &body body)
   "Evaluate BODY so that symbols outside CL-USER print with their package."
   `(with-server-syntax (:length 20 :level 4)

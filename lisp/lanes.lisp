@@ -5,30 +5,18 @@
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
   "The thread of each lane.")
 
-(defun done (success)
-  "Tell the host that this thread's job is over."
-  (event *job-id* (event-code :done) (if success 0 1)))
-
-(defun user-threads ()
-  "Return the threads that are neither the server's nor the system's."
-  (remove-if (lambda (thread)
-               (or (eq thread (sb-thread:main-thread))
-                   (sb-thread::thread-ephemeral-p thread)))
-             (sb-thread:list-all-threads)))
+(defglobal **scratch** nil
+  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
 
 (defglobal **boot-thread** nil
   "The thread that booted the image, which is the host's again and serves nothing.")
 
-(defun hide-host-threads ()
-  "Have LIST-ALL-THREADS leave out what is the host's: what the user's code sees is a main thread, which evaluates, and
-the threads that it made."
-  (encapsulate 'sb-thread:list-all-threads 'sbcl-host
-               (lambda (list-all-threads)
-                 (delete-if (lambda (thread)
-                              (or (eq thread **boot-thread**)
-                                  (and (find thread **lane-threads** :test #'eq)
-                                       (not (eq thread (sb-thread:main-thread))))))
-                            (funcall list-all-threads)))))
+(defun host-thread-p (thread)
+  "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates, and the threads that it
+made."
+  (or (eq thread **boot-thread**)
+      (and (find thread **lane-threads** :test #'eq)
+           (not (eq thread (sb-thread:main-thread))))))
 
 (defun run-reset ()
   "Do a :RESET job."
@@ -130,6 +118,16 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
 
+(defun do-job (job)
+  "Do JOB and tell the host that it is over. Return true when it succeeded."
+  (let ((success nil)
+        (*job-id* (job-id job)))
+    ;; A job that was held ends as another one.
+    (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
+                      (setf success (run-job job)))
+      (finish-output-of-job)
+      (done success))))
+
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
@@ -140,13 +138,7 @@ it: the end of a job is told, and the next one asked for, whatever timers there 
       (allow-with-interrupts
         (loop for job = (next-lane-job lane)
               while job
-              do (let ((success nil)
-                       (*job-id* (job-id job)))
-                   ;; A job that was held ends as another one.
-                   (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
-                                     (setf success (run-job job)))
-                     (finish-output-of-job)
-                     (done success))))))))
+              do (do-job job))))))
 
 (defun await-signals ()
   "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
@@ -172,108 +164,3 @@ ask for no thread run their functions here."
                                    (unless ended
                                      (start-lane lane)))))
                              '())))
-
-(defglobal **scratch** nil
-  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
-
-(defun start-lanes (&key seed user-init scratch)
-  "Start the Lisp threads."
-  (setf *random-state* (sb-ext:seed-random-state seed)
-        **boot-thread** (sb-thread:main-thread)
-        **scratch** scratch)
-  (limit-nursery)
-  (prefer-large-pages)
-  (install-standard-streams)
-  (name-runtime)
-  ;; UIOP would go on with the streams and directories of the process that built the core.
-  (guarded (uiop:call-image-restore-hook) (failure) nil)
-  (guarded (locate-compiled-files) (failure) nil)
-  (remember-user-variables)
-  (when user-init
-    (guarded (load-user-init) (failure) nil))
-  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
-
-(defun start-lanes-or-refuse (&rest arguments)
-  "Call START-LANES with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
-of here: the caller is foreign, and would take for the answer what happens to be in a register."
-  (block start
-    (let ((answer nil))
-      (flet ((refuse (format &rest arguments)
-               (event 0 (event-code :refused) 0 (apply #'format nil format arguments))
-               (setf answer :refused)))
-        (unwind-protect
-             (guarded (progn (apply #'start-lanes arguments)
-                             (setf answer :started))
-                 (failure)
-               (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
-          (unless answer
-            (refuse "what starts them was left by a non-local exit."))
-          (return-from start (eq answer :started)))))))
-
-(defun substitute-home ()
-  "Give a user who has no home directory **SCRATCH** for one: where SBCL has nothing but an error, ASDF cannot work."
-  (encapsulate 'sb-impl::user-homedir-namestring 'sbcl-host
-               (lambda (function &rest arguments)
-                 (if (and **scratch** (null (first arguments)))
-                     (handler-case (funcall function) (error () **scratch**))
-                     (apply function arguments)))))
-
-(defun locate-compiled-files ()
-  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH** if that cannot be written."
-  (let ((cache (uiop/configuration::compute-user-cache)))
-    (setf uiop:*user-cache*
-          (if (and **scratch** (not (writable-p cache)))
-              (uiop:subpathname (uiop:parse-native-namestring **scratch** :ensure-directory t) ".cache/common-lisp/")
-              cache))))
-
-(defun writable-p (directory)
-  "True when this process may make files in DIRECTORY, or make DIRECTORY where it does not exist."
-  (let ((name (sb-ext:native-namestring directory)))
-    (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
-      (sb-posix:syscall-error (failure)
-        (and (eql (sb-posix:syscall-errno failure) sb-posix:enoent)
-             (not (equal directory (uiop:pathname-parent-directory-pathname directory)))
-             (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
-
-(defun name-runtime ()
-  "Have SBCL's variables name the file of this program, which it was booted from by another name."
-  (let ((program (and (equal sb-ext:*runtime-pathname* #P"/proc/self/exe")
-                      (probe-file sb-ext:*runtime-pathname*))))
-    (when program
-      (setf sb-ext:*runtime-pathname* program
-            sb-ext:*core-pathname* program
-            (first sb-ext:*posix-argv*) (sb-ext:native-namestring program)))))
-
-(defun load-user-init ()
-  "Load the user's init file, if there is one."
-  (let ((file (merge-pathnames ".sbclrc" (user-homedir-pathname))))
-    (when (probe-file file)
-      (load file))))
-
-(defun prepare-core ()
-  "Change SBCL in the few places where it must know of the host. Done once, before the core is saved."
-  (preload-contribs)
-  (forget-builder)
-  (substitute-home)
-  (setf **core-systems** (already-loaded-systems))
-  ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
-  (asdf:clear-configuration)
-  (setf uiop:*user-cache* nil
-        *compile-verbose* nil
-        *compile-print* nil)
-  (observe-definitions)
-  (observe-systems)
-  (keep-evaluations-out-of-files)
-  (protect-user-package)
-  (adopt-user-threads)
-  (hide-host-threads)
-  (encapsulate 'sb-kernel::post-gc 'sbcl-host #'watch-after-collection)
-  (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
-  (encapsulate 'invoke-debugger 'sbcl-host #'enter-debugger)
-  (watch-programs)
-  (record-warnings)
-  (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host #'compile-in-unit)
-  (encapsulate 'sb-di:debug-fun-closure-name 'sbcl-host #'closure-name)
-  (encapsulate 'sb-c:compile-in-lexenv 'sbcl-host-closures #'mark-closures)
-  (refuse-exit)
-  (silence-exhaustion))

@@ -23,6 +23,12 @@
            (let ((*print-escape* nil))
              (apply #'format nil control arguments)))))
 
+(defun refuse (control &rest arguments)
+  "Push why what was asked cannot be done, a format CONTROL with ARGUMENTS, and return NIL."
+  (event *job-id* (event-code :refused) 0
+         (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
+  nil)
+
 (defvar *on-debugger* nil
   "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")
 

@@ -274,14 +274,6 @@ NUMBER."
   (let ((evaluated (getf plist :evaluation)))
     (and (typep evaluated 'evaluated-form) evaluated)))
 
-(defun keep-evaluations-out-of-files ()
-  "Have what COMPILE-FILE and LOAD make say that it is from a file, and nothing of the evaluation that called them."
-  (dolist (function '(compile-file load))
-    (encapsulate function 'sbcl-host
-                 (lambda (function &rest arguments)
-                   (let ((sb-c::*source-plist* (without-evaluation sb-c::*source-plist*)))
-                     (apply (the function function) arguments))))))
-
 (defun conses-at-path (form path)
   "Return the conses that PATH, a list of indices, leads through in FORM, each with the rest of the path from there, the
 innermost one first."

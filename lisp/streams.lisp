@@ -374,3 +374,7 @@ src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
   "Have this thread work for JOB-ID from now on."
   (finish-output-of-job)
   (setf *job-id* job-id))
+
+(defun done (success)
+  "Tell the host that this thread's job is over."
+  (event *job-id* (event-code :done) (if success 0 1)))

@@ -1,0 +1,166 @@
+;;;; How evaluated code is compiled, and what the compiler has to say of it.
+
+(in-package "SBCL-HOST")
+
+;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
+;;; step conditions of debug 3 are what would cost), and a frame keeps the closure that it is a call of. It applies
+;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD.
+
+(defstruct (cached-lexenv (:copier nil) (:predicate nil))
+  "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
+  (policy nil :read-only t)
+  (handled-conditions nil :read-only t)
+  (disabled-package-locks nil :read-only t)
+  (lexenv nil :read-only t))
+
+(declaim (type (or null cached-lexenv) **evaluation-lexenv**))
+(defglobal **evaluation-lexenv** nil
+  "The lexical environment that was made last.")
+
+(defun make-evaluation-lexenv ()
+  "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
+EVALUATED-FORM-P knows it and those made from it."
+  (let ((policy (values (sb-c::process-optimize-decl
+                         (if **debug-declaimed**
+                             '(optimize (sb-c::store-closure-debug-pointer 2))
+                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
+                               (sb-c::store-closure-debug-pointer 2)))
+                         sb-c::*policy*))))
+    (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
+
+(defun evaluation-lexenv ()
+  "Return the lexical environment in which the user's forms are evaluated."
+  (let ((cached **evaluation-lexenv**))
+    (if (and cached
+             (eq (cached-lexenv-policy cached) sb-c::*policy*)
+             (eq (cached-lexenv-handled-conditions cached) sb-c::*handled-conditions*)
+             (eq (cached-lexenv-disabled-package-locks cached) sb-c::*disabled-package-locks*))
+        (cached-lexenv-lexenv cached)
+        (let ((lexenv (make-evaluation-lexenv)))
+          (setf **evaluation-lexenv** (make-cached-lexenv :policy sb-c::*policy*
+                                                          :handled-conditions sb-c::*handled-conditions*
+                                                          :disabled-package-locks sb-c::*disabled-package-locks*
+                                                          :lexenv lexenv))
+          lexenv))))
+
+;;; Warnings
+
+(defvar *recording* nil
+  "True in a thread whose warnings are recorded.")
+
+(defvar *recorded* nil
+  "The warning or compiler error that was recorded last: handlers may signal it again.")
+
+(defvar *warned* nil
+  "The condition that WARN-RECORDED signals.")
+
+(defun record-warning (condition)
+  "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
+SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
+what they see before they count it, and the compiler's verdict is theirs."
+  (unless (or (eq condition *recorded*)
+              (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
+    (setf *recorded* condition)
+    (push-warning (type-name-text (class-name-of condition)) condition))
+  (unless (eq condition *warned*)
+    (muffle-direct-warning condition)))
+
+(defun muffle-direct-warning (condition)
+  "Muffle CONDITION if it is signalled by a call of WARN that does not go by its name, of which SBCL has some: those do
+not come to WARN-RECORDED."
+  (let ((restart (and (error-output-is-stderr-p)
+                      ;; The compiler signals it again, and muffles it itself.
+                      (not (boundp 'sb-c::*compiler-error-bailout*))
+                      (find-restart 'muffle-warning condition))))
+    (when (and restart
+               (equal '(lambda () :in sb-kernel::%warn)
+                      (sb-kernel:%fun-name (sb-kernel::restart-function restart))))
+      (invoke-restart restart))))
+
+(defun warn-recorded (warn class default datum arguments)
+  "What WARN does (src/code/warm-error.lisp), but for its text on *ERROR-OUTPUT* when that is the host's stderr and the
+warning is recorded."
+  ;; This frame stands for the call of WARN: its arguments are shown.
+  (declare (optimize (debug 2)))
+  (let ((condition (when (and *recording* (error-output-is-stderr-p))
+                     (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
+    (if (typep condition class)
+        (let ((*recorded* nil)
+              (*warned* condition))
+          (restart-case (sb-kernel::%signal condition)
+            (muffle-warning () :report "Skip warning."))
+          nil)
+        (apply (the function warn) datum arguments))))
+
+(defun push-warning (type condition)
+  "Push CONDITION as a warning of TYPE, a string, with where it is."
+  (with-quiet-debugger ()
+    (multiple-value-bind (file line column form) (warning-place condition)
+      (event *job-id* (event-code :warning) line type)
+      (event *job-id* (event-code :warning-place) column (or file ""))
+      (when (and file form)
+        (event *job-id* (event-code :warning-form) 0 form)))
+    (push-report (event-code :warning-text) condition)))
+
+(defun record-compiler-error (condition)
+  "Push what the compiler will turn into a run-time error, the first time that it comes here."
+  (let ((cause (sb-int:encapsulated-condition condition)))
+    (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
+      (setf *recorded* cause)
+      (push-warning "COMPILE-TIME-ERROR" cause))))
+
+;;; The compilation unit
+
+(defvar *unit* nil
+  "What the forms of this evaluation are compiled in, once one is.")
+
+(defun evaluated-form-p (lexenv)
+  "True when LEXENV is that of a form of the submitted code, or of a part of one."
+  (let ((cached **evaluation-lexenv**))
+    (and cached
+         (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
+
+(defun compile-in-unit (compile form lexenv &rest arguments)
+  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does: for the forms of the submitted code, in one compilation unit. What they
+call when they run, COMPILE or ASDF, has its own, and so the verdict that it has under bare SBCL."
+  (declare (type function compile))
+  (if (and *recording* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
+      (let ((sb-c::*compilation-unit* (or *unit* (setf *unit* (sb-c::make-compilation-unit)))))
+        (handler-bind ((sb-kernel:parse-unknown-type
+                         (lambda (condition)
+                           (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
+          (apply compile form lexenv arguments)))
+      (apply compile form lexenv arguments)))
+
+(defun defined-by-now-p (undefined)
+  "True when UNDEFINED, an UNDEFINED-WARNING of the compiler's, is of something that has been defined since."
+  (let ((name (sb-c::undefined-warning-name undefined)))
+    (ecase (sb-c::undefined-warning-kind undefined)
+      (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
+      ;; Where it was compiled it was undefined all the same.
+      (:variable nil)
+      (:type (and (symbolp name) (sb-int:info :type :kind name))))))
+
+(defun finish-unit ()
+  "Warn of what the forms of this evaluation use and nothing has defined so far."
+  (when *unit*
+    (setf sb-c::*undefined-warnings* (delete-if #'defined-by-now-p sb-c::*undefined-warnings*))
+    (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
+      (let ((sb-c::*compilation-unit* *unit*))
+        (sb-c::summarize-compilation-unit nil)
+        (setf sb-c::*undefined-warnings* '()
+              sb-c::*argument-mismatch-warnings* '())))))
+
+(defun call-with-recorded-warnings (function)
+  "Call FUNCTION, which evaluates submitted code, and push its warnings; at the end those of what its forms use and is still
+undefined."
+  (declare (type function function))
+  (let ((*recording* t)
+        (*recorded* nil)
+        (*unit* nil)
+        (sb-c::*undefined-warnings* '())
+        (sb-c::*argument-mismatch-warnings* '()))
+    (handler-bind ((warning #'record-warning)
+                   (sb-c:compiler-error #'record-compiler-error))
+      (unwind-protect (funcall function)
+        (finish-unit)))))

@@ -1,0 +1,102 @@
+;;;; The beginning: what the core is like when it is saved, and what is done when a host starts it.
+
+(in-package "SBCL-HOST")
+
+(defun start-lanes (&key seed user-init scratch)
+  "Start the Lisp threads."
+  (setf *random-state* (sb-ext:seed-random-state seed)
+        **boot-thread** (sb-thread:main-thread)
+        **scratch** scratch)
+  (limit-nursery)
+  (prefer-large-pages)
+  (install-standard-streams)
+  (name-runtime)
+  ;; UIOP would go on with the streams and directories of the process that built the core.
+  (guarded (uiop:call-image-restore-hook) (failure) nil)
+  (guarded (locate-compiled-files) (failure) nil)
+  (remember-user-variables)
+  (when user-init
+    (guarded (load-user-init) (failure) nil))
+  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
+
+(defun start-lanes-or-refuse (&rest arguments)
+  "Call START-LANES with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
+of here: the caller is foreign, and would take for the answer what happens to be in a register."
+  (block start
+    (let ((answer nil))
+      (flet ((refuse (format &rest arguments)
+               (event 0 (event-code :refused) 0 (apply #'format nil format arguments))
+               (setf answer :refused)))
+        (unwind-protect
+             (guarded (progn (apply #'start-lanes arguments)
+                             (setf answer :started))
+                 (failure)
+               (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
+          (unless answer
+            (refuse "what starts them was left by a non-local exit."))
+          (return-from start (eq answer :started)))))))
+
+(defun locate-compiled-files ()
+  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH** if that cannot be written."
+  (let ((cache (uiop/configuration::compute-user-cache)))
+    (setf uiop:*user-cache*
+          (if (and **scratch** (not (writable-p cache)))
+              (uiop:subpathname (uiop:parse-native-namestring **scratch** :ensure-directory t) ".cache/common-lisp/")
+              cache))))
+
+(defun writable-p (directory)
+  "True when this process may make files in DIRECTORY, or make DIRECTORY where it does not exist."
+  (let ((name (sb-ext:native-namestring directory)))
+    (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
+      (sb-posix:syscall-error (failure)
+        (and (eql (sb-posix:syscall-errno failure) sb-posix:enoent)
+             (not (equal directory (uiop:pathname-parent-directory-pathname directory)))
+             (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
+
+(defun name-runtime ()
+  "Have SBCL's variables name the file of this program, which it was booted from by another name."
+  (let ((program (and (equal sb-ext:*runtime-pathname* #P"/proc/self/exe")
+                      (probe-file sb-ext:*runtime-pathname*))))
+    (when program
+      (setf sb-ext:*runtime-pathname* program
+            sb-ext:*core-pathname* program
+            (first sb-ext:*posix-argv*) (sb-ext:native-namestring program)))))
+
+(defun load-user-init ()
+  "Load the user's init file, if there is one."
+  (let ((file (merge-pathnames ".sbclrc" (user-homedir-pathname))))
+    (when (probe-file file)
+      (load file))))
+
+(defun prepare-core ()
+  "Make of a stock SBCL with this system the image that is saved."
+  (check-assumptions)
+  (preload-contribs)
+  (forget-builder)
+  (setf **core-systems** (already-loaded-systems)
+        **system-packages** (remove **user-package** (list-all-packages)))
+  ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
+  (asdf:clear-configuration)
+  (setf uiop:*user-cache* nil
+        *compile-verbose* nil
+        *compile-print* nil)
+  (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
+  (install-patches))
+
+(define-alien-callable sbcl-host-stack-lost void ()
+  "Unwind from the end of the control stack."
+  (unwind-from-stack-end))
+
+(define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
+  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
+  (cond ((eql +contract+ (sap-ref-32 host 0))
+         (setf **next-job** (sap-ref-64 host 24)
+               **event** (sap-ref-64 host 32))
+         (if (start-lanes-or-refuse
+              :seed (sap-ref-64 host 8)
+              :user-init (eql 1 (sap-ref-64 host 16))
+              :scratch (let ((length (sap-ref-64 host 48)))
+                         (and (plusp length) (copy-text (sap-ref-64 host 40) length))))
+             +contract+
+             0))
+        (t +contract+)))
