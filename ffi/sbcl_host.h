@@ -63,7 +63,7 @@ struct sbcl_job {
   uint64_t text_length; /* characters */
   const uint32_t *name;
   uint64_t name_length; /* characters */
-  uint64_t evaluation;  /* the number of the evaluation that it belongs to, 0 for none: what is evaluated remembers it */
+  uint64_t evaluation;  /* number of the evaluation it belongs to, 0 for none: what is evaluated remembers it */
 };
 
 /* What a job reports. Kinds that "begin" something carry its name as text; those that "continue" append to what was

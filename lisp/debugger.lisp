@@ -242,6 +242,12 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                             (or (token-position (symbol-name (first local)) text) most-positive-fixnum)))
         locals)))
 
+(defun ordered-locals (frame)
+  "Return what LOCALS does of FRAME, in the order of the code."
+  (let ((locals (locals frame)))
+    (and locals
+         (in-order-of-code locals (guarded (location-place (sb-di:frame-code-location frame)) (failure) nil)))))
+
 (defun undefined-function-frame-p (frame)
   "True when FRAME is the one that SBCL puts in place of a call of an undefined function."
   (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))

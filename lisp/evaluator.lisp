@@ -187,6 +187,7 @@ lead where they did at first that hold no open stream."
       (lambda ()
         (let ((*code* code)
               (*evaluated-forms* '())
+              (*placed-warnings* 0)
               (*source-files* '())
               (*known-places* :none))
           ;; Not before there is where to unwind to.

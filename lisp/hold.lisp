@@ -339,7 +339,7 @@ get the values of the expressions in TEXT."
     (when frame
       (with-inspection-syntax ()
         (let ((*package* (current-package)))
-          (loop for (symbol validity value) in (guarded (locals frame) (failure) '())
+          (loop for (symbol validity value) in (guarded (ordered-locals frame) (failure) '())
                 do (push-local (event-code :local) (event-code :local-text) symbol validity value))))
       t)))
 
@@ -362,8 +362,8 @@ form begins and ends and the package it was read in. Return a list of the last o
           (do-held-forms (form text values end)
             (incf *form-number*)
             (let ((package *package*)
-                  (sb-c::*source-plist* (list :evaluation (evaluation-number *evaluation*)
-                                              :line (values (line-and-column *code* *form-start*)))))
+                  (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code*
+                                                             *form-start* end)))
               (setf values
                     (multiple-value-list
                      (with-boundary ()

@@ -319,7 +319,8 @@ and true when one is."
   "How much of files, but for the last one, is kept in memory for the sake of one report.")
 
 (defvar *source-files* '()
-  "The files that have been looked into for this report: lists of namestring, write date and octets.")
+  "The files that have been looked into for this report: lists of namestring, write date, octets, and NIL or what SCAN-FILE
+came to last.")
 (defvar *known-places* nil
   "What was found of locations for this report: a hash table from SB-DI:DEBUG-FUNs to lists of program counter and place;
 :NONE before there is any; NIL outside a report.")
@@ -339,19 +340,32 @@ and true when one is."
           (subseq octets 0 (read-sequence octets in)))))))
 
 (defun file-octets (namestring)
-  "Return the octets of the file NAMESTRING, a native namestring, and its write date; or NIL."
+  "Return the octets of the file NAMESTRING, a native namestring, its write date, and its entry in *SOURCE-FILES* if it
+has one; or NIL."
   (let* ((date (guarded (file-write-date (sb-ext:parse-native-namestring namestring)) (failure) nil))
          (known (find-if (lambda (known) (and (string= (first known) namestring) (eql (second known) date)))
                          *source-files*)))
     (cond ((null date) nil)
-          (known (values (third known) date))
+          (known (values (third known) date known))
           (t
            (let ((octets (guarded (read-octets namestring) (failure) nil)))
              (when *known-places*
                (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +report-octets+)
                  (setf *source-files* '()))
-               (push (list namestring date octets) *source-files*))
-             (values octets date))))))
+               (push (list namestring date octets nil) *source-files*))
+             (values octets date (and *known-places* (first *source-files*))))))))
+
+(defun scan-file (entry octets start end)
+  "Return the text of OCTETS, of the file with ENTRY (or NIL) in *SOURCE-FILES*, from START below END, and the map of its
+first form."
+  (let ((known (fourth entry)))
+    (if (and known (eql start (first known)) (eql end (second known)))
+        (values (third known) (fourth known))
+        (let* ((text (octets-text octets start end))
+               (map (values (map-form text))))
+          (when entry
+            (setf (fourth entry) (list start end text map)))
+          (values text map)))))
 
 (defun octets-text (octets start end)
   "Return the text of OCTETS from START below END, which are UTF-8."
@@ -385,30 +399,29 @@ and true when one is."
 of, in the top-level form between the positions START and END (or NIL) in octets. CREATED is when the file was written
 that these are of, or NIL when it is sure to be this one."
   (declare (type function find))
-  (multiple-value-bind (octets date) (file-octets namestring)
+  (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
       (cond ((null octets) (make-place :in in))
             ((and created (not (eql date created)))
              (make-place :in (concatenate 'string in " (changed since)")))
             ((or (null start) (> start (length octets))) (make-place :in in))
             (t
-             (let* ((text (octets-text octets start (or end (length octets))))
-                    (map (map-form text))
-                    (position (or (and map (funcall find map))
-                                  (catch 'confused (form-start text 0 0))
-                                  0)))
-               ;; The line that it is in may begin before the form does.
-               (multiple-value-bind (line column) (line-and-column text position)
-                 (let* ((newline (position 10 octets :end start :from-end t))
-                        (before (if (and (eql line 1) newline)
-                                    (length (octets-text octets (1+ newline) start))
-                                    (if (eql line 1) (length (octets-text octets 0 start)) 0))))
+             (multiple-value-bind (text map) (scan-file entry octets start (or end (length octets)))
+               (let ((position (or (and map (funcall find map))
+                                   (catch 'confused (form-start text 0 0))
+                                   0)))
+                 (multiple-value-bind (line column) (line-and-column text position)
                    (make-place :in in
                                :line (+ line (count 10 octets :end start))
-                               :column (+ column before)
+                               :column (+ column (if (eql line 1) (characters-before octets start) 0))
                                :code (line-at text position)
                                :text text
                                :position position)))))))))
+
+(defun characters-before (octets position)
+  "Return how many characters of its line are before POSITION in OCTETS."
+  (let ((newline (position 10 octets :end position :from-end t)))
+    (length (octets-text octets (if newline (1+ newline) 0) position))))
 
 (defun system-file-p (namestring)
   "True when NAMESTRING is of a file of SBCL's own."
@@ -652,29 +665,37 @@ which was written at CREATED; when that is not known, or was at another time, on
       (when (nth-value 1 (path-of-one conses (evaluated-form evaluated)))
         (return (evaluated-place evaluated conses))))))
 
+(defun compiler-place ()
+  "Return a list of what WARNING-PLACE returns of where the compiler is, or NIL."
+  (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
+                       (sb-c::find-error-context nil)))
+         (file (and context (sb-c::compiler-error-context-file-name context)))
+         (place (cond ((null context) nil)
+                      ((pathnamep file)
+                       (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path context)))))
+                         (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
+                                     (sb-c::compiler-error-context-file-position context) nil
+                                     (lambda (map) (position-at-path map path)))))
+                      ((find #\Newline (the string *code*)) (submitted-place context)))))
+    (and place
+         (list (and (pathnamep file) (place-in place))
+               (place-line place)
+               (place-column place)
+               (context-heading context)))))
+
+(defconstant +placed-warnings+ 300
+  "How many warnings of an evaluation have their places looked for: more than are told.")
+
+(defvar *placed-warnings* 0
+  "How many warnings of this evaluation have had their places looked for.")
+
 (defun warning-place (condition)
   "Return where the compiler is that signals CONDITION: file (NIL for the submitted code), line and column (0 where they
 are not known, or the submitted code has but one line), and what the form around it is called, or NIL."
   (values-list
-   (or (guarded
-        (if (typep condition 'sb-c::input-error-in-compile-file)
-            (multiple-value-list (unreadable-file-place condition))
-            (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
-                                 (sb-c::find-error-context nil)))
-                   (file (and context (sb-c::compiler-error-context-file-name context)))
-                   (place (cond ((null context) nil)
-                                ((pathnamep file)
-                                 (let ((path (reverse (butlast (sb-c::compiler-error-context-original-source-path
-                                                                context)))))
-                                   (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
-                                               (sb-c::compiler-error-context-file-position context) nil
-                                               (lambda (map) (position-at-path map path)))))
-                                ((find #\Newline (the string *code*)) (submitted-place context)))))
-              (and place
-                   (list (and (pathnamep file) (place-in place))
-                         (place-line place)
-                         (place-column place)
-                         (context-heading context)))))
+   (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
+                       (multiple-value-list (unreadable-file-place condition)))
+                      ((<= (incf *placed-warnings*) +placed-warnings+) (compiler-place)))
            (failure)
          nil)
        '(nil 0 0 nil))))

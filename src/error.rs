@@ -132,7 +132,8 @@ pub enum EvaluationError {
     },
     /// It is no longer kept.
     #[error(
-        "Evaluation {id} is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its image lost."
+        "Evaluation {id} is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its \
+         image lost."
     )]
     Gone {
         /// The number.
@@ -146,8 +147,8 @@ pub enum EvaluationError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it goes on, or the next \
-         evaluation begins."
+        "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it goes on, or \
+         the next evaluation begins."
     )]
     NothingHeld,
     /// There is no such restart or frame, or SBCL cannot do it there.

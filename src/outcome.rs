@@ -200,7 +200,8 @@ impl ErrorRecord {
                 LocalValue::Value(value) => pair(&local.name, value),
                 LocalValue::Dead | LocalValue::Unavailable => pair(&local.name, ""),
             });
-            pair(&frame.call, frame.source.as_deref().unwrap_or_default()) + locals.sum::<usize>()
+            let [source, code] = [&frame.source, &frame.code].map(|part| part.as_deref().unwrap_or_default());
+            pair(&frame.call, source) + text(code) + locals.sum::<usize>()
         });
         let form = self.form.as_ref().map_or(0, |form| text(&form.text));
         let own = 4 * PART + text(&self.kind) + text(&self.message.text) + form;

@@ -179,7 +179,8 @@ fn the_history_keeps_two_hundred() {
 fn limits_belong_to_the_session() {
     let mut server = Server::start_with(&["--max-answer", "7000"]);
     server.initialize("2025-06-18");
-    let shown = "Current limits:\n  timeout: 30 seconds\n  max-output: 1000000 characters\n  max-answer: 7000 characters\n  \
+    let shown = "Current limits:\n  timeout: 30 seconds\n  max-output: 1000000 characters\n  max-answer: 7000 \
+                 characters\n  \
                  on-error: abort";
     assert_eq!(good(&mut server, "configure-limits", json!({})), shown);
     let changed = shown.replace("7000", "6500").replace("abort", "debug");
@@ -193,7 +194,8 @@ fn limits_belong_to_the_session() {
     assert_eq!(good(&mut server, "configure-limits", json!({})), changed);
     let (lost, _) = server.call_tool(
         "evaluate-lisp",
-        json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)"}),
+        json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void \
+                        sb-alien:int)) 1)"}),
     );
     assert!(lost.contains("[ERROR] IMAGE-LOST"), "{lost}");
     assert_eq!(good(&mut server, "configure-limits", json!({})), changed);

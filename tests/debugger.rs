@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use common::{Server, bad, good, last_error};
 use serde_json::{Value, json};
 
-const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it \
-     goes on, or the next evaluation begins.";
+const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \
+     \"debug\" until it goes on, or the next evaluation begins.";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const RELEASED: &str = "[notice]\nThe evaluation that was held for debugging has been released.\n\n";
 const TOOLS: &str =

@@ -398,3 +398,15 @@ fn the_text_of_a_definition_can_be_had() {
     let text = good(&mut server, "describe-symbol", json!({"name": "car", "source": true}));
     assert!(text.ends_with("\n  Text: not available"), "{text}");
 }
+
+#[test]
+fn frame_locals_come_in_the_same_order() {
+    let mut server = Server::ready();
+    let text = server.call_tool(
+        "evaluate-lisp",
+        json!({"on-error": "debug", "code": "(defun f (z) (let* ((y (list z)) (a (list y))) (cerror \"go\" \"x\") (list z y a)))\n(f 1)"}),
+    );
+    assert!(text.1, "{text:?}");
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": 1})), "Z = 1\nY = (1)\nA = ((1))");
+    good(&mut server, "abort-evaluation", json!({}));
+}

@@ -106,8 +106,8 @@ fn local_lines(locals: &[Local]) -> Vec<String> {
     lines
 }
 
-/// The answer of error-history, of at most `max` characters. `errors` come newest first; `older` says how many more there
-/// are.
+/// The answer of error-history, of at most `max` characters. `errors` come newest first; `older` says how many more
+/// there are.
 #[must_use]
 pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
     if errors.is_empty() {

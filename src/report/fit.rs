@@ -1,8 +1,8 @@
 //! Answers that are no longer than they may be: what is cut, where, and how it says so.
 //!
 //! Cutting takes place in the data, before it is worded, so that text and structured content tell the same. An
-//! [`Allowance`] says how many characters each part may have; parts lose theirs in a fixed order until the text is short
-//! enough.
+//! [`Allowance`] says how many characters each part may have; parts lose theirs in a fixed order until the text is
+//! short enough.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ const LINE: usize = 500;
 /// Characters of a frame, and of a restart's description, when hardly anything fits.
 const SHORT: usize = 240;
 
-/// The parts of an evaluation's report that may be cut, in the order in which they are, each with what it keeps at first
-/// and what at last.
+/// The parts of an evaluation's report that may be cut, in the order in which they are, each with what it keeps at
+/// first and what at last.
 const EVALUATION: [(Part, usize, usize); 8] = [
     (Part::Output, 2_000, 0),
     (Part::Background, 500, 0),

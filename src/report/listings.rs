@@ -82,7 +82,8 @@ pub fn limits(limits: &Limits) -> String {
         },
     );
     format!(
-        "Current limits:\n  timeout: {timeout}\n  max-output: {} characters\n  max-answer: {} characters\n  on-error: {}",
+        "Current limits:\n  timeout: {timeout}\n  max-output: {} characters\n  max-answer: {} characters\n  \
+         on-error: {}",
         limits.max_output,
         limits.max_answer,
         limits.on_error.name()

@@ -31,7 +31,7 @@ const SUPERSEDED: usize = 10;
 /// The kinds of error that an interruption is.
 const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
 
-/// Characters of the value of a local variable.
+/// Characters of the value of a local variable in a backtrace.
 const MAX_LOCAL: u64 = 200;
 
 /// Text that is cut while it is written.
@@ -644,7 +644,7 @@ impl InspectionBuilder {
                 }
             }
             Event::Local(name, validity) => {
-                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_LOCAL)));
+                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
             }
             Event::LocalText(text) => {
                 if let Some((.., value)) = self.locals.last_mut() {

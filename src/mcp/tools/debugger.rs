@@ -30,8 +30,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RESTART,
             "Invoke restart",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, and answer \
-             what it then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, \
+             and answer what it then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
              eval-in-frame, then CONTINUE or RETRY.",
             json!({
                 "restart": {
@@ -40,7 +40,8 @@ pub(super) fn tools() -> [Tool; 6] {
                 },
                 "values": {
                     "type": "string",
-                    "description": "Lisp expressions for the restart's arguments, or for the new values of an assertion's places: `41`, or `1 (list 2)`.",
+                    "description": "Lisp expressions for the restart's arguments, or for the new values of an \
+                                    assertion's places: `41`, or `1 (list 2)`.",
                 },
             }),
             &["restart"],
@@ -49,8 +50,9 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             LOCALS,
             "Frame locals",
-            "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \"debug\"): what a \
-             function was called with, and what it had made of it. For one that is not held, get-backtrace has `locals`.",
+            "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \
+             \"debug\"): what a function was called with, and what it had made of it. For one that is not held, get-backtrace has \
+             `locals`.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
@@ -58,8 +60,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             EVAL,
             "Evaluate in frame",
-            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), with the \
-             frame's local variables visible: look at them, change them, or define what was missing. Neither an error in \
+            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), with \
+             the frame's local variables visible: look at them, change them, or define what was missing. Neither an error in \
              it nor its time limit loses the held evaluation.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
@@ -68,8 +70,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RETURN,
             "Return from frame",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on as if a frame had returned the values \
-             of this code, and answer what it then comes to.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on as if a frame had returned \
+             the values of this code, and answer what it then comes to.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
             acts(),
@@ -77,8 +79,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             AGAIN,
             "Restart frame",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's function again \
-             with the same arguments, for instance after redefining it, and answer what it then comes to.",
+            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's \
+             function again with the same arguments, for instance after redefining it, and answer what it then comes to.",
             json!({"frame": frame()}),
             &["frame"],
             acts(),
@@ -86,7 +88,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             ABORT,
             "Abort evaluation",
-            "Give up the evaluation that is held (it failed under on-error: \"debug\"): it is unwound, its cleanup forms run, and what it has done stays done.",
+            "Give up the evaluation that is held (it failed under on-error: \"debug\"): it is unwound, its cleanup \
+             forms run, and what it has done stays done.",
             json!({}),
             &[],
             acts(),

@@ -53,7 +53,9 @@ pub(super) fn tool() -> Tool {
                 "type": "string",
                 "enum": ACTIONS.map(|(name, _)| name),
                 "default": "status",
-                "description": "`status` says how far it is; `wait` answers when it is over, as evaluate-lisp would have; `output` shows a page of what it printed, characters as printed; `cancel` interrupts it.",
+                "description": "`status` says how far it is; `wait` answers when it is over, as evaluate-lisp would \
+                                have; `output` shows a page of what it printed, characters as printed; `cancel` \
+                                interrupts it.",
             },
             "seconds": {
                 "type": "number",
@@ -66,7 +68,8 @@ pub(super) fn tool() -> Tool {
                 "type": "string",
                 "enum": PARTS.map(|(name, _)| name),
                 "default": "output",
-                "description": "For `output`: what to show. `output` is stdout and stderr in the order printed, `error` the message.",
+                "description": "For `output`: what to show. `output` is stdout and stderr in the order printed, \
+                                `error` the message.",
             },
             "from": {
                 "type": "integer",

@@ -35,7 +35,8 @@ pub(super) fn tool() -> Tool {
                 "type": "integer",
                 "minimum": Limits::MAX_ANSWER_RANGE.start(),
                 "maximum": Limits::MAX_ANSWER_RANGE.end(),
-                "description": "Characters of one answer. The middle of longer output is left out; the tool evaluation shows it.",
+                "description": "Characters of one answer. The middle of longer output is left out; the tool \
+                                evaluation shows it.",
             },
             "on-error": {
                 "type": "string",
@@ -85,7 +86,8 @@ pub(super) fn timeout_schema() -> Value {
         "type": "number",
         "minimum": 0,
         "maximum": Limits::MAX_TIMEOUT_SECONDS,
-        "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see configure-limits).",
+        "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see \
+                        configure-limits).",
     })
 }
 
