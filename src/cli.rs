@@ -141,8 +141,8 @@ struct Options {
     /// Load ~/.sbclrc at the start.
     #[arg(long)]
     user_init: bool,
-    /// What to log on stderr, such as "debug" or "sbcl=debug,rmcp=info".
-    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn,rmcp=off", value_parser = filter)]
+    /// What to log on stderr, such as "debug".
+    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn", value_parser = filter)]
     log: EnvFilter,
     #[command(flatten)]
     confinement: Confinement,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rmcp::model::{
     CallToolRequestParams, ClientCapabilities, DiscoverResult, ErrorCode, ErrorData, Implementation,
     InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
-    ServerCapabilities, ServerConfig, ServerResult,
+    ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
 };
 use serde_json::{Value, json};
 
@@ -350,9 +350,9 @@ impl Service for Server {
 /// What the server says of itself.
 fn info() -> ServerConfig {
     let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
-    ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
-        .with_server_info(name)
-        .with_instructions(include_str!("instructions.md").trim_end())
+    let mut capabilities = ServerCapabilities::default();
+    capabilities.tools = Some(ToolsCapability::default());
+    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
 }
 
 /// A result in the shape of the client's revision.
