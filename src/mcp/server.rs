@@ -184,78 +184,59 @@ impl Server {
     }
 
     fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
-        let known = id.clone();
-        let batch = place.batch;
-        match self.inflight.admit(id, place.line, batch, place.bytes) {
-            Ok(responder) => {
-                if let Some((responder, error)) = self.perform(responder, &known, method, params, place) {
-                    responder.fail(error);
-                }
-            }
+        match self.inflight.admit(id.clone(), place.line, place.batch, place.bytes) {
+            Ok(responder) => self.perform(responder, id, method, params, place),
             Err(error) => {
-                let id = Some(known.into_json_value());
-                self.inflight.refuse(id, error, place.line, batch.map(|batch| &**batch));
+                let id = Some(id.into_json_value());
+                self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch));
             }
         }
     }
 
     /// Does what a request asks for, or says why not.
-    fn perform(
-        &self,
-        responder: Responder,
-        id: &RequestId,
-        method: &str,
-        mut params: JsonObject,
-        place: Place<'_>,
-    ) -> Option<(Responder, ErrorData)> {
-        if method == "initialize" {
+    fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
+        let result = if method == "initialize" {
             let kept = self.supervised.is_some().then(|| params.clone());
-            return match self.initialize(params) {
-                Ok(result) => {
-                    if let Some(params) = kept {
-                        let id = id.clone().into_json_value();
-                        let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
-                        self.keep(place.line, &message);
-                    }
-                    responder.answer(result);
-                    None
-                }
-                Err(error) => Some((responder, error)),
-            };
-        }
-        let peer = match self.peer(method, params.remove("_meta")) {
-            Ok(Some(peer)) => peer,
-            // A ping before all else.
-            Ok(None) => {
-                responder.answer(json!({}));
-                return None;
+            let result = self.initialize(params);
+            if let (Ok(_), Some(params)) = (&result, kept) {
+                let id = id.into_json_value();
+                self.keep(place.line, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
             }
-            Err(error) => return Some((responder, error)),
+            result.map(ServerResult::InitializeResult)
+        } else {
+            match self.peer(method, params.remove("_meta")) {
+                Err(error) => Err(error),
+                // A ping before all else.
+                Ok(None) => Ok(ServerResult::empty(())),
+                Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
+                    Ok(call) => {
+                        let number = job_number(place.line, place.part);
+                        return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
+                    }
+                    Err(reason) => Err(ErrorData::invalid_params(reason, None)),
+                },
+                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| fitted(result, &peer)),
+            }
         };
+        match result {
+            Ok(result) => responder.answer(result),
+            Err(error) => responder.fail(error),
+        }
+    }
+
+    /// What is answered at once.
+    fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
         match method {
-            "ping" if !peer.is_modern() => responder.answer(json!({})),
-            "tools/list" => match params.get("cursor") {
-                None | Some(Value::Null) => responder.answer(fitted(self.listed.clone().into(), &peer)),
-                Some(_) => {
-                    let reason = "unknown cursor: tools/list has one page";
-                    return Some((responder, ErrorData::invalid_params(reason, None)));
-                }
-            },
-            "tools/call" => match tool_call(params) {
-                Ok(call) => {
-                    let number = job_number(place.line, place.part);
-                    tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
-                }
-                Err(reason) => return Some((responder, ErrorData::invalid_params(reason, None))),
-            },
-            "server/discover" => responder.answer(DiscoverResult::from_server_info(REVISIONS.to_vec(), info())),
+            "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
+            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
+            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
             _ => {
                 let reason =
                     format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
-                return Some((responder, ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None)));
+                Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
             }
         }
-        None
     }
 
     /// Opens the conversation by a handshake; also once more, in place of the first.

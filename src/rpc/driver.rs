@@ -1,7 +1,8 @@
 //! Who reads: a leader and a follower.
 //!
 //! The thread that evaluates leads while it has nothing to evaluate: it reads a request, evaluates and answers, and
-//! nobody has to be woken. When it has been away for longer than [`HANDOFF_DELAY`], the follower leads until it is back.
+//! nobody has to be woken. When it has been away for longer than [`HANDOFF_DELAY`], the follower leads until it is
+//! back.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -284,7 +285,7 @@ impl Driver {
         let input_at = reads.then(|| push(&mut fds, PollFd::new(&*input, PollFlags::IN)));
         let waker_at = ears.waker.then(|| push(&mut fds, PollFd::new(&*self.waker, PollFlags::IN)));
         let signals_at = ears.signals.then(|| push(&mut fds, PollFd::new(&*signals, PollFlags::IN)));
-        // Evaluated code may have set a limit under which nothing can be waited for; reading and writing still can tell.
+        // Evaluated code may have set a limit under which nothing can be waited for; reading and writing still tell.
         let blind = super::wait(&mut fds, timeout).is_err();
         if blind {
             std::thread::sleep(DEAF);
