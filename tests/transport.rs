@@ -230,6 +230,10 @@ fn too_many_requests_are_refused_one_by_one() {
     let refused = server.answer(first + most - 1);
     assert_eq!(refused["error"]["code"], -32603, "{refused}");
     assert!(refused["error"]["message"].as_str().unwrap().contains("10000 requests"), "{refused}");
+    let batch: Vec<_> = (0..=most).map(|id| json!({"jsonrpc": "2.0", "id": -id, "method": "ping"})).collect();
+    server.send(&json!(batch));
+    let refused = server.receive().unwrap();
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&Value::Null, &json!(-32600)), "{refused}");
     server.send(&cancel(running));
     for id in first..first + most - 1 {
         assert_eq!(server.outcome(id).0, "=> 1");

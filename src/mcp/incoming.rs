@@ -4,6 +4,7 @@ use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
 use crate::id_scanner::IdScanner;
+use crate::rpc::inflight::MAX_REQUESTS;
 
 /// A message of the client's.
 #[derive(Debug)]
@@ -37,6 +38,10 @@ pub(super) fn decode(line: &[u8]) -> Incoming {
         return Incoming::Nothing;
     }
     match serde_json::from_slice(line) {
+        Ok(Value::Array(messages)) if messages.len() > MAX_REQUESTS => {
+            let reason = format!("a batch has at most {MAX_REQUESTS} messages, not {}", messages.len());
+            Incoming::One(Err((None, ErrorData::invalid_request(reason, None))))
+        }
         Ok(Value::Array(messages)) if !messages.is_empty() => {
             Incoming::Batch(messages.into_iter().map(message).collect())
         }
