@@ -56,6 +56,11 @@ come."
   (loop for (function tag wrapper) in (reverse *patches*)
         do (encapsulate function tag wrapper)))
 
+(defun remove-patches ()
+  "Undo what INSTALL-PATCHES did, in an SBCL that is to serve no host any more."
+  (loop for (function tag) in *patches*
+        do (sb-int:unencapsulate function tag)))
+
 ;;; Definitions
 
 (defmacro define-definers (&rest definers)

@@ -8,17 +8,22 @@
 
 (sb-alien:define-alien-callable recorded-event (signed 32)
     ((job (unsigned 64)) (kind (unsigned 32)) (number (signed 64)) (text system-area-pointer) (length (unsigned 64)))
-  (declare (ignore job))
   (push (list kind number (copy-text (sap-int text) length)) *events*)
   0)
 
 (defun perform (kind text &key (name "") (flags 0) (argument 0))
-  "Do a job of this KIND as a lane does, and return its events, oldest first, and whether it succeeded."
-  (let ((*events* '())
-        (job (make-job :id 1 :kind kind :flags flags :argument argument
+  "Do a job of this KIND in a thread of its own, as a lane does, and return its events, oldest first."
+  (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
                        :text (coerce text 'text) :name (coerce name 'text))))
-    (let ((success (do-job job)))
-      (values (reverse *events*) success))))
+    (sb-thread:join-thread
+     (sb-thread:make-thread (lambda ()
+                              (let ((*events* '())
+                                    (*spare-buffer* nil)
+                                    (*output* (make-output)))
+                                (without-interrupts
+                                  (allow-with-interrupts
+                                    (do-job job)))
+                                (reverse *events*)))))))
 
 (defun texts (kind events)
   "Return the texts of those EVENTS that are of KIND, an event code; what is pushed in pieces is one."
@@ -27,16 +32,19 @@
           collect text))
 
 (defun evaluation-of (code &rest options)
-  "Return a plist of what evaluating CODE comes to: the values, the error, stdout, stderr and the warnings, as text."
-  (multiple-value-bind (events success) (apply #'perform :evaluate code options)
-    (list :success success
-          :value (format nil "~{~A~}" (texts (event-code :value-text) events))
-          :error (first (last (texts (event-code :error) events)))
-          :message (format nil "~{~A~}" (texts (event-code :error-text) events))
-          :stdout (format nil "~{~A~}" (texts (event-code :stdout) events))
-          :stderr (format nil "~{~A~}" (texts (event-code :stderr) events))
-          :warnings (texts (event-code :warning-text) events)
-          :defined (length (texts (event-code :defined) events)))))
+  "Return a plist of what evaluating CODE comes to: whether it succeeded, the value, the error, its message, stdout and
+stderr as text, the warnings, and how many of its forms defined something."
+  (let ((events (apply #'perform :evaluate code options)))
+    (flet ((text (kind) (format nil "~{~A~}" (texts kind events))))
+      (list :success (equal '(0) (loop for (kind number) in events
+                                       when (eql kind (event-code :done)) collect number))
+            :value (text (event-code :value-text))
+            :error (first (last (texts (event-code :error) events)))
+            :message (text (event-code :error-text))
+            :stdout (text (event-code :stdout))
+            :stderr (text (event-code :stderr))
+            :warnings (texts (event-code :warning-text) events)
+            :defined (length (texts (event-code :defined) events))))))
 
 (defvar *tests* '()
   "The tests, newest first: lists of a name and a function that signals an error when it fails.")
@@ -88,22 +96,32 @@
 (define-test a-timeout-in-the-code-is-told
   (let ((result (evaluation-of "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
-    (expect "SB-EXT:TIMEOUT" (getf result :error))))
+    (expect "TIMEOUT" (getf result :error))))
+
+(defun run-test (function)
+  "Call FUNCTION, a test, and return NIL, or the condition that it failed with."
+  (handler-case (progn (funcall (the function function)) nil)
+    (error (condition) condition)))
 
 (defun run-tests ()
-  "Run all tests, print those that fail and how many there were, and return true when none did."
+  "Run all tests in this SBCL, which serves the recording host meanwhile, print those that fail and how many there were,
+and return true when none did."
   (check-assumptions)
-  (install-patches)
-  (install-standard-streams)
-  (setf **event** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
   (let ((failed 0)
         (tests (reverse *tests*))
-        (*output* (make-output))
-        (terminal (sb-sys:make-fd-stream 1 :output t :buffering :line)))
-    (loop for (name function) in tests
-          do (handler-case (funcall function)
-               (error (condition)
-                 (incf failed)
-                 (format terminal "~&FAILED ~(~A~): ~A~%" name condition))))
-    (format terminal "~&~D passed, ~D failed~%" (- (length tests) failed) failed)
+        (streams (list sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*)))
+    (unwind-protect
+         (progn
+           (install-patches)
+           (install-standard-streams)
+           (setf **event** (sap-int (alien-sap (alien-callable-function 'recorded-event))))
+           (loop for (name function) in tests
+                 for condition = (run-test function)
+                 when condition
+                   do (incf failed)
+                      (format (second streams) "~&FAILED ~(~A~): ~A~%" name condition)))
+      (setf **event** 0)
+      (remove-patches)
+      (setf (values sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*) (values-list streams)))
+    (format t "~&~D passed, ~D failed~%" (- (length tests) failed) failed)
     (zerop failed)))
