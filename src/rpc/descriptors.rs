@@ -1,9 +1,13 @@
 //! File descriptors that never block.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::fcntl_dupfd_cloexec;
+
+/// The least number of a descriptor that is to be out of the way, if the limit allows for it.
+const PRIVATE: i32 = 500;
 
 /// A descriptor for reading from the same file that does not block, and that does not become non-blocking for whoever
 /// else holds it (the shell, on a terminal), if the system has a way to do that.
@@ -25,10 +29,18 @@ fn open(fd: OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
     }
 }
 
-fn reopened(fd: &OwnedFd, access: OFlags) -> Option<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+/// The same file, opened once more so as not to block; `None` where the system has no way to do that.
+pub(crate) fn reopened(fd: impl AsFd, access: OFlags) -> Option<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    rustix::fs::open(path, flags, Mode::empty()).ok()
+    out_of_the_way(rustix::fs::open(path, flags, Mode::empty()).ok()?).ok()
+}
+
+/// The same descriptor under a number that code does not close or write to by mistake, as it may do with small ones. No
+/// program that this one starts inherits it.
+pub(crate) fn out_of_the_way(fd: impl AsFd) -> io::Result<OwnedFd> {
+    // Above the standard three, which somebody may have closed before this program was started.
+    Ok(fcntl_dupfd_cloexec(&fd, PRIVATE).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)
 }
 
 /// Makes a descriptor non-blocking.
