@@ -581,11 +581,6 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, event: Event<'_>) -> bool {
-        if matches!(event, Event::Done { .. }) && image::process::is_forked() {
-            // A copy of this process that C code made, without its other threads: neither the answer to this job nor
-            // the next one is its business.
-            crate::exit_now(0);
-        }
         for lane in &self.running {
             let mut slot = lane.lock();
             if let Some(running) = slot.as_mut()
