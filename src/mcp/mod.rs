@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rmcp::model::ErrorData;
 
 use crate::Session;
-use crate::handover::Handover;
-use crate::handover::board::Board;
+use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
+use crate::handover::shared_status::SharedStatus;
 use crate::rpc::driver::Driver;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::Output;
@@ -49,7 +49,7 @@ impl Connection {
     }
 
     /// What the supervisor says first.
-    fn handover(&self) -> io::Result<Handover> {
+    fn handover(&self) -> io::Result<WorkerInit> {
         self.driver.first_line(HANDOVER, |line| Some(serde_json::from_slice(line)))?.map_err(io::Error::from)
     }
 
@@ -97,29 +97,29 @@ pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool) -> io::Re
     Ok(connection.serve(session, server))
 }
 
-/// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does.
-pub(crate) fn serve_supervised(stdio: Stdio, session: &Session, board: Board, structured: bool) -> io::Result<i32> {
+/// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
+/// the supervisor.
+pub(crate) fn serve_supervised(
+    stdio: Stdio,
+    session: &Session,
+    status: SharedStatus,
+    structured: bool,
+) -> io::Result<i32> {
     let connection = Connection::open(stdio, true)?;
-    let handover = connection.handover()?;
+    let init = connection.handover()?;
     let output = connection.inflight.output.clone();
-    let worker = worker::take_over(session, &handover, output, connection.driver.clone(), board);
+    let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
     let tools = ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), structured);
-    let server = Server::new(tools, connection.inflight.clone()).of_worker(&handover, board);
+    let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }
 
 /// Tells the client, when it asks for the first time, why there is no server.
-pub(crate) fn refuse(stdio: Stdio, reason: &str, supervised: bool) -> io::Result<()> {
-    let connection = Connection::open(stdio, supervised)?;
-    let Handover { resent, next, .. } = if supervised { connection.handover()? } else { Handover::default() };
-    let mut lines = resent.into_iter().chain(next..);
-    let first = connection.driver.first_line(BAD_NEWS, |text| {
-        let line = lines.next();
-        first_request(text).zip(line)
-    });
-    if let Ok((id, line)) = first {
+pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
+    let connection = Connection::open(stdio, false)?;
+    if let Ok(id) = connection.driver.first_line(BAD_NEWS, first_request) {
         let error = ErrorData::internal_error(reason.to_owned(), None);
-        connection.inflight.refuse(Some(id.into_json_value()), error, line, None);
+        connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);
     }
     connection.end(1);
     Ok(())

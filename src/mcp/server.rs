@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 
 use super::incoming::{Fault, Incoming, Message, decode};
 use super::tools::{self, Call, ToolContext};
-use crate::handover::board::{Board, Slot};
 use crate::handover::frame::Kind;
-use crate::handover::{Handover, job_number};
+use crate::handover::shared_status::{SharedStatus, Status};
+use crate::handover::{WorkerInit, job_number};
 use crate::rpc::driver::Service;
 use crate::rpc::framing::{Line, MAX_LINE};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
@@ -85,7 +85,7 @@ struct Numbers {
 
 #[derive(Debug)]
 struct Supervised {
-    board: Board,
+    status: SharedStatus,
     parent: Option<rustix::process::Pid>,
 }
 
@@ -111,10 +111,10 @@ impl Server {
     }
 
     /// The same in a worker process, where another one stopped.
-    pub(super) fn of_worker(mut self, handover: &Handover, board: Board) -> Self {
-        self.supervised = Some(Supervised { board, parent: rustix::process::getppid() });
-        self.lines = Mutex::new(Numbers { resent: handover.resent.iter().copied().collect(), next: handover.next });
-        for line in &handover.handshake {
+    pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
+        self.supervised = Some(Supervised { status, parent: rustix::process::getppid() });
+        self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
+        for line in &init.handshake {
             if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
                 // The client has the answer.
                 let _ = self.initialize(params);
@@ -130,8 +130,8 @@ impl Server {
             lines.next += 1;
             lines.next - 1
         });
-        if let Some(Supervised { board, .. }) = self.supervised {
-            board.set(Slot::Heard, number);
+        if let Some(Supervised { status, .. }) = self.supervised {
+            status.set(Status::Heard, number);
         }
         number
     }

@@ -38,10 +38,7 @@ impl Signals {
         for signal in told {
             signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
         }
-        // By default these would end the process. Ignoring them would be inherited by every program it starts.
-        for signal in ignored {
-            signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)))?;
-        }
+        survive(ignored)?;
         Ok(Self { pipe, end })
     }
 
@@ -51,6 +48,21 @@ impl Signals {
         while rustix::io::read(&self.pipe, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
         i32::try_from(self.end.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
     }
+}
+
+/// Has these signals do nothing, where by default they end the process. That is not the same as ignoring them, which
+/// every program that this one starts would inherit.
+fn survive(signals: &[i32]) -> io::Result<()> {
+    for signal in signals {
+        signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    Ok(())
+}
+
+/// In a worker, has the signals that end a server do nothing: only the supervisor is meant to be ended by them, and a
+/// worker that gets one does by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
+pub(crate) fn survive_accidents() -> io::Result<()> {
+    survive(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }
 
 impl AsFd for Signals {

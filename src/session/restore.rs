@@ -155,6 +155,12 @@ impl Session {
         self.0.state.lock().take_notices()
     }
 
+    /// Has the next answer not say this after all.
+    pub(crate) fn withdraw_notice(&self, notice: &str) {
+        // What is kept of it may be shorter.
+        self.0.state.lock().notices.retain(|kept| kept.lines().next() != notice.lines().next());
+    }
+
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
         self.0.state.lock().notice(notice);
