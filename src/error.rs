@@ -34,12 +34,11 @@ impl LimitError {
 
 /// A number of bytes, as the command line takes it where that is exact: `128M`.
 fn size(bytes: u64) -> String {
-    match (bytes.trailing_zeros(), bytes) {
-        (_, 0) => "0 bytes".to_owned(),
-        (30.., _) => format!("{}G", bytes >> 30),
-        (20.., _) => format!("{}M", bytes >> 20),
-        (10.., _) => format!("{}K", bytes >> 10),
-        _ => format!("{bytes} bytes"),
+    match bytes.trailing_zeros() {
+        30..64 => format!("{}G", bytes >> 30),
+        20..30 => format!("{}M", bytes >> 20),
+        10..20 => format!("{}K", bytes >> 10),
+        _ => bytes.to_string(),
     }
 }
 

@@ -157,7 +157,7 @@ fn eval_can_be_confined() {
 #[test]
 fn what_cannot_start_is_status_3() {
     for (arguments, expected) in [
-        (&["--heap", "5"][..], "heap 5 bytes is out of range: allowed is 128M to 64G"),
+        (&["--heap", "5"][..], "heap 5 is out of range: allowed is 128M to 64G"),
         (&["--heap", "65G"], "heap 65G is out of range: allowed is 128M to 64G"),
         (&["--control-stack", "1025K"], "control-stack 1025K is out of range: allowed is 2M to 4G"),
         (&["--core", "/nowhere"], "/nowhere"),
