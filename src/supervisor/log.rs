@@ -34,7 +34,7 @@ impl Stderr {
 
     fn put(&self, message: &[u8]) -> io::Result<usize> {
         Ok(match self.kind {
-            FileType::Socket => rustix::net::send(self.fd(), message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?,
+            FileType::Socket => rustix::net::send(self.fd(), message, SendFlags::DONTWAIT)?,
             _ => rustix::io::write(self.fd(), message)?,
         })
     }
