@@ -135,9 +135,10 @@ fn no_answer_of_any_tool_is_too_long() {
         "(defun f (n) (let ({locals}) (if (zerop n) (error \"x\") (list (f (1- n)) {})))) :ok",
         (0..60).map(|n| format!("v{n} ")).collect::<String>()
     ));
-    for _ in 0..120 {
-        fail(&mut server, "(f 30)");
+    for number in 0..200 {
+        fail(&mut server, &format!("(error \"error number {number} of the history\")"));
     }
+    fail(&mut server, "(f 30)");
     for (tool, arguments) in [
         ("list-definitions", json!({})),
         ("describe-last-error", json!({})),
