@@ -280,14 +280,51 @@ fn what_is_not_there_gets_near_names() {
 }
 
 #[test]
+fn keywords_are_not_suggested_for_variables() {
+    let mut server = Server::ready();
+    for code in ["size", "(print test)", "(progn name)"] {
+        let text = fail(&mut server, code);
+        assert!(text.starts_with("[ERROR] UNBOUND-VARIABLE") && !text.contains(" :"), "{text}");
+    }
+}
+
+#[test]
+fn near_names_are_looked_for_within_bounds() {
+    let mut server = Server::ready();
+    server.call_tool("configure-limits", json!({"timeout": 10}));
+    // Names that would take minutes to compare.
+    server.evaluate(
+        "(dotimes (i 20) (setf (fdefinition (intern (format nil \"~V,,,'X<~D~>\" (+ 20000 i) i))) #'list))
+         (make-package (make-string 30000 :initial-element #\\P) :use nil) nil",
+    );
+    let name = "Y".repeat(20_005);
+    let text = fail(&mut server, &format!("(funcall (quote {name}))"));
+    assert!(text.starts_with("[ERROR] UNDEFINED-FUNCTION") && !text.contains("Did you mean"), "{text:.100}");
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "Q".repeat(30_000)}));
+    assert!(text.starts_with("[ERROR] SB-KERNEL:SIMPLE-PACKAGE-ERROR"), "{text:.100}");
+    let text = good(&mut server, "describe-symbol", json!({"name": "Z".repeat(20_005)}));
+    assert!(text.starts_with("Symbol ZZZ"), "{text:.100}");
+    // Of many symbols, only what the name is the beginning of.
+    server.evaluate("(defpackage :large (:use :cl)) (defun large::frobnicate () 1)");
+    assert!(fail(&mut server, "(funcall (quote large::frobnciate))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
+    server.evaluate("(dotimes (i 30000) (intern (format nil \"SYMBOL-~D\" i) :large))");
+    assert!(!fail(&mut server, "(funcall (quote large::frobnciate))").contains("Did you mean"));
+    assert!(fail(&mut server, "(funcall (quote large::frobnicat))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
+    let text = good(&mut server, "describe-symbol", json!({"name": "large::frobnica"}));
+    assert!(text.ends_with("\nNear names: FROBNICAT, FROBNICATE."), "{text}");
+}
+
+#[test]
 fn a_structure_redefined_says_what_happened() {
     let mut server = Server::ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
     let text = fail(&mut server, "(defstruct m a b)");
     assert!(text.contains("made by the old definition, with the slots (A).\nCONTINUE takes the new"), "{text}");
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
-    let text = fail(&mut server, "(m-b *m*)");
-    assert!(text.contains("an earlier definition of M,"), "{text}");
+    for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
+        let text = fail(&mut server, code);
+        assert!(text.contains("an earlier definition of M,"), "{text}");
+    }
 }
 
 // ---- Definitions
