@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak lint bench clean
+.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill lint bench clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,6 +31,10 @@ fuzz: sbcl ## Random protocol input and random code, for long (SBCL_MCP_FUZZ_CAS
 
 soak: sbcl ## 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: how many)
 	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test soak -- --nocapture
+
+kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idleness (SBCL_MCP_KILLS: how many)
+	SBCL_MCP_KILLS=$${SBCL_MCP_KILLS:-1000} cargo test --release --test supervisor kills -- --nocapture
+	cargo test --release --test recovery -- --ignored
 
 lint-tools:
 	@scripts/setup.sh lint

@@ -165,6 +165,14 @@ this one."
         (failure)
       nil)))
 
+(defun leads-home-p (variable)
+  "True when VARIABLE, a STANDARD-VARIABLE, leads where it does at first, by whatever stream; or DRIBBLE holds it."
+  (let ((stream (symbol-value (standard-variable-symbol variable)))
+        (target (standard-variable-target variable)))
+    (or (eq stream (symbol-value target))
+        (and (typep stream 'synonym-stream) (eq target (synonym-stream-symbol stream)))
+        sb-impl::*dribble-stream*)))
+
 (defun check-standard-streams ()
   "Say, once, which standard stream variables the user's code has set to something else, which stays so; and have those
 lead where they did at first that hold no open stream."
@@ -175,10 +183,12 @@ lead where they did at first that hold no open stream."
         (cond ((not (usable-stream-p variable))
                (reset-standard-variable variable)
                (say "~A held no open stream any more; it is what it was at first." symbol))
-              ((not (eq stream (standard-variable-told variable)))
+              ((or (eq stream (standard-variable-told variable))
+                   (leads-home-p variable)))
+              (t
                (setf (standard-variable-told variable) stream)
                (say "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
-                            symbol (standard-variable-target variable))))))))
+                    symbol (standard-variable-target variable))))))))
 
 (defun evaluate-and-print (code package)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."

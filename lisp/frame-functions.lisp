@@ -264,9 +264,13 @@ or NIL and NIL when that is not known."
   (let* ((applicable (compute-applicable-methods function arguments))
          (place (member method applicable)))
     (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
-      (cond ((or (null place)
-                 (typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination))
+      (cond ((typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination)
              (values '() nil))
+            ;; Whatever the arguments are, of which SBCL may not have all any more.
+            ((and (null (method-qualifiers method))
+                  (null (rest (sb-mop:generic-function-methods function))))
+             (values '() t))
+            ((null place) (values '() nil))
             ((aroundp method)
              (let ((inner (remove-if #'aroundp applicable)))
                (values (append (remove-if-not #'aroundp (rest place))
@@ -308,8 +312,11 @@ it with again; or refuse."
                           (if known
                               (values (sb-mop:method-function method) (list arguments next-methods))
                               (refuse-to-restart
-                               number "what comes next to ~S in its method combination is not known."
-                               full-name))))))))))))
+                               number "what comes next to ~S in its method combination is not known~:[: that depends on ~
+                                       arguments that SBCL no longer has~;~]."
+                               full-name
+                               (typep (sb-mop:generic-function-method-combination generic-function)
+                                      'sb-pcl::long-method-combination)))))))))))))
 
 (defun why-no-function (name generic-function)
   "Return why there is no function to call again for a frame called NAME, of a method of GENERIC-FUNCTION or NIL."

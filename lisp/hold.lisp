@@ -126,6 +126,7 @@ been pushed. Does not return when it is released."
 
 (defun end-held-job (success)
   "Tell the host that a job is over that leaves the evaluation held."
+  (finish-output-of-job)
   (event *job-id* (event-code :held) 1)
   (done success))
 

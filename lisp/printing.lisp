@@ -77,7 +77,9 @@ enters the debugger."
   "Call FUNCTION with a stream whose text goes to the host as events of KIND, when LIMITED only as much of it as the
 host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host wanted no more."
   (declare (type function function) (dynamic-extent function))
-  (let ((stream (make-text-stream kind limited)))
+  (let ((stream (make-text-stream kind limited))
+        ;; What prints is not to leave by a restart of whoever asked for it.
+        (sb-kernel:*restart-clusters* '()))
     (catch 'enough
       (return-from push-text
         (guarded (progn (funcall function stream)

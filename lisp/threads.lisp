@@ -32,7 +32,9 @@ must not be too many. Those of timers are nobody's."
          (function (sb-kernel:%coerce-callable-to-fun function))
          (adopted (and evaluation (not (sb-thread::thread-ephemeral-p thread)))))
     (when adopted
-      (check-thread-limit))
+      (check-thread-limit)
+      ;; What it prints comes after what was printed so far.
+      (flush-output))
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
                       (guard-stack-end)

@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
@@ -13,14 +13,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
 use crate::confinement::Confinement;
-use crate::handover::board::Board;
+use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
+use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
+use crate::supervisor::log::Log;
 use crate::{Evaluation, ImageConfig, Limits, Session, report};
-use crate::{mcp, supervisor};
+use crate::{handover, mcp, supervisor};
 
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The exit status of `eval` when it could not start, read the code or write the report: nothing is said of the code.
+/// It is 1 when the code failed, and 2 for a wrong command line.
+const EVAL_IMPOSSIBLE: i32 = 3;
 
 /// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
 /// it runs in (`sb-ext:*runtime-pathname*`) passes these.
@@ -63,7 +70,8 @@ struct Cli {
 enum Command {
     /// Serve a session to an MCP client on stdin and stdout (what happens without a command).
     Serve(Serve),
-    /// Evaluate code, print the report and exit with status 1 if it failed.
+    /// Evaluate code and print the report. Exits with status 1 if it failed, 2 for a wrong command line, and 3 when
+    /// Lisp could not start or the report could not be written.
     Eval {
         #[command(flatten)]
         options: Options,
@@ -78,7 +86,7 @@ enum Command {
         serve: Serve,
         /// The number of the open file of what is shared with the supervisor.
         #[arg(long)]
-        board: i32,
+        status_fd: i32,
         /// What the supervisor removes at the end.
         #[arg(long)]
         scratch: PathBuf,
@@ -99,6 +107,9 @@ struct Serve {
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
+    /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
+    #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
+    watch_interval: u64,
 }
 
 /// What comes back after a crash.
@@ -141,8 +152,8 @@ struct Options {
     /// Load ~/.sbclrc at the start.
     #[arg(long)]
     user_init: bool,
-    /// What to log on stderr, such as "debug" or "sbcl=debug,rmcp=info".
-    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn,rmcp=off", value_parser = filter)]
+    /// What to log on stderr, such as "debug".
+    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn", value_parser = filter)]
     log: EnvFilter,
     #[command(flatten)]
     confinement: Confinement,
@@ -182,7 +193,7 @@ pub fn main() -> ! {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
-            Command::Worker { serve, board, scratch } => work(serve, stdio, board, Scratch::inherited(scratch)),
+            Command::Worker { serve, status_fd, scratch } => work(serve, stdio, status_fd, Scratch::inherited(scratch)),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
@@ -212,9 +223,13 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     start_logging(serve.options.log);
     let scratch = Scratch::new();
-    let arguments = worker_arguments(std::env::args_os().skip(1), &scratch);
+    let options = supervisor::Options {
+        arguments: worker_arguments(std::env::args_os().skip(1), &scratch),
+        restore: serve.restore == Restore::Definitions,
+        watch_interval: Duration::from_millis(serve.watch_interval),
+    };
     let Stdio { input, output } = stdio;
-    let status = supervisor::serve(input, output, arguments, serve.restore == Restore::Definitions)
+    let status = supervisor::serve(input, output, options)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     scratch.remove();
     status
@@ -229,33 +244,33 @@ fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch) ->
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(serve: Serve, stdio: Stdio, board: i32, scratch: Scratch) -> i32 {
+fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch) -> i32 {
     let scratch = Arc::new(scratch);
-    // It must not outlive the supervisor, whatever becomes of that. It is asked, since Lisp's children must go, too.
     #[cfg(target_os = "linux")]
-    {
-        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
-        let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
-    }
-    outlive_nobody(&stdio, scratch.clone());
-    let supervisor = stdio.input.try_clone();
-    let board = match Board::take(board) {
-        Ok(board) => board,
+    let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
+    let supervisor = out_of_the_way(&stdio.input);
+    let shared = match SharedStatus::take(status_fd) {
+        Ok(shared) => shared,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let session = match serve.options.session(&scratch) {
+    let started = outlive_nobody(&stdio, scratch.clone())
+        .and_then(|()| survive_accidents())
+        .map_err(|error| error.to_string())
+        .and_then(|()| serve.options.session(&scratch));
+    let session = match started {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
             let status = complain(&reason);
-            let _ = mcp::refuse(stdio, &reason, true);
+            let bye = handover::farewell(status, &reason);
+            let _ = std::fs::File::from(stdio.output).write_all(&bye);
             return status;
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve_supervised(stdio, session, board, serve.structured_content)
+    let status = mcp::serve_supervised(stdio, &session, shared, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    supervisor::processes::end_all_but(None);
+    supervisor::processes::end_all();
     // There will be no other worker, and perhaps nobody else to do it.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
         scratch.remove();
@@ -270,18 +285,18 @@ fn has_hung_up(input: &OwnedFd, wait: Option<Timespec>) -> bool {
     descriptors[0].revents().contains(PollFlags::HUP)
 }
 
-/// Ends this process when its supervisor is gone and it has not ended by itself: it may be stuck.
-fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>) {
-    let Ok(input) = stdio.input.try_clone() else { return };
+/// Ends this process when its supervisor is gone, whatever became of that, and it has not ended by itself: it may be
+/// stuck.
+fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>) -> io::Result<()> {
+    let input = out_of_the_way(&stdio.input)?;
     let wait = move || {
         has_hung_up(&input, None);
         std::thread::sleep(LAST_WORDS);
-        supervisor::processes::end_all_but(None);
+        supervisor::processes::end_all();
         scratch.remove();
         crate::exit_now(1);
     };
-    // Without it there is still the signal.
-    let _ = std::thread::Builder::new().name("sbcl-mcp-end".to_owned()).spawn(wait);
+    std::thread::Builder::new().name("sbcl-mcp-end".to_owned()).spawn(wait).map(drop)
 }
 
 fn greet(stdio: &Stdio) {
@@ -298,12 +313,12 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
-            let _ = mcp::refuse(stdio, &reason, false);
+            let _ = mcp::refuse(stdio, &reason);
             return complain(&reason);
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, session, serve.structured_content)
+    let status = mcp::serve(stdio, &session, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     clear_up(&scratch);
     status
@@ -313,35 +328,39 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
 fn clear_up(scratch: &Scratch) {
     // What a program starts while it is ended.
     supervisor::processes::adopt_orphans();
-    supervisor::processes::end_all_but(None);
+    supervisor::processes::end_all();
     scratch.remove();
 }
 
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
+    eval_to_the_end(options, code, stdio).unwrap_or_else(|reason| {
+        say(&reason);
+        EVAL_IMPOSSIBLE
+    })
+}
+
+/// Evaluates code; returns the exit status, or a sentence that says why there is no report.
+fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
     let Stdio { input, output } = stdio;
     let mut text = code.join("\n");
     if code == ["-"] {
         let mut bytes = Vec::new();
-        if let Err(error) = std::fs::File::from(input).read_to_end(&mut bytes) {
-            return complain(&format!("sbcl-mcp cannot read stdin: {error}"));
-        }
+        let read = std::fs::File::from(input).read_to_end(&mut bytes);
+        read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
         text = String::from_utf8_lossy(&bytes).into_owned();
     }
     let scratch = Scratch::new();
-    let session = match options.session(&scratch) {
-        Ok(session) => session,
-        Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
-    };
+    let session = options.session(&scratch).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);
     let outcome = session.evaluate(Evaluation::new(text));
     let mut report = report::evaluation(&outcome);
     if !report.ends_with('\n') {
         report.push('\n');
     }
-    // Nobody reads it: there is nothing to be done about that.
-    let _ = std::fs::File::from(output).write_all(report.as_bytes());
+    let written = std::fs::File::from(output).write_all(report.as_bytes());
     clear_up(&scratch);
-    i32::from(outcome.is_error())
+    written.map_err(|error| format!("sbcl-mcp cannot write the report: {error}"))?;
+    Ok(i32::from(outcome.is_error()))
 }
 
 fn complain(reason: &str) -> i32 {
@@ -349,13 +368,13 @@ fn complain(reason: &str) -> i32 {
     1
 }
 
-/// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would.
+/// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would, or to wait.
 fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = Log.write_all(format!("{text}\n").as_bytes());
 }
 
 fn start_logging(filter: EnvFilter) {
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log).log_internal_errors(false).init();
 }
 
 fn version() -> &'static str {

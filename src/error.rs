@@ -22,12 +22,23 @@ impl LimitError {
         if range.contains(&value) {
             Ok(())
         } else {
-            Err(Self {
-                setting,
-                value: value.to_string(),
-                allowed: format!("{} to {} {unit}", range.start(), range.end()),
-            })
+            let (least, most) = (range.start(), range.end());
+            let allowed = match unit {
+                "bytes" => format!("{} to {}", size(*least), size(*most)),
+                _ => format!("{least} to {most} {unit}"),
+            };
+            Err(Self { setting, value: if unit == "bytes" { size(value) } else { value.to_string() }, allowed })
         }
+    }
+}
+
+/// A number of bytes, as the command line takes it where that is exact: `128M`.
+fn size(bytes: u64) -> String {
+    match bytes.trailing_zeros() {
+        30..64 => format!("{}G", bytes >> 30),
+        20..30 => format!("{}M", bytes >> 20),
+        10..20 => format!("{}K", bytes >> 10),
+        _ => bytes.to_string(),
     }
 }
 

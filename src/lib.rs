@@ -23,6 +23,7 @@
 
 #![deny(unsafe_code)]
 
+mod alarm;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;
@@ -34,6 +35,8 @@ mod id_scanner;
 mod image;
 pub mod outcome;
 pub mod report;
+#[cfg(feature = "mcp")]
+mod rpc;
 #[cfg(feature = "mcp")]
 mod scratch;
 mod session;

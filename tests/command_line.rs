@@ -53,6 +53,18 @@ fn eval_prints_the_report() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_report_that_cannot_be_written_is_status_3() {
+    for code in ["(+ 1 2)", "(/ 1 0)"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = Command::new(BINARY).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains("cannot write the report: No space left on device"), "{complaint}");
+    }
+}
+
+#[test]
 fn wrong_usage_is_status_2() {
     for arguments in [
         &["eval"][..],
@@ -109,10 +121,12 @@ fn what_fails_at_the_start_is_told() {
         ("(sb-thread:abort-thread)", "what starts them was left by a non-local exit"),
     ] {
         std::fs::write(home.join(".sbclrc"), init).unwrap();
-        for arguments in [&["eval", "--user-init", "1"][..], &["serve", "--no-supervisor", "--user-init"]] {
+        for (arguments, status) in
+            [(&["eval", "--user-init", "1"][..], 3), (&["serve", "--no-supervisor", "--user-init"], 1)]
+        {
             let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
             let complaint = String::from_utf8_lossy(&output.stderr);
-            assert_eq!((output.status.code(), stdout(&output)), (Some(1), ""), "{complaint}");
+            assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
             let expected = format!("sbcl-mcp cannot start: SBCL could not start its threads: {reason}");
             assert!(complaint.contains(&expected), "{complaint}");
         }
@@ -141,8 +155,16 @@ fn eval_can_be_confined() {
 }
 
 #[test]
-fn sizes_out_of_range_are_status_1() {
-    let output = run(&["eval", "--heap", "1M", "1"], "");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("heap"));
+fn what_cannot_start_is_status_3() {
+    for (arguments, expected) in [
+        (&["--heap", "5"][..], "heap 5 is out of range: allowed is 128M to 64G"),
+        (&["--heap", "65G"], "heap 65G is out of range: allowed is 128M to 64G"),
+        (&["--control-stack", "1025K"], "control-stack 1025K is out of range: allowed is 2M to 4G"),
+        (&["--core", "/nowhere"], "/nowhere"),
+    ] {
+        let output = run(&[&["eval"], arguments, &["1"]].concat(), "");
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains(expected), "{complaint}");
+    }
 }

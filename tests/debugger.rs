@@ -1025,6 +1025,34 @@ fn code_in_a_frame_has_a_time_limit_of_its_own() {
     assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON");
 }
 
+#[test]
+fn what_is_printed_inside_a_held_evaluation_is_in_the_answer_that_it_belongs_to() {
+    let mut server = Server::ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") 1)");
+    let text = good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(princ :o1) (princ :o2)"}));
+    assert!(text.contains("[stdout]\nO1O2\n"), "{text}");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> 1");
+}
+
+#[test]
+fn what_cleanup_forms_print_and_fail_with_on_release_is_told() {
+    let mut server = Server::ready();
+    hold(&mut server, "(unwind-protect (unwind-protect (error \"x\") (princ :cleaned)) (error \"in cleanup\"))");
+    let failed = error_id(&mut server);
+    good(&mut server, "abort-evaluation", json!({}));
+    let history = good(&mut server, "error-history", json!({}));
+    assert!(history.lines().next().is_some_and(|line| line.contains("in cleanup")), "{history}");
+    let text = server.evaluate("1");
+    let expected = format!("[notice]\nE{} reached the debugger before: SIMPLE-ERROR. ", failed + 1);
+    assert!(text.starts_with(&expected) && text.contains("[background]\nCLEANED\n"), "{text}");
+}
+
+/// The number of the last error.
+fn error_id(server: &mut Server) -> u64 {
+    let text = last_error(server);
+    text.lines().find_map(|line| line.strip_prefix("Id: E")).expect("an identifier").parse().expect("a number")
+}
+
 // ---- The end of a hold
 
 #[test]

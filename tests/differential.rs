@@ -267,7 +267,7 @@ fn normalized(verdict: &str) -> String {
         {
             section = name;
         }
-        if section == "[ERROR]" && line.starts_with("The code ends at line ") {
+        if section == "[ERROR]" && HINTS.iter().any(|hint| line.starts_with(hint)) {
             continue;
         }
         let line = if section == "[warnings]" { without_place(line) } else { line };
@@ -276,6 +276,17 @@ fn normalized(verdict: &str) -> String {
     }
     STANDARD_STREAMS.iter().fold(result, |text, name| text.replace(name, "#<a standard stream>"))
 }
+
+/// How the lines begin that the binary adds to a condition's own message.
+const HINTS: [&str; 7] = [
+    "The code ends at line ",
+    "Did you mean ",
+    "In /",
+    "What there is of ",
+    "CONTINUE takes the new definition",
+    "RECKLESSLY-CONTINUE takes it as if",
+    "The object was made by an earlier definition",
+];
 
 /// How the standard streams print: the binary's are its own, and bare SBCL's differ by how they are reached.
 const STANDARD_STREAMS: [&str; 9] = [

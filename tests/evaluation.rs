@@ -115,6 +115,13 @@ fn values_are_printed_pretty() {
 }
 
 #[test]
+fn a_print_method_that_aborts_is_one_that_fails() {
+    let lisp = fresh();
+    lisp.values("(defclass aborts () ()) (defmethod print-object ((x aborts) s) (abort))");
+    assert_eq!(lisp.value("(make-instance 'aborts)"), "#<unprintable ABORTS>");
+}
+
+#[test]
 fn an_unprintable_value_is_still_a_success() {
     let lisp = fresh();
     lisp.values(

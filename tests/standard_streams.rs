@@ -73,3 +73,21 @@ fn a_stream_kept_from_printing_a_value_prints_nowhere() {
     lisp.values("(make-thing)");
     assert_eq!(lisp.value("(progn (princ \"late\" *kept*) (finish-output *kept*) 2)"), "2");
 }
+
+#[test]
+fn the_advice_that_is_given_satisfies() {
+    let lisp = fresh();
+    lisp.eval("(setf *standard-output* (make-broadcast-stream))");
+    let advice = lisp.eval("1").notices.concat();
+    let form = &advice[advice.find("(setf").expect("advice")..];
+    lisp.eval(form);
+    let outcome = lisp.eval("(princ :back)");
+    assert!(outcome.notices.is_empty() && outcome.stdout.text == "BACK", "{outcome:?}");
+}
+
+#[test]
+fn what_a_thread_prints_comes_after_what_was_printed_before_it_was_started() {
+    let code =
+        "(progn (princ \"a\") (sb-thread:join-thread (sb-thread:make-thread (lambda () (princ \"b\")))) (princ \"c\"))";
+    assert_eq!(fresh().eval(code).stdout.text, "abc");
+}

@@ -381,7 +381,7 @@ fn exit_is_an_error_in_every_form() {
         assert!(text.contains("the server goes on"), "{text}");
     }
     let text = session.fails("(unwind-protect (error \"first\") (exit))", 5.0, refused);
-    assert!(text.contains("reached the debugger: SIMPLE-ERROR"), "{text}");
+    assert!(text.contains("reached the debugger before: SIMPLE-ERROR"), "{text}");
     for exit in ["(exit)", "(exit :abort t)", "(uiop:quit)"] {
         let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {exit})) :default :dead)");
         let text = session.gives(&code, 5.0);

@@ -32,7 +32,7 @@ fn of_several_errors_the_last_is_told_and_the_others_are_in_the_history() {
         assert_eq!((history[0].id, &*history[0].kind), (last.id, "TYPE-ERROR"));
         assert_eq!((history[1].id, &*history[1].message.text), (last.id - 1, "first"));
         let text = report::evaluation(&outcome);
-        assert!(text.starts_with(&format!("[notice]\nBefore this, E{} reached", last.id - 1)), "{text}");
+        assert!(text.starts_with(&format!("[notice]\nE{} reached the debugger before: ", last.id - 1)), "{text}");
     }
 }
 

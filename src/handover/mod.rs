@@ -1,14 +1,16 @@
 //! What a supervisor and its workers tell each other.
 //!
-//! Each direction is a pipe. Towards the worker goes one line, a [`Handover`], and then the client's lines as they
-//! are. Towards the supervisor go [frames](frame): lines for the client, and word of whatever must outlive the image.
-//! What must be known even of a worker that is gone from one instruction to the next is on the [board].
+//! Each direction is a pipe. Towards the worker goes one line, a [`WorkerInit`], and, once the worker is ready, the
+//! client's lines as they are. Towards the supervisor go [frames](frame): lines for the client, and word of whatever
+//! must outlive the image.
+//! What must be known even of a worker that is gone from one instruction to the next is its [shared
+//! status](shared_status).
 
-pub(crate) mod board;
 pub(crate) mod frame;
+pub(crate) mod shared_status;
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +18,9 @@ use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 use crate::session::restore::Errors;
 
-/// How long either end looks out for the next line before it sleeps: the time in which a program that makes one request
-/// after another comes back.
-pub(crate) const AWAKE: Duration = Duration::from_micros(50);
-
 /// The first line that a worker reads: where the last one stopped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Handover {
+pub(crate) struct WorkerInit {
     /// The numbers of the lines that follow first: they are not answered yet.
     pub(crate) resent: Vec<u64>,
     /// The number of the line after those.
@@ -42,7 +40,7 @@ pub(crate) struct Handover {
     /// Evaluations had numbers up to this one.
     pub(crate) evaluations: u64,
     /// What became of the last image, if it was lost.
-    pub(crate) loss: Option<Loss>,
+    pub(crate) crash: Option<CrashReport>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
     /// What that image had to say yet.
@@ -69,13 +67,11 @@ impl Entry {
 
 /// How an image was lost.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Loss {
+pub(crate) struct CrashReport {
     /// What happened to it, as the rest of a sentence: `was killed by signal 9 (SIGKILL)`.
     pub(crate) cause: String,
     /// An evaluation was running.
     pub(crate) in_flight: bool,
-    /// That evaluation's request waits for an answer, which tells of the loss.
-    pub(crate) awaited: bool,
     /// What could be said of an evaluation that did not let itself be stopped.
     pub(crate) stuck: Option<Box<Outcome>>,
     /// Forms that took an image down as they were being restored; they are not tried again.
@@ -95,7 +91,13 @@ pub(crate) struct ErrorChange {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Restored {
     /// Forms that are not to be tried again.
-    pub(crate) failed: Vec<usize>,
+    pub(crate) failed: HashSet<usize>,
+}
+
+/// What a worker writes that cannot serve, and ends with this status for this reason.
+pub(crate) fn farewell(status: i32, reason: &str) -> Vec<u8> {
+    let payload = serde_json::Value::from(reason).to_string();
+    frame::frame(frame::Kind::Bye, u64::try_from(status).unwrap_or(1), payload.as_bytes())
 }
 
 /// Bits of a job's number that do not belong to its line's.

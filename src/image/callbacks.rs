@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
 use super::float_traps::Masked;
+use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 use crate::config::ImageConfig;
@@ -81,6 +82,11 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let Some(event) = Event::from_raw(kind, number, Text(text)) else {
         return 0;
     };
+    if is_forked() {
+        // A copy of this process that C code made, without its other threads, which may have held any lock: neither
+        // this job nor the next one is its business.
+        return if matches!(event, Event::Done { .. }) { signals::exit_now(0) } else { 0 };
+    }
     if let (0, Event::Refused(reason)) = (job, event) {
         *REFUSAL.lock() = Some(reason.to_owned());
         return 0;

@@ -176,8 +176,35 @@ unsafe fn is_from_here(info: *mut siginfo_t) -> bool {
     unsafe { (TO_A_THREAD == 0 || (*info).si_code == TO_A_THREAD) && (*info).si_pid() == libc::getpid() }
 }
 
+/// Puts `errno` back when it is dropped: what is interrupted may be about to read it.
+struct KeptErrno(c_int);
+
+impl KeptErrno {
+    fn place() -> *mut c_int {
+        // SAFETY: it has no preconditions, and gives the address of this thread's own.
+        #[cfg(target_os = "linux")]
+        return unsafe { libc::__errno_location() };
+        // SAFETY: the same.
+        #[cfg(not(target_os = "linux"))]
+        return unsafe { libc::__error() };
+    }
+
+    fn new() -> Self {
+        // SAFETY: this thread's own, always readable.
+        Self(unsafe { *Self::place() })
+    }
+}
+
+impl Drop for KeptErrno {
+    fn drop(&mut self) {
+        // SAFETY: this thread's own, always writable.
+        unsafe { *Self::place() = self.0 };
+    }
+}
+
 /// The handler of the faults and of SBCL's own signal.
 extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let _errno = KeptErrno::new();
     // SAFETY: the table was published before this handler was installed, and is never freed. What runs here is
     // async-signal-safe: loads, a constant-initialised thread local, the shim's look at a thread local.
     unsafe {
@@ -226,4 +253,39 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: _exit(2) has no preconditions.
     unsafe { libc::_exit(status) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn fail(_: c_int) {
+        // SAFETY: this descriptor is not open, which is all that it is about.
+        unsafe { libc::close(-1) };
+    }
+
+    extern "C" fn never() -> i32 {
+        0
+    }
+
+    extern "C" fn catch_nothing(_: *mut c_void, _: *mut c_void) -> i32 {
+        0
+    }
+
+    #[test]
+    fn errno_is_what_it_was_after_a_signal() {
+        let mut failing = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: all zero is a valid action: none.
+        unsafe { failing.assume_init_mut() }.sa_sigaction = fail as *const () as usize;
+        let (before, sbcl) = ([failing; LAST_SIGNAL], [failing; LAST_SIGNAL]);
+        let table = Table { before, sbcl, is_lisp_thread: never, catch_stack_loss: catch_nothing };
+        TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
+        // SAFETY: this thread's own errno; the handler of SIGALRM looks at neither argument.
+        unsafe {
+            *KeptErrno::place() = libc::ENOENT;
+            filter(libc::SIGALRM, std::ptr::null_mut(), std::ptr::null_mut());
+            assert_eq!(*KeptErrno::place(), libc::ENOENT);
+        }
+        TABLE.store(std::ptr::null_mut(), Ordering::Release);
+    }
 }

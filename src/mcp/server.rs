@@ -1,16 +1,25 @@
-//! What rmcp asks of a server.
+//! The conversation: how it is opened, and what its messages ask for.
 
-use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, ErrorData, Implementation, ListToolsResult, PaginatedRequestParams,
-    ProtocolVersion, ServerCapabilities, ServerConfig,
+    CallToolRequestParams, ClientCapabilities, DiscoverResult, ErrorCode, ErrorData, Implementation,
+    InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
+    ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
 };
-use rmcp::service::RequestContext;
-use rmcp::{RoleServer, ServerHandler};
+use serde_json::{Value, json};
 
-use super::tools::{self, Desk};
-use super::unwind;
+use super::incoming::{Fault, Incoming, Message, decode};
+use super::tools::{self, Call, ToolContext};
+use crate::handover::frame::Kind;
+use crate::handover::shared_status::{SharedStatus, Status};
+use crate::handover::{WorkerInit, job_number};
+use crate::rpc::driver::Service;
+use crate::rpc::framing::{Line, MAX_LINE};
+use crate::rpc::inflight::{Batch, Inflight, Responder};
 
 /// The revisions that are tested. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
@@ -21,53 +30,353 @@ const REVISIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2026_07_28,
 ];
 
+/// The last revision that has a handshake.
+const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
+
 /// The session as an MCP server.
 #[derive(Debug)]
 pub(super) struct Server {
-    desk: Desk,
+    tools: Arc<ToolContext>,
+    inflight: Arc<Inflight>,
     /// Made once: schemas do not change while the server runs.
-    tools: ListToolsResult,
+    listed: ListToolsResult,
+    opened: Mutex<Option<Opened>>,
+    lines: Mutex<Numbers>,
+    /// Present where a supervisor is between this process and the client.
+    supervised: Option<Supervised>,
+}
+
+/// How the conversation was opened.
+#[derive(Debug, Clone)]
+enum Opened {
+    /// By a handshake.
+    Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
+    /// By a request that says all of itself, as all after it do.
+    Request,
+}
+
+/// What a request says of its client, itself or by the handshake.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    pub(super) version: ProtocolVersion,
+    pub(super) meta: RequestMetaObject,
+    /// What the handshake said.
+    capabilities: Option<ClientCapabilities>,
+}
+
+impl Peer {
+    /// What the client can do.
+    pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
+        self.meta.client_capabilities().or_else(|| self.capabilities.clone())
+    }
+
+    /// True for a revision without a handshake.
+    pub(super) fn is_modern(&self) -> bool {
+        !self.version.has_initialize()
+    }
+}
+
+/// The numbers of the lines, as the supervisor counts them.
+#[derive(Debug)]
+struct Numbers {
+    resent: VecDeque<u64>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Supervised {
+    status: SharedStatus,
+    parent: Option<rustix::process::Pid>,
+}
+
+/// Where a message stands: its line, its place in that, how long the line is, and its batch.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    line: u64,
+    part: usize,
+    bytes: usize,
+    batch: Option<&'a Arc<Batch>>,
 }
 
 impl Server {
-    pub(super) fn new(desk: Desk) -> Self {
-        let tools = ListToolsResult::with_all_items(desk.tools());
-        Self { desk, tools }
+    pub(super) fn new(tools: Arc<ToolContext>, inflight: Arc<Inflight>) -> Self {
+        Self {
+            listed: ListToolsResult::with_all_items(tools.list()),
+            tools,
+            inflight,
+            opened: Mutex::default(),
+            lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
+            supervised: None,
+        }
+    }
+
+    /// The same in a worker process, where another one stopped.
+    pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
+        self.supervised = Some(Supervised { status, parent: rustix::process::getppid() });
+        self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
+        for line in &init.handshake {
+            if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
+                // The client has the answer.
+                let _ = self.initialize(params);
+            }
+        }
+        self
+    }
+
+    /// The number of the line that was just read.
+    fn number(&self) -> u64 {
+        let mut lines = self.lines.lock();
+        let number = lines.resent.pop_front().unwrap_or_else(|| {
+            lines.next += 1;
+            lines.next - 1
+        });
+        if let Some(Supervised { status, .. }) = self.supervised {
+            status.set(Status::Heard, number);
+        }
+        number
+    }
+
+    /// True when the supervisor is gone, and nobody hears what is said.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.supervised.as_ref().is_some_and(|supervised| rustix::process::getppid() != supervised.parent)
+    }
+
+    fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
+        match message {
+            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, place),
+            Ok(Message::Notification { method, params }) => {
+                self.notification(&method, params, place);
+                self.unanswered(place);
+            }
+            Ok(Message::Response { id, result }) => {
+                self.unanswered(place);
+                self.inflight.answered(id, result);
+            }
+            Ok(Message::Nothing) => self.unanswered(place),
+            Err((id, error)) => self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch)),
+        }
+    }
+
+    /// Notes that a message gets no answer.
+    fn unanswered(&self, place: Place<'_>) {
+        if place.batch.is_none() {
+            self.inflight.output.done(place.line);
+        }
+    }
+
+    fn notification(&self, method: &str, mut params: JsonObject, place: Place<'_>) {
+        match method {
+            "notifications/cancelled" => {
+                if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
+                    self.inflight.cancel(&id);
+                }
+            }
+            "notifications/initialized" if self.opened.lock().is_some() => {
+                self.keep(place.line, &json!({"jsonrpc": "2.0", "method": method}));
+            }
+            _ => {}
+        }
+    }
+
+    /// Has the supervisor know what opens the conversation with another worker, too.
+    fn keep(&self, line: u64, message: &Value) {
+        self.inflight.output.tell(Kind::Keep, line, message);
+    }
+
+    fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
+        match self.inflight.admit(id.clone(), place.line, place.batch, place.bytes) {
+            Ok(responder) => self.perform(responder, id, method, params, place),
+            Err(error) => {
+                let id = Some(id.into_json_value());
+                self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch));
+            }
+        }
+    }
+
+    /// Does what a request asks for, or says why not.
+    fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
+        let result = if method == "initialize" {
+            let kept = self.supervised.is_some().then(|| params.clone());
+            let result = self.initialize(params);
+            if let (Ok(_), Some(params)) = (&result, kept) {
+                let id = id.into_json_value();
+                self.keep(place.line, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+            }
+            result.map(ServerResult::InitializeResult)
+        } else {
+            match self.peer(method, params.remove("_meta")) {
+                Err(error) => Err(error),
+                // A ping before all else.
+                Ok(None) => Ok(ServerResult::empty(())),
+                Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
+                    Ok(call) => {
+                        let number = job_number(place.line, place.part);
+                        return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
+                    }
+                    Err(reason) => Err(ErrorData::invalid_params(reason, None)),
+                },
+                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| fitted(result, &peer)),
+            }
+        };
+        match result {
+            Ok(result) => responder.answer(result),
+            Err(error) => responder.fail(error),
+        }
+    }
+
+    /// What is answered at once.
+    fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
+        match method {
+            "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
+            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
+            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
+            _ => {
+                let reason =
+                    format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
+                Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
+            }
+        }
+    }
+
+    /// Opens the conversation by a handshake; also once more, in place of the first.
+    fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
+        let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
+            .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
+        let asked = params.protocol_version;
+        let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
+        let mut result = info();
+        result.protocol_version = version.clone();
+        *self.opened.lock() = Some(Opened::Handshake { version, capabilities: params.capabilities });
+        Ok(result)
+    }
+
+    /// Who asks; `None` for a ping before the conversation is opened.
+    fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
+        let meta = match meta {
+            None | Some(Value::Null) => RequestMetaObject::default(),
+            Some(Value::Object(meta)) => RequestMetaObject::from(meta),
+            Some(_) => {
+                return Err(ErrorData::invalid_params(format!("the _meta of {method} must be an object"), None));
+            }
+        };
+        let mut opened = self.opened.lock();
+        let asked = meta.protocol_version();
+        let handshake = match &*opened {
+            None if method == "ping" && asked.is_none() => return Ok(None),
+            Some(Opened::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
+            Some(Opened::Request) | None => None,
+        };
+        let says_all = method == "server/discover" || asked.as_ref().is_some_and(|version| !version.has_initialize());
+        if handshake.is_none() || says_all {
+            let missing = meta.missing_required_keys(&ProtocolVersion::V_2026_07_28);
+            if !missing.is_empty() {
+                let missing = missing.join(", ");
+                let reason = format!("request _meta is missing or has malformed required fields: {missing}");
+                return Err(ErrorData::invalid_params(reason, None));
+            }
+        }
+        if let Some(version) = asked.as_ref().filter(|version| !REVISIONS.contains(version)) {
+            return Err(ErrorData::unsupported_protocol_version(version.clone(), REVISIONS));
+        }
+        if opened.is_none() && method != "server/discover" {
+            *opened = Some(Opened::Request);
+        }
+        let (shaken, capabilities) = handshake.unzip();
+        let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
+        Ok(Some(Peer { version, meta, capabilities }))
     }
 }
 
-impl ServerHandler for Server {
-    fn get_info(&self) -> ServerConfig {
-        let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
-            .with_server_info(name)
-            .with_instructions(include_str!("instructions.md").trim_end())
-    }
-
-    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(REVISIONS)
-    }
-
-    async fn list_tools(
-        &self,
-        request: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListToolsResult, ErrorData> {
-        match request.and_then(|request| request.cursor) {
-            None => Ok(self.tools.clone()),
-            Some(_) => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
+impl Service for Server {
+    fn line(&self, line: Line<'_>) {
+        let number = self.number();
+        let text = match line {
+            Line::Text(text) => text,
+            Line::TooLong(id) => {
+                let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
+                return self.inflight.refuse(id, ErrorData::invalid_request(reason, None), number, None);
+            }
+        };
+        match decode(text) {
+            Incoming::Nothing => self.inflight.output.done(number),
+            Incoming::One(message) => {
+                self.take(message, Place { line: number, part: 0, bytes: text.len(), batch: None });
+            }
+            Incoming::Batch(messages) => {
+                let batch = Inflight::batch(number);
+                let bytes = text.len() / messages.len();
+                for (part, message) in messages.into_iter().enumerate() {
+                    self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
+                }
+                self.inflight.batch_read(&batch);
+            }
         }
     }
 
-    async fn call_tool(
-        &self,
-        request: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        let name = request.name.clone();
-        match unwind::caught(|| tools::call(&self.desk, request, &context)).await {
-            Ok(answer) => answer,
-            Err(panic) => Err(ErrorData::internal_error(format!("{name} failed: {panic}"), None)),
-        }
+    fn due(&self, now: Instant) -> Option<Instant> {
+        self.inflight.due(now)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.inflight.is_idle()
+    }
+
+    /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
+    fn heeds_signals(&self) -> bool {
+        self.supervised.is_none() || self.is_orphaned()
+    }
+}
+
+/// What the server says of itself.
+fn info() -> ServerConfig {
+    let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
+    let mut capabilities = ServerCapabilities::default();
+    capabilities.tools = Some(ToolsCapability::default());
+    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
+}
+
+/// A result in the shape of the client's revision.
+pub(super) fn fitted(mut result: ServerResult, peer: &Peer) -> ServerResult {
+    if peer.is_modern() {
+        result.fill_missing_cache_hints();
+    } else {
+        result.strip_result_type_for_legacy_peer();
+    }
+    result
+}
+
+/// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.
+fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
+    let Some(Value::String(name)) = params.remove("name") else {
+        return Err("the params of tools/call must have the name of a tool, a string".to_owned());
+    };
+    let mut call = CallToolRequestParams::new(name);
+    call.arguments = match params.remove("arguments") {
+        None | Some(Value::Null) => None,
+        Some(Value::Object(arguments)) => Some(arguments),
+        Some(_) => return Err("the arguments of tools/call must be an object".to_owned()),
+    };
+    call.input_responses = match params.remove("inputResponses").map(serde_json::from_value).transpose() {
+        Ok(responses) => responses.flatten(),
+        Err(error) => return Err(format!("the inputResponses of tools/call: {error}")),
+    };
+    call.request_state = match params.remove("requestState") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(state)) => Some(state),
+        Some(_) => return Err("the requestState of tools/call must be a string".to_owned()),
+    };
+    Ok(call)
+}
+
+/// The id of the first request in a line.
+pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
+    match decode(line) {
+        Incoming::One(Ok(Message::Request { id, .. })) => Some(id),
+        Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {
+            Ok(Message::Request { id, .. }) => Some(id),
+            _ => None,
+        }),
+        _ => None,
     }
 }

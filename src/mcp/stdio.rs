@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::fcntl_dupfd_cloexec;
+
+use crate::rpc::descriptors::out_of_the_way;
 
 /// The two ends of the conversation, on private numbers that no child process inherits.
 #[derive(Debug)]
@@ -19,9 +20,8 @@ impl Stdio {
     /// Takes fds 0 and 1. From here on 0 is `/dev/null` and 1 is stderr, so that nothing that Lisp, C code or a child
     /// process writes to "stdout" can reach the client, and nothing they read is the client's.
     pub(crate) fn take() -> io::Result<Self> {
-        // Above the standard numbers, which somebody may have closed before we were started.
-        let input = fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-        let output = fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+        let input = out_of_the_way(rustix::stdio::stdin())?;
+        let output = out_of_the_way(rustix::stdio::stdout())?;
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;

@@ -1,24 +1,23 @@
 //! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::link::Link;
-use crate::handover::board::{Board, Slot, monotonic};
 use crate::handover::frame::Kind;
-use crate::handover::{Entry, ErrorChange, Handover, Loss, Restored};
-use crate::image::process::is_forked;
+use crate::handover::shared_status::{SharedStatus, Status, monotonic};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, WorkerInit};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
+use crate::rpc::driver::Driver;
+use crate::rpc::output::Output;
 use crate::session::restore::failed;
 use crate::session::witness::Witness;
 use crate::{Evaluation, Limits, Session, report};
 
 /// How long restoring may take.
 const RESTORE_TIME: Duration = Duration::from_secs(30);
-/// How long the answers of what ran before a reset may take to be written.
-const LAST_ANSWERS: Duration = Duration::from_millis(50);
 /// How long after its time an evaluation may take to end, or to be given up by this process.
 const GRACE: Duration = Duration::from_secs(3);
 /// Forms that a message names when they could not be restored.
@@ -29,10 +28,13 @@ const SHOWN: usize = 100;
 /// What a worker knows of the one before it.
 #[derive(Debug, Clone)]
 pub(super) struct Worker {
-    link: Arc<Link>,
+    output: Arc<Output>,
+    driver: Arc<Driver>,
     through: u64,
     reset: Option<u64>,
     lost: Outcome,
+    /// An answer has told of the loss.
+    told: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -44,52 +46,60 @@ impl Worker {
     /// The outcome of such a job, which is an error like any other.
     pub(super) fn lost(&self, session: &Session) -> Outcome {
         let mut outcome = self.lost.clone();
+        if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
+            session.withdraw_notice(&error.message.text);
+            if error.id > 0 {
+                return outcome;
+            }
+        }
         session.fail(&mut outcome);
         outcome
     }
 
-    /// True when this line's wish for a fresh image has been granted.
+    /// True when this worker is the fresh image that this line asked for.
     pub(super) fn is_fresh_for(&self, line: u64) -> bool {
         self.reset == Some(line)
     }
 
-    /// Ends this worker's service in favour of a fresh image, once what ran before is answered. The next one says what
-    /// `session` has to say yet.
-    pub(super) async fn make_way(&self, line: u64, session: &Session) {
-        let end = Instant::now() + LAST_ANSWERS;
-        while self.link.expects_before(line) && Instant::now() < end {
-            tokio::task::yield_now().await;
-        }
-        self.link.tell(Kind::Reset, line, &session.take_notices());
+    /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
+    pub(super) fn make_way(&self, line: u64, session: &Session) {
+        self.driver.pause();
+        self.output.tell(Kind::Reset, line, &session.take_notices());
     }
 }
 
 /// Makes `session` go on where the last image stopped, and has the supervisor told of all that happens in it.
-pub(super) fn take_over(session: &Session, handover: Handover, link: Arc<Link>, board: Board) -> Worker {
-    if let Some(limits) = handover.limits {
+pub(super) fn take_over(
+    session: &Session,
+    init: &WorkerInit,
+    output: Arc<Output>,
+    driver: Arc<Driver>,
+    status: SharedStatus,
+) -> Worker {
+    if let Some(limits) = init.limits {
         session.set_limits(limits);
     }
-    session.count_evaluations_from(handover.evaluations);
-    let journal = handover.journal.as_deref();
-    let report = restore(session, journal.unwrap_or_default(), board);
-    let mut lost = lost(&handover, &report);
-    session.set_errors(handover.errors);
-    for notice in handover.notices {
-        session.add_notice(notice);
+    session.count_evaluations_from(init.evaluations);
+    let journal = init.journal.as_deref();
+    let report = restore(session, journal.unwrap_or_default(), status);
+    let mut lost = lost(init, &report);
+    session.set_errors(init.errors.clone());
+    for notice in &init.notices {
+        session.add_notice(notice.clone());
     }
-    link.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
+    output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let told = Mutex::new(session.last_error().map(|error| error.id));
-    session.observe(Arc::new(Keeper { link: link.clone(), board, told }));
-    if let Some(loss) = handover.loss.filter(|loss| !loss.awaited)
+    session.observe(Arc::new(Keeper { output: output.clone(), status, told }));
+    if let Some(crash) = &init.crash
         && let Err(error) = &lost.result
     {
-        // Nobody's answer tells of it.
+        // The answer to what ran tells of it, unless that wants none any more.
         session.add_notice(error.message.text.clone());
-        if loss.in_flight {
+        if crash.in_flight {
             session.fail(&mut lost);
         }
     }
-    Worker { link, through: handover.through, reset: handover.reset, lost }
+    Worker { output, driver, through: init.through, reset: init.reset, lost, told: Arc::default() }
 }
 
 /// How restoring went.
@@ -100,7 +110,7 @@ struct Report {
     failed: Vec<(usize, String)>,
 }
 
-fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
+fn restore(session: &Session, journal: &[Entry], status: SharedStatus) -> Report {
     let end = Instant::now() + RESTORE_TIME;
     let mut report = Report::default();
     let mut package = "COMMON-LISP-USER";
@@ -110,7 +120,7 @@ fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
             report.failed.push((index, format!("not tried: restoring took {} seconds", RESTORE_TIME.as_secs())));
             continue;
         }
-        board.set(Slot::Restoring, index as u64 + 1);
+        status.set(Status::Restoring, index as u64 + 1);
         let mut evaluation = Evaluation::new(&*entry.form.code);
         evaluation.timeout = Some(Some(left));
         if entry.local {
@@ -124,7 +134,7 @@ fn restore(session: &Session, journal: &[Entry], board: Board) -> Report {
             Err(error) => report.failed.push((index, reason(&error))),
         }
     }
-    board.set(Slot::Restoring, 0);
+    status.set(Status::Restoring, 0);
     report
 }
 
@@ -158,38 +168,38 @@ fn shortened(text: &str) -> String {
 }
 
 /// What is said of an evaluation that the last image did not finish.
-fn lost(handover: &Handover, report: &Report) -> Outcome {
-    let Some(loss) = &handover.loss else {
+fn lost(init: &WorkerInit, report: &Report) -> Outcome {
+    let Some(crash) = &init.crash else {
         let text = "The evaluation ended with its image, which reset-session has replaced.";
         return failed("IMAGE-LOST", text.to_owned());
     };
-    let restored = restored(handover, report, loss);
-    let stuck = loss.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
+    let restored = restored(init, report, crash);
+    let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
-        return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", loss.cause));
+        return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", crash.cause));
     };
     let mut error = ErrorRecord::clone(error);
     // The rest of its message is about an image that goes on.
     let text = error.message.text.split_once(". ").map_or(&*error.message.text, |(first, _)| first);
     error.message =
-        Clipped::from(format!("{}.\nThe Lisp image {}. {restored}", text.trim_end_matches('.'), loss.cause));
+        Clipped::from(format!("{}.\nThe Lisp image {}. {restored}", text.trim_end_matches('.'), crash.cause));
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
-fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
+fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
     let mut text = "A new image has taken its place.\n".to_owned();
-    let Some(journal) = &handover.journal else {
+    let Some(journal) = &init.journal else {
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
         return text;
     };
-    let total = journal.len() + loss.deadly.len() + handover.dropped;
+    let total = journal.len() + crash.deadly.len() + init.dropped;
     text += &match total {
         0 => "There were no definitions to restore.".to_owned(),
         1 if report.restored == 1 => "Restored: the one form that defined something.".to_owned(),
         _ if report.restored == total => format!("Restored: all {total} forms that defined something."),
         _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
     };
-    let deadly = loss.deadly.iter().map(|entry| (entry, "it takes the image down"));
+    let deadly = crash.deadly.iter().map(|entry| (entry, "it takes the image down"));
     let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.as_str()));
     let failures: Vec<_> = deadly.chain(failed).collect();
     for (entry, reason) in failures.iter().take(NAMED) {
@@ -198,15 +208,15 @@ fn restored(handover: &Handover, report: &Report, loss: &Loss) -> String {
     if failures.len() > NAMED {
         text += &format!("\n- and {} more", failures.len() - NAMED);
     }
-    if handover.dropped > 0 {
-        text += &format!("\n- the {} oldest ones, for which there was no room", handover.dropped);
+    if init.dropped > 0 {
+        text += &format!("\n- the {} oldest ones, for which there was no room", init.dropped);
     }
     text += "\nNot kept: values that were assigned after their definition, threads, open files, and what else \
              the unfinished evaluation had done.";
     text
 }
 
-/// When an evaluation must be over that has so much time from now on, for [`Slot::Due`].
+/// When an evaluation must be over that has so much time from now on, for [`Status::Due`].
 fn due(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
@@ -214,62 +224,60 @@ fn due(time: Duration) -> u64 {
 /// Tells the supervisor.
 #[derive(Debug)]
 struct Keeper {
-    link: Arc<Link>,
-    board: Board,
+    output: Arc<Output>,
+    status: SharedStatus,
     /// The number of the last error as the supervisor knows it.
     told: Mutex<Option<u64>>,
 }
 
 impl Witness for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
-        self.board.set(Slot::Due, timeout.map_or(0, due));
-        self.board.set(Slot::Begun, job);
+        self.status.set(Status::Due, timeout.map_or(0, due));
+        self.status.set(Status::Begun, job);
     }
 
     fn extended(&self, more: Option<Duration>) {
-        self.board.set(Slot::Due, more.map_or(0, due));
+        self.status.set(Status::Due, more.map_or(0, due));
     }
 
     fn asks(&self, yes: bool) {
-        let asked = self.board.get(Slot::Asked);
-        self.board.set(Slot::Asked, if yes { asked + 1 } else { asked.saturating_sub(1) });
+        let asked = self.status.get(Status::Asked);
+        self.status.set(Status::Asked, if yes { asked + 1 } else { asked.saturating_sub(1) });
     }
 
     fn ended(&self, job: u64) {
         // One that was cancelled in the queue never began.
-        if self.board.get(Slot::Begun) == job {
-            self.board.set(Slot::Ended, job);
+        if self.status.get(Status::Begun) == job {
+            self.status.set(Status::Ended, job);
         }
     }
 
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
         let last = last.map(|error| error.id);
         let mut told = self.told.lock();
-        if (added.is_some() || *told != last) && !is_forked() {
+        if added.is_some() || *told != last {
             *told = last;
-            self.link.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
+            self.output.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
         }
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
-        if !is_forked() {
-            self.link.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
-        }
+        self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
     }
 
     fn numbered(&self, evaluation: u64) {
-        self.board.set(Slot::Numbered, evaluation);
+        self.status.set(Status::Numbered, evaluation);
     }
 
     fn limits(&self, limits: &Limits) {
-        self.link.tell(Kind::Limits, 0, limits);
+        self.output.tell(Kind::Limits, 0, limits);
     }
 
     fn stuck(&self, outcome: Option<Outcome>) {
         // No answer will have more of it.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
-        self.link.tell(Kind::Stuck, 0, &outcome);
+        self.output.tell(Kind::Stuck, 0, &outcome);
     }
 }
 
@@ -281,15 +289,14 @@ mod tests {
     fn a_loss_is_told_in_sentences() {
         let stuck =
             failed("CANCELLED", "The evaluation was cancelled; what it had done by then stays done.".to_owned());
-        let loss = Loss {
+        let crash = CrashReport {
             cause: "did not react to being interrupted and was ended".to_owned(),
             in_flight: true,
-            awaited: true,
             stuck: Some(Box::new(stuck)),
             deadly: Vec::new(),
         };
-        let handover = Handover { journal: Some(Vec::new()), loss: Some(loss), ..Handover::default() };
-        let error = lost(&handover, &Report::default()).result.unwrap_err();
+        let init = WorkerInit { journal: Some(Vec::new()), crash: Some(crash), ..WorkerInit::default() };
+        let error = lost(&init, &Report::default()).result.unwrap_err();
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled; what it had done by then stays done.\nThe Lisp image did not react to being \

@@ -53,6 +53,15 @@ impl ClippedBuffer {
         push_within(&mut self.left, &mut self.text, &mut self.omitted, text);
     }
 
+    /// Adds what was clipped elsewhere.
+    pub(super) fn push_clipped(&mut self, clipped: &Clipped) {
+        let mut characters = clipped.text.chars();
+        self.text.extend(
+            characters.by_ref().take(usize::try_from(self.left).unwrap_or(usize::MAX)).inspect(|_| self.left -= 1),
+        );
+        self.omitted += characters.count() as u64 + clipped.omitted;
+    }
+
     /// True when there is no point in going on.
     fn enough(&self) -> bool {
         self.omitted >= COUNTED
@@ -453,6 +462,16 @@ impl OutcomeBuilder {
             .filter(|error| last.as_ref() != Some(&error.kind))
             .map(|error| Arc::new(error.finish(&self.code, 0)))
             .collect()
+    }
+
+    /// All errors that reached the debugger, in their order, and what was printed.
+    pub(super) fn unwound(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
+        let printed = Clipped { text: self.printed_text(), omitted: self.omitted() };
+        let mut errors = self.take_superseded();
+        // Its time to unwind is over: that is no error.
+        let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
+        errors.extend(last.map(|error| Arc::new(error.finish(&self.code, self.evaluation))));
+        (errors, printed)
     }
 
     /// The outcome, once the job is over. `interrupted`: why it was, if it was.

@@ -19,6 +19,9 @@ pub(super) struct Held {
 /// How long releasing a held evaluation may take before its cleanup forms are abandoned.
 pub(super) const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What the next answer says of an evaluation that was released.
+pub(super) const RELEASED: &str = "The evaluation that was held for debugging has been released.";
+
 /// Which restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartDesignator {
@@ -147,7 +150,7 @@ impl Inner {
                 }
                 Some(request) => {
                     queue.push_front(request);
-                    return self.release("The evaluation that was held for debugging has been released.");
+                    return self.release(RELEASED);
                 }
                 None => {
                     return self

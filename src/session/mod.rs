@@ -31,7 +31,6 @@ use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
-use idle::PATIENCE;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -128,6 +127,8 @@ struct Inner {
     witness: OnceCell<Arc<dyn Witness>>,
     /// The evaluation that runs, or is held, binds the package.
     local: AtomicBool,
+    /// The highest number of a job that was cancelled when it neither waited nor ran.
+    cancelled: AtomicU64,
 }
 
 impl Session {
@@ -150,6 +151,7 @@ impl Session {
             next_id: AtomicU64::new(1),
             witness: OnceCell::new(),
             local: AtomicBool::new(false),
+            cancelled: AtomicU64::new(0),
         });
         image::boot(image, inner.clone())?;
         let clock = inner.clone();
@@ -202,7 +204,9 @@ impl Session {
         let queued = self.0.lanes[Lane::Evaluation as usize].remove(|request| request.job.id == id.0);
         if let Some(request) = queued {
             self.0.finish(Running::new(request, None), Ok(Interrupt::Cancel))();
-        } else {
+        } else if !self.0.interrupt(Lane::Evaluation, id.0, Interrupt::Cancel) {
+            // It is about to run, or over: jobs run in the order of their numbers.
+            self.0.cancelled.fetch_max(id.0, Ordering::AcqRel);
             self.0.interrupt(Lane::Evaluation, id.0, Interrupt::Cancel);
         }
     }
@@ -368,8 +372,8 @@ impl Inner {
         id
     }
 
-    /// Has the control lane interrupt a job, if the lane still works on it.
-    fn interrupt(&self, lane: Lane, target: u64, reason: Interrupt) {
+    /// Has the control lane interrupt a job, if the lane works on it; false if not.
+    fn interrupt(&self, lane: Lane, target: u64, reason: Interrupt) -> bool {
         if let Some(running) = self.running[lane as usize].lock().as_mut()
             && running.id == target
         {
@@ -386,10 +390,11 @@ impl Inner {
                 self.clock.arm(since + INTERRUPTION_GRACE);
             }
         } else {
-            return;
+            return false;
         }
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
         self.enqueue(Lane::Control, job, None, Build::Nothing);
+        true
     }
 
     /// Turns what ran into an answer, which is given when what this returns is called. `end` is `Ok` for a job that was
@@ -403,6 +408,9 @@ impl Inner {
         }
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
+        }
+        if let Some(builder) = running.unwinding {
+            self.unwound(*builder);
         }
         let refused = running.refused.map(HoldError::Refused);
         match running.build {
@@ -477,13 +485,35 @@ impl Inner {
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
         let mut state = self.state.lock();
-        state.record_superseded(superseded);
+        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
         self.tell_witness(&state, outcome);
         tell(&mut state, outcome);
+    }
+
+    /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
+    fn record_superseded(&self, state: &mut State, errors: Vec<Arc<ErrorRecord>>, why: &str) {
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(witness) = self.witness.get() {
+                witness.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+        }
+    }
+
+    /// Takes note of what the cleanup forms of a held evaluation did that was released.
+    fn unwound(&self, builder: OutcomeBuilder) {
+        let (errors, printed) = builder.unwound();
+        let limit = self.limits.lock().max_output;
+        let mut state = self.state.lock();
+        if !printed.is_empty() {
+            state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+        }
+        self.record_superseded(&mut state, errors, "It was signalled while what was held was unwound");
     }
 
     /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
@@ -515,23 +545,15 @@ impl Inner {
         }
     }
 
-    /// Lets the witness know that a job of the evaluation lane begins. A reset does not: the image goes instead.
-    fn witnessed(&self, request: Request) -> Request {
-        match request.job.kind {
-            JobKind::Evaluate { .. } => self.local.store(!request.job.name.is_empty(), Ordering::Relaxed),
-            JobKind::Reset if self.witness.get().is_some() => {
-                self.finish(Running::new(request, None), Err(true))();
-                loop {
-                    std::thread::park();
-                }
-            }
-            _ => {}
+    /// Lets the witness know that a job of the evaluation lane begins.
+    fn witnessed(&self, request: &Request) {
+        if let JobKind::Evaluate { .. } = request.job.kind {
+            self.local.store(!request.job.name.is_empty(), Ordering::Relaxed);
         }
         // What the server does of its own accord has a number of its own, above those of what waits.
         if let (Some(witness), false) = (self.witness.get(), matches!(request.build, Build::Nothing)) {
             witness.begun(request.job.id, request.timeout);
         }
-        request
     }
 }
 
@@ -550,23 +572,30 @@ impl Host for Inner {
         };
         let now = Instant::now();
         if lane == Lane::Evaluation {
-            if self.lanes[lane as usize].idle().is_some() {
-                self.clock.arm(now + PATIENCE);
-            }
-            request = self.witnessed(request);
+            self.witnessed(&request);
         }
         if lane != Lane::Control {
+            let mut slot = self.running[lane as usize].lock();
+            if lane == Lane::Evaluation && self.cancelled.load(Ordering::Acquire) == request.job.id {
+                drop(slot);
+                self.finish(Running::new(request, None), Ok(Interrupt::Cancel))();
+                return self.next_job(lane);
+            }
             let deadline = request.timeout.map(|timeout| now + timeout);
             // Lisp gets the job, the rest stays here.
             let job = request.take_job();
             let evaluation = request.build.evaluation();
             let mut running = Running::new(request, deadline);
+            if job.kind == JobKind::Release {
+                running.unwinding = self.held_as.lock().as_ref().map(|held| Box::new(held.anew()));
+            }
             if lane == Lane::Evaluation {
                 running.heap_limit = heap_limit();
                 self.begun.fetch_add(1, Ordering::Relaxed);
             }
             let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
-            *self.running[lane as usize].lock() = Some(running);
+            *slot = Some(running);
+            drop(slot);
             // From now on it can be interrupted.
             if let Some(evaluation) = evaluation {
                 self.evaluations.lock().begin(evaluation, job.id);
@@ -580,25 +609,19 @@ impl Host for Inner {
     }
 
     fn event(&self, job: u64, event: Event<'_>) -> bool {
-        if matches!(event, Event::Done { .. }) && image::process::is_forked() {
-            // A copy of this process that C code made, without its other threads: neither the answer to this job nor
-            // the next one is its business.
-            crate::exit_now(0);
-        }
-        for (index, lane) in self.running.iter().enumerate() {
+        for lane in &self.running {
             let mut slot = lane.lock();
             if let Some(running) = slot.as_mut()
                 && running.id == job
             {
                 if let Event::Done { success } = event {
-                    let running = slot.take();
-                    drop(slot);
-                    if let Some(running) = running {
+                    if let Some(mut running) = slot.take() {
+                        let settled = std::mem::take(&mut running.settled);
                         let answer = self.finish(running, Err(success));
-                        match self.lanes[index].idle() {
-                            Some(idle) => idle.soon(answer),
-                            None => answer(),
-                        }
+                        // Whoever finds that nothing runs finds what came of it.
+                        drop(slot);
+                        answer();
+                        settled.into_iter().for_each(|question| question());
                     }
                     return false;
                 }
@@ -611,6 +634,7 @@ impl Host for Inner {
                     Event::Released => {
                         let end = Instant::now() + RELEASE_TIMEOUT;
                         running.released = true;
+                        running.unwinding = self.held_as.lock().as_ref().map(|held| Box::new(held.anew()));
                         running.deadline = Some(end);
                         self.clock.arm(end);
                     }
@@ -637,7 +661,12 @@ impl Host for Inner {
                             witness.defined(form, self.local.load(Ordering::Relaxed), running.evaluation);
                         }
                     }
-                    event => return running.build.event(event),
+                    event => {
+                        return match &mut running.unwinding {
+                            Some(unwinding) => unwinding.event(event),
+                            None => running.build.event(event),
+                        };
+                    }
                 }
                 return false;
             }

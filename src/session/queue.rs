@@ -75,9 +75,6 @@ impl<T> Queue<T> {
     }
 
     fn pop_idle(&self, idle: &dyn Idle, deadline: Option<Instant>) -> Option<T> {
-        if !self.items.lock().is_empty() {
-            idle.pass();
-        }
         loop {
             if let Some(item) = self.items.lock().pop_front() {
                 return Some(item);
@@ -92,6 +89,12 @@ impl<T> Queue<T> {
     /// Puts back what was popped, by the thread that pops.
     pub(super) fn push_front(&self, item: T) {
         self.items.lock().push_front(item);
+    }
+
+    /// Takes out all.
+    #[cfg(feature = "mcp")]
+    pub(super) fn take_all(&self) -> VecDeque<T> {
+        std::mem::take(&mut *self.items.lock())
     }
 
     /// Takes out the first that `matches`.

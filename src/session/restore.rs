@@ -6,13 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::builder::OutcomeBuilder;
 use super::history::History;
+use super::hold::RELEASED;
 use super::idle::Idle;
+use super::running::{Build, Running};
 use super::state::State;
 use super::witness::Witness;
-use super::{Lane, Ordering, Reply, Session, wait};
+use super::{Interrupt, Lane, Ordering, Reply, Session, wait};
 use crate::Evaluation;
 use crate::config::Limits;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
+
+/// What a reset says of an evaluation that ran.
+const ENDED: &str = "The evaluation that was running has been ended.";
 
 /// What a session knows of errors, as it is handed to another.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -82,6 +87,53 @@ impl Session {
         self.0.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
+    /// Calls `question`, which is about the error state, when nothing that was cancelled is yet to become part of it.
+    pub(crate) fn when_settled(&self, question: impl FnOnce() + Send + 'static) {
+        let mut slot = self.0.running[Lane::Evaluation as usize].lock();
+        match slot.as_mut() {
+            Some(running) if running.interrupted == Some(Interrupt::Cancel) => running.settled.push(Box::new(question)),
+            _ => {
+                drop(slot);
+                question();
+            }
+        }
+    }
+
+    /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself. Returns what is to be
+    /// said of it.
+    pub(crate) fn end_all(&self) -> Option<String> {
+        self.end_queued(Lane::Evaluation);
+        self.end_queued(Lane::Inspection);
+        let running = self.0.running[Lane::Evaluation as usize].lock().as_ref().map(|running| running.id);
+        let interrupted = running.is_some_and(|job| self.0.interrupt(Lane::Evaluation, job, Interrupt::Cancel));
+        interrupted.then(|| ENDED.to_owned())
+    }
+
+    /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced.
+    pub(crate) fn abandon(&self) {
+        for lane in [Lane::Evaluation, Lane::Inspection] {
+            let running = self.0.running[lane as usize].lock().take();
+            if let Some(mut running) = running {
+                if lane == Lane::Evaluation && !matches!(running.build, Build::Nothing) {
+                    self.add_notice(ENDED.to_owned());
+                }
+                let settled = std::mem::take(&mut running.settled);
+                self.0.finish(running, Ok(Interrupt::Cancel))();
+                settled.into_iter().for_each(|question| question());
+            }
+            self.end_queued(lane);
+        }
+        if self.0.held.lock().take().is_some() {
+            self.add_notice(RELEASED.to_owned());
+        }
+    }
+
+    fn end_queued(&self, lane: Lane) {
+        for request in self.0.lanes[lane as usize].take_all() {
+            self.0.finish(Running::new(request, None), Ok(Interrupt::Cancel))();
+        }
+    }
+
     /// Takes the errors over.
     pub(crate) fn set_errors(&self, errors: Errors) {
         self.0.state.lock().restore(errors);
@@ -101,6 +153,12 @@ impl Session {
     /// What the next answer has to say, which it will not say now.
     pub(crate) fn take_notices(&self) -> Vec<String> {
         self.0.state.lock().take_notices()
+    }
+
+    /// Has the next answer not say this after all.
+    pub(crate) fn withdraw_notice(&self, notice: &str) {
+        // What is kept of it may be shorter.
+        self.0.state.lock().notices.retain(|kept| kept.lines().next() != notice.lines().next());
     }
 
     /// Adds to what the next answer has to say.

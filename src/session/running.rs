@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::builder::{InspectionBuilder, OutcomeBuilder};
-use super::{Reply, Request};
+use super::watch::INTERRUPTION_GRACE;
+use super::{Answer, Reply, Request};
 use crate::error::{HoldError, InspectError};
 use crate::image::{self, Event, Interrupt, Job, JobKind};
 use crate::outcome::{DefiningForm, Definitions, Local, Outcome, SymbolDescription};
@@ -102,8 +103,12 @@ pub(super) struct Running {
     pub(super) unchanged: bool,
     /// It unwinds what was held.
     pub(super) released: bool,
+    /// What the cleanup forms of that print and fail with.
+    pub(super) unwinding: Option<Box<OutcomeBuilder>>,
     /// Why what was asked cannot be done.
     pub(super) refused: Option<String>,
+    /// Questions about the error state, which wait for its end because it was cancelled.
+    pub(super) settled: Vec<Answer>,
 }
 
 impl Running {
@@ -121,7 +126,9 @@ impl Running {
             holds: false,
             unchanged: false,
             released: false,
+            unwinding: None,
             refused: None,
+            settled: Vec::new(),
         }
     }
 
@@ -129,6 +136,12 @@ impl Running {
     pub(super) fn fills_heap(&self) -> bool {
         let (Some(limit), Some(usage)) = (self.heap_limit, image::heap::usage()) else { return false };
         usage.kept > limit || usage.used > limit + usage.size / 4
+    }
+
+    /// The questions that wait for its end, when that is long overdue and nobody else replaces the image.
+    pub(super) fn unsettled(&mut self, now: Instant) -> Option<Vec<Answer>> {
+        let overdue = self.interrupted_at? + INTERRUPTION_GRACE <= now;
+        overdue.then(|| std::mem::take(&mut self.settled))
     }
 
     /// Sees whether the job is to be abandoned for the heap. One that was interrupted for it may go on if it is not.

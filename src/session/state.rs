@@ -38,17 +38,6 @@ impl State {
         self.history.push(error.clone());
     }
 
-    /// Puts errors into the history that others came after in the same evaluation, and says so in its answer.
-    pub(super) fn record_superseded(&mut self, errors: Vec<Arc<ErrorRecord>>) {
-        for mut error in errors {
-            self.record(&mut error);
-            self.notice(format!(
-                "Before this, E{} reached the debugger: {}. A cleanup form failed while it was unwound, or stopped that.",
-                self.errors, error.kind
-            ));
-        }
-    }
-
     /// The error with this number, if the history still has it.
     pub(super) fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
         self.history.get(id).cloned()

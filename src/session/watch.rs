@@ -55,9 +55,10 @@ impl Inner {
 
     /// Interrupts what has run too long by now. When to look again.
     pub(super) fn interrupt_overdue(&self, now: Instant) -> Option<Instant> {
-        let idle = self.lanes[Lane::Evaluation as usize].idle();
-        let rested = idle.and_then(|idle| idle.look(now));
-        let mut next = self.watch_heap(now).into_iter().chain(rested).min();
+        let mut next = self.watch_heap(now);
+        let settled =
+            self.running[Lane::Evaluation as usize].lock().as_mut().and_then(|running| running.unsettled(now));
+        settled.into_iter().flatten().for_each(|question| question());
         for lane in [Lane::Evaluation, Lane::Inspection] {
             let mut overdue = None;
             next = next.into_iter().chain(self.give_up_stuck(lane, now)).min();
@@ -91,8 +92,10 @@ impl Inner {
         if now < end {
             return Some(end.min(now + COLLECTION_WATCH));
         }
-        let running = slot.take()?;
+        let mut running = slot.take()?;
         drop(slot);
+        // The next image answers them.
+        std::mem::forget(std::mem::take(&mut running.settled));
         match running.build {
             // Whoever waits for the answer gets it from the next image, and must not see this one give up.
             Build::Outcome(builder, reply) => {

@@ -7,8 +7,10 @@ use crate::outcome::DefiningForm;
 
 /// Up to so many forms everything is kept as it was evaluated.
 const EXACT: usize = 2_000;
-/// Bytes of code that are kept.
+/// Bytes that the forms may take when they are handed over.
 const MAX_BYTES: usize = 16 << 20;
+/// What a form takes besides.
+const OVERHEAD: usize = 64;
 
 /// Forms in the order of their evaluation.
 #[derive(Debug, Default)]
@@ -24,7 +26,7 @@ pub(super) struct Journal {
 impl Journal {
     /// Adds a form.
     pub(super) fn add(&mut self, entry: Entry) {
-        self.bytes += entry.form.code.len();
+        self.bytes += size(&entry);
         self.entries.push(entry);
         if self.entries.len() > self.limit.max(EXACT) || self.bytes > MAX_BYTES {
             self.compact();
@@ -48,26 +50,31 @@ impl Journal {
             .collect();
         let mut keep = keep.into_iter();
         self.entries.retain(|_| keep.next().unwrap_or(true));
-        self.bytes = self.entries.iter().map(|entry| entry.form.code.len()).sum();
+        self.bytes = self.entries.iter().map(size).sum();
         let mut excess = 0;
         // With room for some more, lest every form from here on is work.
         let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
         while self.bytes > room && excess < self.entries.len() {
-            self.bytes -= self.entries[excess].form.code.len();
+            self.bytes -= size(&self.entries[excess]);
             excess += 1;
         }
         self.entries.drain(..excess);
         self.dropped += excess;
     }
 
+    /// Notes that there was a form too long to be kept.
+    pub(super) fn miss(&mut self) {
+        self.dropped += 1;
+    }
+
     /// Forgets the forms at these places.
-    pub(super) fn remove(&mut self, places: &[usize]) {
+    pub(super) fn remove(&mut self, places: &HashSet<usize>) {
         let mut index = 0;
         self.entries.retain(|entry| {
             let stays = !places.contains(&index);
             index += 1;
             if !stays {
-                self.bytes -= entry.form.code.len();
+                self.bytes -= size(entry);
             }
             stays
         });
@@ -76,7 +83,7 @@ impl Journal {
     /// Takes out the form at a place.
     pub(super) fn take(&mut self, place: usize) -> Option<Entry> {
         let entry = (place < self.entries.len()).then(|| self.entries.remove(place))?;
-        self.bytes -= entry.form.code.len();
+        self.bytes -= size(&entry);
         Some(entry)
     }
 
@@ -89,6 +96,16 @@ impl Journal {
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
+}
+
+/// What a form takes: at most six bytes a character, as JSON has it.
+fn size(entry: &Entry) -> usize {
+    let escaped = |text: &str| {
+        text.bytes()
+            .map(|byte| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') })
+            .sum::<usize>()
+    };
+    OVERHEAD + escaped(&entry.form.code) + escaped(&entry.form.package)
 }
 
 #[cfg(test)]
@@ -109,10 +126,10 @@ mod tests {
         journal.compact();
         assert_eq!(journal.entries().len(), 20);
         assert_eq!(journal.entries()[19].form.code, "(defun f9 ())");
-        journal.remove(&[0, 18]);
+        journal.remove(&HashSet::from([0, 18]));
         assert_eq!(journal.take(16).unwrap().form.code, "(defun f7 ())");
         assert_eq!(journal.take(17), None);
-        assert_eq!(journal.bytes, journal.entries().iter().map(|entry| entry.form.code.len()).sum::<usize>());
+        assert_eq!(journal.bytes, journal.entries().iter().map(size).sum::<usize>());
     }
 
     #[test]
@@ -124,5 +141,8 @@ mod tests {
         assert!(journal.bytes <= MAX_BYTES);
         assert_eq!(journal.dropped() + journal.entries().len(), 40);
         assert!(journal.entries().last().unwrap().form.code.contains("*v39*"));
+        // Six bytes a character, when it is handed over.
+        journal.add(entry("\u{1}".repeat(4 << 20)));
+        assert!(serde_json::to_vec(journal.entries()).unwrap().len() <= MAX_BYTES);
     }
 }

@@ -4,32 +4,39 @@
 //! lines between client and worker, remembers what the next worker must know, and starts it. It reads no more of a
 //! line than where it ends: the worker says which line it answers, and what is worth remembering.
 
-mod client;
-mod descriptors;
 mod journal;
-mod outbox;
+pub(crate) mod log;
+mod messages;
 pub(crate) mod processes;
-mod refusal;
+mod recovery;
 mod relay;
 mod requests;
-mod signals;
+mod restart_policy;
+mod shutdown;
 mod watchdog;
 mod worker_process;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use relay::Relay;
-use worker_process::Command;
 
-/// Serves the client until it closes its end or a signal comes; returns the exit status.
-///
-/// `input` and `output` are the client's; `arguments` are those of a worker; `restore`: definitions come back when an
-/// image is lost.
-pub(crate) fn serve(input: OwnedFd, output: OwnedFd, arguments: Vec<OsString>, restore: bool) -> io::Result<i32> {
+/// How to supervise.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// The arguments of a worker.
+    pub(crate) arguments: Vec<OsString>,
+    /// Definitions come back when an image is lost.
+    pub(crate) restore: bool,
+    /// How often to look whether the worker does anything.
+    pub(crate) watch_interval: Duration,
+}
+
+/// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal
+/// comes; returns the exit status.
+pub(crate) fn serve(input: OwnedFd, output: OwnedFd, options: Options) -> io::Result<i32> {
     processes::adopt_orphans();
-    let status = Relay::start(input, output, Command::new(arguments), restore)?.run();
-    processes::end_all_but(None);
-    status
+    Ok(Relay::new(input, output, options)?.run())
 }

@@ -1,8 +1,8 @@
-//! The processes that a worker leaves behind: they become the supervisor's children, and go when it does.
+//! The processes that descend from this one. Orphans of a worker become the supervisor's children, and go when it does.
 
 use std::collections::HashMap;
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid};
 
 /// Rounds of looking for processes, which may be making others.
 const ROUNDS: usize = 5;
@@ -14,20 +14,20 @@ pub(crate) fn adopt_orphans() {
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 
-/// A child that has ended, if there is one.
+/// A child that has ended, if there is one. Its number is free from here on.
 pub(super) fn ended() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(WaitOptions::NOHANG).ok().flatten()
 }
 
-/// Kills everything that descends from this process, but not `worker` and what descends from that.
-pub(crate) fn end_all_but(worker: Option<Pid>) {
+/// Kills everything that descends from this process.
+pub(crate) fn end_all() {
     for _ in 0..ROUNDS {
-        let found = descendants(getpid(), worker);
-        for pid in &found {
-            let _ = kill_process(*pid, Signal::KILL);
+        let found = descendants();
+        for (pid, parent) in &found {
+            kill(*pid, *parent);
         }
         // Those that are this process' children by now are done with; the rest become so.
-        while ended().is_some_and(|(pid, _)| Some(pid) != worker) {}
+        while ended().is_some() {}
         if found.is_empty() {
             return;
         }
@@ -35,56 +35,79 @@ pub(crate) fn end_all_but(worker: Option<Pid>) {
     }
 }
 
-/// Kills a process and everything that descends from it.
-pub(super) fn end_tree(root: Pid) {
-    // Nothing is to be added while they are looked for.
-    let _ = kill_process(root, Signal::STOP);
-    let found = descendants(root, None);
-    let _ = kill_process(root, Signal::KILL);
-    for pid in found {
-        let _ = kill_process(pid, Signal::KILL);
+/// Kills `pid` if it is a child of `parent`: its number may be another process' by now, which does not get the signal.
+#[cfg(target_os = "linux")]
+pub(super) fn kill(pid: Pid, parent: Pid) {
+    use rustix::process::{PidfdFlags, kill_process, pidfd_open, pidfd_send_signal};
+    // Whatever it is that is looked at after this is what is signalled.
+    let process = pidfd_open(pid, PidfdFlags::empty());
+    if stat(pid).is_some_and(|(_, of)| of == parent) {
+        let _ = match process {
+            Ok(process) => pidfd_send_signal(process, Signal::KILL),
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            // An old kernel, or no descriptor is left.
+            Err(_) => kill_process(pid, Signal::KILL),
+        };
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn kill(pid: Pid, _parent: Pid) {
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
 }
 
 /// True for a process that a signal has stopped, where the system says so.
 pub(super) fn is_stopped(pid: Pid) -> bool {
-    stat(&pid.as_raw_nonzero().to_string()).is_some_and(|fields| fields.trim_start().starts_with('T'))
+    stat(pid).is_some_and(|(state, _)| state == b'T')
 }
 
-/// The fields of a process' status after its name, where the system has it.
-fn stat(pid: &str) -> Option<String> {
+/// A process' state and its parent, where the system has them.
+fn stat(pid: Pid) -> Option<(u8, Pid)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command's name, in parentheses, may hold anything.
-    Some(stat.rsplit_once(')')?.1.to_owned())
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    Some((state, Pid::from_raw(fields.next()?.parse().ok()?)?))
 }
 
-/// What descends from `root` and still runs, without `spared` and its own.
-fn descendants(root: Pid, spared: Option<Pid>) -> Vec<Pid> {
-    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+/// What descends from this process and still runs, with the parent of each.
+fn descendants() -> Vec<(Pid, Pid)> {
+    let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some((name, pid)) = name.to_str().and_then(|name| Some((name, name.parse::<i32>().ok()?))) else {
-            continue;
-        };
-        let Some(fields) = stat(name) else { continue };
-        let mut fields = fields.split_ascii_whitespace();
-        let runs = fields.next().is_some_and(|state| state != "Z" && state != "X");
-        let parent = fields.next().and_then(|parent| parent.parse().ok());
-        if let (true, Some(parent)) = (runs, parent) {
+        let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+        if let Some(pid) = pid
+            && let Some((state, parent)) = stat(pid)
+            && !matches!(state, b'Z' | b'X')
+        {
             children.entry(parent).or_default().push(pid);
         }
     }
     let mut found = Vec::new();
-    let mut pending = vec![root.as_raw_nonzero().get()];
+    let mut pending = vec![getpid()];
     while let Some(parent) = pending.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
-            if let Some(pid) = Pid::from_raw(child)
-                && Some(pid) != spared
-            {
-                found.push(pid);
-                pending.push(child);
-            }
+            found.push((child, parent));
+            pending.push(child);
         }
     }
     found
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn only_the_process_that_is_meant_is_killed() {
+        let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        // As if the number had been another process' when it was looked at.
+        kill(pid, Pid::INIT);
+        assert_eq!(child.try_wait().unwrap(), None);
+        kill(pid, getpid());
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        kill(pid, getpid());
+    }
 }

@@ -1,416 +1,373 @@
-//! The loop: what comes in on one side goes out on the other, and a worker that is gone is replaced.
+//! The loop: what comes in on one side goes out on the other, and a worker that is lost is replaced.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::WaitStatus;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::getpid;
 
-use super::client::{ClientInput, Said};
-use super::descriptors::nonblocking_writer;
-use super::journal::Journal;
-use super::outbox::Outbox;
-use super::requests::Requests;
-use super::signals::Signals;
-use super::watchdog::{self, Watchdog};
-use super::worker_process::{Command, Frame, WorkerProcess, cause};
-use super::{processes, refusal};
-use crate::config::Limits;
-use crate::handover::board::Slot;
-use crate::handover::frame::Kind;
-use crate::handover::{AWAKE, ErrorChange, Handover, Loss, Restored, line_of_job};
+use super::recovery::{Crash, RecoveryState};
+use super::restart_policy::{RestartPolicy, Stage};
+use super::shutdown::Shutdown;
+use super::watchdog::Watchdog;
+use super::worker_process::{self, WorkerProcess, cause};
+use super::{Options, messages, processes};
+use crate::handover::frame::{Kind, Malformed};
 use crate::image::heap::LOST_TO_HEAP;
-use crate::session::restore::{Errors, failed};
+use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
+use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::signals::Signals;
+use crate::rpc::{self, WriteBuffer};
+use crate::session::restore::failed;
 
 /// With so many bytes of requests unanswered, no more are read.
 const MAX_REQUESTS: usize = 96 << 20;
 /// With so many bytes unread by the client, nothing is read from the worker.
 const MAX_ANSWERS: usize = 1 << 20;
-/// How long everything may take from the end of input, or a signal, to the end.
-const LAST_WORDS: Duration = Duration::from_millis(900);
-/// How long the client may take to read the last answers.
-const FAREWELL: Duration = Duration::from_millis(50);
-/// How long a worker that said goodbye may take to be gone.
-const DEPARTURE: Duration = Duration::from_millis(300);
-/// So many workers may die without an answer in between, as long as each of them got as far as serving.
-const MAX_DEATHS: usize = 20;
-/// So many may die before they serve.
-const MAX_EARLY_DEATHS: usize = 5;
-/// The time within which deaths are counted.
-const DEATHS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Why the relay stops.
-#[derive(Debug, Clone, Copy)]
-struct Ending {
-    status: i32,
-    deadline: Instant,
+/// What is to be done before the next step.
+#[must_use]
+#[derive(Debug)]
+enum Verdict {
+    /// The worker is lost, or to be given up: another one takes its place.
+    Replace(Crash),
+    /// This line asks for a fresh image; the present one had this to say yet.
+    Reset(u64, Vec<String>),
+    /// The server cannot start, for this reason.
+    Fail(String),
+    /// All is over.
+    End,
 }
 
-/// A worker's death that no answer has followed yet.
-#[derive(Debug, Clone, Copy)]
-struct Death {
-    at: Instant,
-    early: bool,
-}
-
-/// What the relay does next.
-enum Next {
-    GoOn,
-    /// Ends with this status.
-    End(i32),
-}
+type Step = Result<(), Verdict>;
 
 /// Client, worker, and all that is remembered between workers.
 #[derive(Debug)]
 pub(super) struct Relay {
-    input: Option<ClientInput>,
-    output: Outbox,
+    input: Option<LineReader>,
+    output: WriteBuffer,
     signals: Signals,
-    command: Command,
-    worker: WorkerProcess,
+    arguments: Vec<OsString>,
+    worker: Option<WorkerProcess>,
+    /// When the next worker is to be started.
+    start_at: Instant,
+    /// A worker has got as far as serving.
+    has_served: bool,
     watchdog: Watchdog,
-    /// How the worker ended, if it did.
-    ended: Option<WaitStatus>,
-    ending: Option<Ending>,
-    deaths: Vec<Death>,
-    memory: Memory,
-}
-
-/// What outlives a worker.
-#[derive(Debug)]
-struct Memory {
-    requests: Requests,
-    handshake: Vec<String>,
-    /// What belongs to the handshake once its line is answered.
-    keep: Vec<(u64, String)>,
-    limits: Option<Limits>,
-    errors: Errors,
-    /// `None` when nothing is to be restored.
-    journal: Option<Journal>,
-    through: u64,
-    /// The number of the newest evaluation.
-    evaluations: u64,
-    loss: Option<Loss>,
-    reset: Option<u64>,
-    /// What the image before the reset had to say yet, until the one after it has heard of it.
-    notices: Vec<String>,
-}
-
-/// What a frame asks of the relay.
-enum Wish {
-    /// A fresh image, which says what this one had to say yet.
-    Reset(u64, Vec<String>),
-    /// An end to an image that cannot be stopped.
-    Stuck(Option<Box<crate::Outcome>>),
+    restarts: RestartPolicy,
+    recovery: RecoveryState,
+    shutdown: Option<Shutdown>,
+    /// The status that the last worker said it would end with.
+    bye: Option<i32>,
 }
 
 impl Relay {
-    pub(super) fn start(input: OwnedFd, output: OwnedFd, command: Command, restore: bool) -> io::Result<Self> {
-        let signals = Signals::new()?;
-        let memory = Memory {
-            requests: Requests::new(),
-            handshake: Vec::new(),
-            keep: Vec::new(),
-            limits: None,
-            errors: Errors::default(),
-            journal: restore.then(Journal::default),
-            through: 0,
-            evaluations: 0,
-            loss: None,
-            reset: None,
-            notices: Vec::new(),
-        };
-        let mut worker = command.start()?;
-        memory.hand_over(&mut worker)?;
+    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options) -> io::Result<Self> {
         Ok(Self {
-            input: Some(ClientInput::new(input)),
-            output: Outbox::new(nonblocking_writer(output)?),
-            signals,
-            command,
-            worker,
-            watchdog: Watchdog::new(),
-            ended: None,
-            ending: None,
-            deaths: Vec::new(),
-            memory,
+            input: Some(LineReader::new(nonblocking_reader(input)?)),
+            output: WriteBuffer::new(nonblocking_writer(output)?),
+            signals: Signals::new()?,
+            arguments: options.arguments,
+            worker: None,
+            start_at: Instant::now(),
+            has_served: false,
+            watchdog: Watchdog::new(options.watch_interval),
+            restarts: RestartPolicy::default(),
+            recovery: RecoveryState::new(options.restore),
+            shutdown: None,
+            bye: None,
         })
     }
 
     /// Relays to the end; returns the exit status.
-    pub(super) fn run(mut self) -> io::Result<i32> {
+    pub(super) fn run(mut self) -> i32 {
         loop {
-            if let Next::End(status) = self.step()? {
-                self.worker.kill();
-                return Ok(status);
+            match self.step() {
+                Ok(()) => {}
+                Err(Verdict::Replace(crash)) => self.replace(crash),
+                Err(Verdict::Reset(line, notices)) => self.reset(line, notices),
+                Err(Verdict::Fail(reason)) => self.fail(reason),
+                Err(Verdict::End) => break,
             }
         }
+        processes::end_all();
+        self.shutdown.map_or(0, |shutdown| shutdown.finish(&self.recovery.requests, &mut self.output, self.bye))
     }
 
-    fn step(&mut self) -> io::Result<Next> {
+    fn step(&mut self) -> Step {
+        self.start_worker()?;
         let ready = self.wait()?;
-        if ready.worker && self.read_worker()?.is_none() {
-            return Ok(Next::End(self.ending.map_or(0, |ending| ending.status)));
+        if ready.worker {
+            self.read_worker()?;
         }
         if ready.signals
             && let Some(signal) = self.signals.take()
         {
-            self.end(128 + signal, LAST_WORDS);
+            self.shut_down(128 + signal);
         }
-        if ready.signals || !self.worker.open {
-            while let Some((pid, status)) = processes::ended() {
-                if pid == self.worker.pid && !self.worker.gone {
-                    self.worker.gone = true;
-                    self.ended = Some(status);
-                }
-            }
-        }
-        if let Some(status) = self.ended.take()
-            && let Some(status) = self.worker_ended(status)?
-        {
-            return Ok(Next::End(status));
-        }
+        self.look_for_ends()?;
         if ready.input {
             self.read_client();
         }
-        if ready.worker_input
-            && let Some(input) = &mut self.worker.input
+        if let Some(worker) = &mut self.worker
+            && let Some(input) = &mut worker.input
+            && ready.worker_input
             && input.flush().is_err()
         {
-            self.worker.input = None;
+            worker.input = None;
         }
         if ready.output && self.output.flush().is_err() {
-            return Ok(Next::End(0));
+            return Err(Verdict::End);
         }
-        let hears = self.output.is_empty() && self.ending.is_none();
-        if let Some((cause, stuck)) = self.watchdog.look(&self.worker, &self.memory.requests, hears)
-            && let Some(status) = self.replace(cause, stuck)?
-        {
-            return Ok(Next::End(status));
+        if let Some(worker) = &self.worker {
+            let hears = self.output.is_empty() && self.shutdown.is_none();
+            let crash = self.watchdog.look(worker, &mut self.recovery.requests, hears);
+            crash.map_or(Ok(()), |crash| Err(Verdict::Replace(crash)))?;
         }
-        Ok(self.conclude())
+        self.conclude()
+    }
+
+    /// Starts a worker where the last one stopped, if it is time to.
+    fn start_worker(&mut self) -> Step {
+        if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
+            return Ok(());
+        }
+        let started = worker_process::start(&self.arguments).and_then(|mut worker| {
+            self.recovery.hand_over(&mut worker)?;
+            Ok(worker)
+        });
+        match started {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                self.watchdog = Watchdog::new(self.watchdog.interval);
+                Ok(())
+            }
+            Err(error) => Err(Verdict::Replace(Crash::new(format!("cannot be started: {error}")))),
+        }
     }
 
     /// Waits until something can be done.
-    fn wait(&mut self) -> io::Result<Ready> {
-        let takes_more = self.memory.requests.bytes() < MAX_REQUESTS;
+    fn wait(&mut self) -> Result<Ready, Verdict> {
+        let takes_more = self.recovery.requests.bytes() < MAX_REQUESTS;
         // At the end there is no later for what the worker has to say.
-        let hears_more = self.worker.open && (self.output.backlog() < MAX_ANSWERS || self.ending.is_some());
+        let hears_more = self.output.backlog() < MAX_ANSWERS || self.shutdown.is_some();
         let mut fds = Vec::with_capacity(5);
-        fds.push(PollFd::new(&self.signals, PollFlags::IN));
-        let worker = hears_more.then(|| push(&mut fds, PollFd::new(&self.worker, PollFlags::IN)));
+        let mut watch = |fd| {
+            fds.push(fd);
+            fds.len() - 1
+        };
+        let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
+        let worker = self.worker.as_ref().filter(|worker| worker.open && hears_more);
+        let worker = worker.map(|worker| watch(PollFd::new(worker, PollFlags::IN)));
         let input = self.input.as_ref().filter(|_| takes_more);
-        let input = input.map(|input| push(&mut fds, PollFd::new(input, PollFlags::IN)));
-        let unsent = self.worker.input.as_ref().filter(|input| !input.is_empty());
-        let worker_input = unsent.map(|input| push(&mut fds, PollFd::new(input, PollFlags::OUT)));
-        let output = (!self.output.is_empty()).then(|| push(&mut fds, PollFd::new(&self.output, PollFlags::OUT)));
-        let end = self.ending.map(|ending| ending.deadline.saturating_duration_since(Instant::now()));
-        let watch = (self.memory.requests.bytes() > 0 || !self.worker.ready).then_some(watchdog::EVERY);
-        let timeout = end.into_iter().chain(watch).min();
+        let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
+        let unsent = self.worker.as_ref().and_then(|worker| worker.input.as_ref()).filter(|input| !input.is_empty());
+        let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
+        let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
+        let due = match (&self.worker, &self.shutdown) {
+            (_, Some(shutdown)) => Some(shutdown.deadline()),
+            (None, None) => Some(self.start_at),
+            _ => None,
+        };
+        let is_watched = self.worker.as_ref().is_some_and(|worker| {
+            !worker.ready || worker.unfinished().is_some() || self.recovery.requests.may_be_awaited()
+        });
+        let due = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = due.into_iter().chain(is_watched.then_some(self.watchdog.interval)).min();
         // A millisecond more: what is rounded down would spin.
-        let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
-        match poll_awake(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        if let Err(error) = rpc::wait(&mut fds, timeout.map(|left| left + Duration::from_millis(1))) {
+            return Err(Verdict::Fail(format!("the server cannot wait for input: {error}")));
         }
-        let is_ready = |index: Option<usize>| index.is_some_and(|index| !fds[index].revents().is_empty());
+        let is_ready = |index: usize| !fds[index].revents().is_empty();
         Ok(Ready {
-            signals: is_ready(Some(0)),
-            worker: is_ready(worker),
-            input: is_ready(input),
-            worker_input: is_ready(worker_input),
-            output: is_ready(output),
+            signals: is_ready(signals),
+            worker: worker.is_some_and(is_ready),
+            input: input.is_some_and(is_ready),
+            worker_input: worker_input.is_some_and(is_ready),
+            output: output.is_some_and(is_ready),
         })
     }
 
-    /// Takes what the worker says. `None` when the client is gone; else whether there may be more.
-    fn read_worker(&mut self) -> io::Result<Option<bool>> {
-        let Self { worker, output, memory, deaths, ending, .. } = self;
-        let mut wish = None;
-        let mut gone = false;
-        let (mut ready, mut bye) = (worker.ready, worker.bye);
-        let result = worker.read(|frame| {
-            match frame {
-                (Kind::Answer, line, text) => {
-                    if memory.answered(line) {
-                        gone |= output.put(text).is_err();
-                        deaths.clear();
+    /// Reads once what the worker says.
+    fn read_worker(&mut self) -> Step {
+        let Self { worker, output, recovery, restarts, .. } = self;
+        let Some(worker) = worker else { return Ok(()) };
+        worker.read();
+        let malformed =
+            |_: Malformed| Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"));
+        loop {
+            let is_ready = worker.ready;
+            let Some(frame) = worker.next_frame().map_err(malformed)? else { break };
+            let (kind, line, payload) = frame;
+            match kind {
+                Kind::Restored if !is_ready => {
+                    let restored = serde_json::from_slice(payload).unwrap_or_default();
+                    worker.ready = true;
+                    self.has_served = true;
+                    recovery.resume(worker, &restored);
+                }
+                Kind::Bye => {
+                    let reason: Option<String> = serde_json::from_slice(payload).unwrap_or_default();
+                    worker.bye = Some(i32::try_from(line).unwrap_or(1));
+                    match reason {
+                        _ if self.shutdown.is_some() => {}
+                        Some(reason) if !self.has_served => return Err(Verdict::Fail(reason)),
+                        Some(reason) => {
+                            return Err(Verdict::Replace(Crash::new(format!("cannot be started: {reason}"))));
+                        }
+                        // Nobody asked it to leave.
+                        None => return Err(Verdict::Replace(Crash::new("lost its connection and was ended"))),
                     }
                 }
-                (Kind::Message, _, text) => gone |= output.put(text).is_err(),
-                (Kind::Bye, status, _) => bye = Some(i32::try_from(status).unwrap_or(1)),
-                (Kind::Restored, _, payload) => {
-                    ready = true;
-                    memory.restored(payload);
+                // Restoring is all that it does before it is ready.
+                _ if !is_ready => return Err(malformed(Malformed)),
+                Kind::Answer if recovery.finished(line) => {
+                    output.put(payload).map_err(|_| Verdict::End)?;
+                    restarts.answered();
                 }
-                frame => wish = memory.note(frame),
-            }
-            wish.is_none()
-        });
-        (worker.ready, worker.bye) = (ready, bye);
-        // One that leaves although nobody asked it to has lost its end of a pipe. One that never served could not.
-        let left = bye == Some(0) && ready && ending.is_none();
-        if let (Some(status), None, false) = (bye, *ending, left) {
-            *ending = Some(Ending { status, deadline: Instant::now() + DEPARTURE });
-        }
-        if gone {
-            return Ok(None);
-        }
-        if left {
-            self.replace("lost its connection and was ended".to_owned(), None)?;
-            return Ok(Some(true));
-        }
-        match wish {
-            None => {}
-            Some(Wish::Reset(line, notices)) => self.reset(line, notices)?,
-            Some(Wish::Stuck(outcome)) => {
-                let cause = "did not react to being interrupted and was ended".to_owned();
-                self.replace(cause, outcome)?;
-            }
-        }
-        match result {
-            Ok(more) => {
-                if !self.worker.open && self.worker.bye.is_none() {
-                    // It lives but cannot speak: its descriptors were closed under it.
-                    self.worker.kill();
+                // Somebody was told already, or does not want to be.
+                Kind::Answer => {}
+                Kind::Message => output.put(payload).map_err(|_| Verdict::End)?,
+                Kind::Done => drop(recovery.finished(line)),
+                Kind::Reset if recovery.may_reset(line) => {
+                    return Err(Verdict::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
                 }
-                Ok(Some(more))
-            }
-            Err(_) => {
-                self.replace("wrote to a pipe that it must not write to, and was ended".to_owned(), None)?;
-                Ok(Some(true))
+                Kind::Reset | Kind::Restored => return Err(malformed(Malformed)),
+                Kind::Stuck => {
+                    let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
+                    let crash = Crash::new("did not react to being interrupted and was ended");
+                    return Err(Verdict::Replace(crash.during(outcome)));
+                }
+                Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits => recovery.note(frame),
             }
         }
+        if !worker.open && worker.bye.is_none() {
+            // If it lives, it cannot speak: its descriptors were closed under it.
+            processes::kill(worker.pid, getpid());
+        }
+        Ok(())
+    }
+
+    /// Looks for processes that have ended: the worker, once it has said its last words, and what it has left behind.
+    fn look_for_ends(&mut self) -> Step {
+        while let Some((pid, status)) = processes::ended() {
+            if let Some(worker) = &mut self.worker
+                && worker.pid == pid
+            {
+                worker.ended = Some(status);
+            }
+        }
+        let Some(status) = self.worker.as_ref().and_then(|worker| worker.ended) else { return Ok(()) };
+        loop {
+            let before = self.worker.as_ref().map(|worker| worker.received);
+            self.read_worker()?;
+            if self.worker.as_ref().map(|worker| worker.received) == before {
+                break;
+            }
+        }
+        let crash = Crash::new(cause(status));
+        let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
+        Err(Verdict::Replace(
+            crash.during(by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()))),
+        ))
     }
 
     fn read_client(&mut self) {
-        let Self { input, output, worker, memory, .. } = self;
-        let Some(client) = input else { return };
-        let goes_on = client.read(|said| match said {
-            Said::Line(line) => {
-                memory.requests.add(line);
-                if let Some(input) = &mut worker.input {
-                    // A worker that does not read is gone; the next one gets the line.
-                    let _ = input.put(line);
+        let Some(client) = &mut self.input else { return };
+        let read = client.read();
+        while let Some(line) = client.next_line() {
+            match line {
+                Line::Text(line) => {
+                    self.recovery.requests.add(line);
+                    // One that is not ready gets all lines when it is.
+                    if let Some(worker) = self.worker.as_mut().filter(|worker| worker.ready)
+                        && let Some(input) = &mut worker.input
+                    {
+                        // A worker that does not read is gone; the next one gets the line.
+                        let _ = input.put(line);
+                    }
+                }
+                Line::TooLong(id) => {
+                    let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
+                    drop(self.output.put(&messages::error(id, messages::INVALID_REQUEST, &reason)));
                 }
             }
-            Said::TooLong(answer) => drop(output.put(&answer)),
-        });
-        if !goes_on.unwrap_or(false) {
-            self.end(0, LAST_WORDS);
+        }
+        if !read.is_ok_and(|read| read != Read::End) {
+            self.shut_down(0);
         }
     }
 
-    /// Begins the end: nothing more is read, and the worker has until the deadline.
-    fn end(&mut self, status: i32, within: Duration) {
+    /// Begins the end: nothing more is read, and what runs has a moment.
+    fn shut_down(&mut self, status: i32) {
         self.input = None;
-        if self.ending.is_none() {
-            self.ending = Some(Ending { status, deadline: Instant::now() + within });
+        if self.shutdown.is_none() {
+            self.shutdown = Some(Shutdown::graceful(status));
         }
+    }
+
+    /// Begins the end of a server that cannot go on.
+    fn fail(&mut self, reason: String) {
+        processes::end_all();
+        self.worker = None;
+        self.shutdown.get_or_insert_with(|| Shutdown::failure(reason));
     }
 
     /// What is due at the end.
-    fn conclude(&mut self) -> Next {
-        let Some(ending) = self.ending else { return Next::GoOn };
-        if self.worker.input.as_ref().is_some_and(Outbox::is_empty) {
+    fn conclude(&mut self) -> Step {
+        let Some(shutdown) = &self.shutdown else { return Ok(()) };
+        if let Some(worker) = &mut self.worker
+            && worker.ready
+            && worker.input.as_ref().is_some_and(WriteBuffer::is_empty)
+        {
             // The worker sees the end of input.
-            self.worker.input = None;
+            worker.input = None;
         }
-        if Instant::now() < ending.deadline {
-            return Next::GoOn;
-        }
-        self.give_up(ending.status, "the server is shutting down; this was not finished")
+        let over = match &self.worker {
+            Some(_) => false,
+            None => !shutdown.until_asked || self.input.is_none() || self.recovery.requests.first_awaited().is_some(),
+        };
+        if over || Instant::now() >= shutdown.deadline() { Err(Verdict::End) } else { Ok(()) }
     }
 
-    /// Answers whoever still waits, and ends.
-    fn give_up(&mut self, status: i32, reason: &str) -> Next {
-        self.worker.kill();
-        for (_, line) in self.memory.requests.iter() {
-            if let Some(answer) = refusal::of_line(line, reason)
-                && self.output.put(&answer).is_err()
-            {
-                break;
-            }
+    /// Ends what is left of a worker that is lost, and has another one started, unless all is over or there is no point
+    /// in that.
+    fn replace(&mut self, crash: Crash) {
+        processes::end_all();
+        let worker = self.worker.take();
+        if self.shutdown.is_some() {
+            self.bye = worker.and_then(|worker| worker.bye);
+            return;
         }
-        self.say_farewell();
-        Next::End(status)
-    }
-
-    fn say_farewell(&mut self) {
-        let end = Instant::now() + FAREWELL;
-        let end = self.ending.map_or(end, |ending| ending.deadline.max(end));
-        while !self.output.is_empty() && Instant::now() < end {
-            let mut fds = [PollFd::new(&self.output, PollFlags::OUT)];
-            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
-            if self.output.flush().is_err() {
-                break;
-            }
-        }
-    }
-
-    /// Takes what a worker said last, and replaces it unless that was goodbye. The status when all is over.
-    fn worker_ended(&mut self, status: WaitStatus) -> io::Result<Option<i32>> {
-        let pid = self.worker.pid;
-        while self.worker.open {
-            match self.read_worker()? {
-                None => return Ok(Some(0)),
-                Some(_) if self.worker.pid != pid => return Ok(None),
-                Some(true) => {}
-                Some(false) => break,
-            }
-        }
-        if let Some(ending) = self.ending {
-            let status = if self.worker.bye.is_some() && ending.status == 0 { self.worker.bye } else { None };
-            let Next::End(status) =
-                self.give_up(status.unwrap_or(ending.status), "the server is shutting down; this was not finished")
-            else {
-                return Ok(None);
-            };
-            return Ok(Some(status));
-        }
-        let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
-        let stuck = by_heap.then(|| Box::new(failed("HEAP-EXHAUSTED", "The heap was used up".to_owned())));
-        self.replace(cause(status), stuck)
-    }
-
-    /// Ends the worker, if that is still to be done, and starts another where it stopped. The status when there is no
-    /// point in that.
-    fn replace(&mut self, cause: String, stuck: Option<Box<crate::Outcome>>) -> io::Result<Option<i32>> {
-        self.worker.kill();
-        processes::end_all_but(None);
+        let cause = crash.cause.clone();
         tracing::warn!("the Lisp image {cause}");
-        let now = Instant::now();
-        self.deaths.retain(|death| now - death.at < DEATHS_WITHIN);
-        self.deaths.push(Death { at: now, early: !self.worker.ready });
-        let early = self.deaths.iter().filter(|death| death.early).count();
-        if self.deaths.len() >= MAX_DEATHS || early >= MAX_EARLY_DEATHS {
-            let reason = format!(
-                "the Lisp image was lost {} times within {} seconds (the last one {cause}); the server gives up",
-                self.deaths.len(),
-                DEATHS_WITHIN.as_secs()
-            );
-            tracing::error!("{reason}");
-            let Next::End(status) = self.give_up(1, &reason) else { return Ok(None) };
-            return Ok(Some(status));
+        let stage = match &worker {
+            Some(worker) if worker.ready => Stage::Serving,
+            Some(worker) if worker.bye.is_none() => Stage::Starting,
+            _ => Stage::Unstarted,
+        };
+        if let Some(worker) = worker {
+            self.recovery.lose(&worker, crash);
         }
-        self.memory.lose(&self.worker, cause, stuck);
-        self.renew()?;
-        Ok(None)
+        match self.restarts.lost(stage, Instant::now()) {
+            Ok(at) => self.start_at = at,
+            Err(times) => {
+                let reason = format!("the Lisp image was lost {times} (the last one {cause}); the server gives up");
+                tracing::error!("{reason}");
+                self.fail(reason);
+            }
+        }
     }
 
-    /// A fresh image in place of this one, at the wish of `line`.
-    fn reset(&mut self, line: u64, notices: Vec<String>) -> io::Result<()> {
-        self.memory.forget(line, &self.worker);
-        self.memory.notices = notices;
-        self.worker.kill();
-        self.renew()
-    }
-
-    fn renew(&mut self) -> io::Result<()> {
-        self.worker = self.command.start()?;
-        self.watchdog = Watchdog::new();
-        self.ended = None;
-        self.memory.hand_over(&mut self.worker)
+    /// A fresh image in place of this one, as `line` asks for.
+    fn reset(&mut self, line: u64, notices: Vec<String>) {
+        if let Some(worker) = self.worker.take() {
+            self.recovery.forget(&worker, line, notices);
+        }
+        processes::end_all();
+        self.start_at = Instant::now();
     }
 }
 
@@ -422,134 +379,4 @@ struct Ready {
     input: bool,
     worker_input: bool,
     output: bool,
-}
-
-fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
-    fds.push(fd);
-    fds.len() - 1
-}
-
-impl Memory {
-    /// Notes that a line is answered. False for one that was before, whose new answer nobody wants.
-    fn answered(&mut self, line: u64) -> bool {
-        let waited = self.requests.finish(line);
-        if waited && !self.keep.is_empty() {
-            for (of, text) in std::mem::take(&mut self.keep) {
-                if of == line { self.handshake.push(text) } else { self.keep.push((of, text)) }
-            }
-        }
-        waited
-    }
-
-    /// Takes what is not for the client.
-    fn note(&mut self, (kind, line, payload): Frame<'_>) -> Option<Wish> {
-        match kind {
-            Kind::Done => drop(self.answered(line)),
-            Kind::Keep => self.keep.push((line, String::from_utf8_lossy(payload).into_owned())),
-            Kind::Defined => {
-                if let (Some(journal), Ok(entry)) = (&mut self.journal, serde_json::from_slice(payload)) {
-                    journal.add(entry);
-                }
-            }
-            Kind::Error => {
-                if let Ok(ErrorChange { added, last }) = serde_json::from_slice(payload) {
-                    self.errors.note(added, last);
-                }
-            }
-            Kind::Limits => self.limits = serde_json::from_slice(payload).ok(),
-            Kind::Reset => {
-                return Some(Wish::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
-            }
-            Kind::Stuck => return Some(Wish::Stuck(serde_json::from_slice(payload).unwrap_or_default())),
-            Kind::Answer | Kind::Message | Kind::Restored | Kind::Bye => {}
-        }
-        None
-    }
-
-    /// Takes the worker's word on what could not be restored: it will not be tried again.
-    fn restored(&mut self, payload: &[u8]) {
-        let restored: Restored = serde_json::from_slice(payload).unwrap_or_default();
-        if let Some(journal) = &mut self.journal {
-            journal.remove(&restored.failed);
-        }
-    }
-
-    /// Remembers that an image was lost.
-    fn lose(&mut self, worker: &WorkerProcess, cause: String, stuck: Option<Box<crate::Outcome>>) {
-        self.keep.clear();
-        if worker.ready {
-            self.notices.clear();
-        }
-        let begun = worker.board.get(Slot::Begun);
-        let mut loss = Loss {
-            cause,
-            in_flight: begun > worker.board.get(Slot::Ended),
-            awaited: self.requests.has(line_of_job(begun)),
-            stuck,
-            deadly: Vec::new(),
-        };
-        if !worker.ready {
-            // The loss that the last one was to make good is what the client must hear of.
-            if let Some(earlier) = self.loss.take() {
-                loss = earlier;
-            }
-            let restoring = usize::try_from(worker.board.get(Slot::Restoring)).unwrap_or(0);
-            let deadly = restoring.checked_sub(1).and_then(|place| self.journal.as_mut()?.take(place));
-            loss.deadly.extend(deadly);
-        }
-        self.through = self.through.max(begun);
-        self.evaluations = self.evaluations.max(worker.board.get(Slot::Numbered));
-        self.loss = Some(loss);
-    }
-
-    /// Remembers nothing of the image but the limits.
-    fn forget(&mut self, line: u64, worker: &WorkerProcess) {
-        self.keep.clear();
-        self.errors.reset();
-        self.loss = None;
-        self.journal = self.journal.take().map(|_| Journal::default());
-        self.through = self.through.max(worker.board.get(Slot::Begun));
-        self.evaluations = self.evaluations.max(worker.board.get(Slot::Numbered));
-        self.reset = Some(line);
-    }
-
-    /// Tells a new worker where the last one stopped.
-    fn hand_over(&self, worker: &mut WorkerProcess) -> io::Result<()> {
-        let handover = Handover {
-            resent: self.requests.iter().map(|(number, _)| number).collect(),
-            next: self.requests.next(),
-            handshake: self.handshake.clone(),
-            limits: self.limits,
-            errors: self.errors.clone(),
-            journal: self.journal.as_ref().map(|journal| journal.entries().to_vec()),
-            dropped: self.journal.as_ref().map_or(0, Journal::dropped),
-            through: self.through,
-            evaluations: self.evaluations,
-            loss: self.loss.clone(),
-            reset: self.reset,
-            notices: self.notices.clone(),
-        };
-        let mut line = serde_json::to_vec(&handover)?;
-        line.push(b'\n');
-        if let Some(input) = &mut worker.input {
-            // One that is gone already is noticed elsewhere.
-            let _ = input.put(&line);
-            for (_, line) in self.requests.iter() {
-                let _ = input.put(line);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Polls without going to sleep at once: waking a processor can take longer than an answer.
-fn poll_awake(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> rustix::io::Result<usize> {
-    let begin = Instant::now();
-    while begin.elapsed() < AWAKE {
-        match poll(fds, Some(&Timespec::default())) {
-            Ok(0) => std::thread::yield_now(),
-            result => return result,
-        }
-    }
-    poll(fds, timeout)
 }

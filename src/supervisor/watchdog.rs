@@ -4,84 +4,92 @@
 use std::time::{Duration, Instant};
 
 use super::processes;
+use super::recovery::Crash;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
-use crate::handover::board::{Slot, monotonic};
+use crate::handover::shared_status::{Status, monotonic};
 use crate::session::restore::failed;
-
-/// How often to look while something is asked of a worker.
-pub(super) const EVERY: Duration = Duration::from_secs(1);
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
 // well, or the machine busy.
 
 /// For a worker that does not read: collecting the garbage of a large heap takes its time.
-const DEAF: u32 = 10;
+const NOT_READING: u32 = 10;
 /// For one that reads and does nothing.
-const MUTE: u32 = 20;
+const STALLED: u32 = 20;
 /// For one that somebody has stopped, and may let go on.
 const STOPPED: u32 = 10;
 /// For an evaluation that goes on after the worker should have given it up.
 const OVERDUE: u32 = 2;
+/// For what it began to say and does not finish.
+const UNFINISHED: u32 = 5;
 /// For restoring, whose own limit is 30 seconds.
 const UNREADY: u32 = 45;
 
-/// What is wrong with a worker: the rest of a sentence, and what can be said of an evaluation.
-pub(super) type Fault = (String, Option<Box<crate::Outcome>>);
-
 /// Looks at one worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Watchdog {
-    looked: Instant,
+    /// How often to look while something is asked of the worker.
+    pub(super) interval: Duration,
+    looked: Option<Instant>,
     heard: u64,
     /// The request that has waited for longest, and what ran last.
-    waits: (u64, u64),
-    deaf: u32,
-    mute: u32,
+    waits: (Option<u64>, u64),
+    /// How much it had said, when that was not all.
+    said: Option<u64>,
+    not_reading: u32,
+    stalled: u32,
     stopped: u32,
     overdue: u32,
+    unfinished: u32,
     unready: u32,
 }
 
 impl Watchdog {
-    pub(super) fn new() -> Self {
-        Self { looked: Instant::now(), heard: 0, waits: (0, 0), deaf: 0, mute: 0, stopped: 0, overdue: 0, unready: 0 }
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, ..Self::default() }
     }
 
-    /// Looks, if it is time to. `hears`: nothing keeps the worker from reading on.
-    pub(super) fn look(&mut self, worker: &WorkerProcess, requests: &Requests, hears: bool) -> Option<Fault> {
-        if self.looked.elapsed() < EVERY {
+    /// Looks, if it is time to. `hears`: nothing keeps the worker from reading on, and this process from hearing it.
+    pub(super) fn look(&mut self, worker: &WorkerProcess, requests: &mut Requests, hears: bool) -> Option<Crash> {
+        if self.looked.get_or_insert_with(Instant::now).elapsed() < self.interval {
             return None;
         }
-        self.looked = Instant::now();
+        self.looked = Some(Instant::now());
+        let found = |counter: &mut u32, wrong: bool| {
+            *counter = if wrong { *counter + 1 } else { 0 };
+            *counter
+        };
         if !worker.ready {
-            self.unready += 1;
-            let fault = (self.unready >= UNREADY).then(|| "did not get ready and was ended".to_owned());
-            return fault.map(|cause| (cause, None));
+            return (found(&mut self.unready, true) >= UNREADY).then(|| Crash::new("did not get ready and was ended"));
         }
-        let (begun, due) = (worker.board.get(Slot::Begun), worker.board.get(Slot::Due));
-        let overdue = begun > worker.board.get(Slot::Ended) && due != 0 && due < monotonic();
-        self.overdue = if overdue { self.overdue + 1 } else { 0 };
-        if self.overdue >= OVERDUE {
+        let (begun, due) = (worker.status.get(Status::Begun), worker.status.get(Status::Due));
+        let running = begun > worker.status.get(Status::Ended);
+        if found(&mut self.overdue, running && due != 0 && due < monotonic()) >= OVERDUE {
             let outcome = failed("TIMEOUT", "The evaluation ran longer than its time limit".to_owned());
-            return Some(("could not be interrupted and was ended".to_owned(), Some(Box::new(outcome))));
+            return Some(Crash::new("could not be interrupted and was ended").during(outcome));
         }
-        self.stopped = if processes::is_stopped(worker.pid) { self.stopped + 1 } else { 0 };
-        if self.stopped >= STOPPED {
-            return Some(("was stopped by somebody and was ended".to_owned(), None));
+        if found(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {
+            return Some(Crash::new("was stopped by somebody and was ended"));
         }
-        let idle = begun <= worker.board.get(Slot::Ended) && worker.board.get(Slot::Asked) == 0;
-        let waits = (requests.iter().next().map_or(0, |(number, _)| number), begun);
-        let mute = hears && idle && waits.0 != 0 && waits == self.waits;
-        self.mute = if mute { self.mute + 1 } else { 0 };
+        let said = worker.unfinished();
+        let unfinished = hears && self.stopped == 0 && said.is_some() && said == self.said;
+        self.said = said;
+        if found(&mut self.unfinished, unfinished) >= UNFINISHED {
+            return Some(Crash::new("wrote to a pipe that it must not write to, and was ended"));
+        }
+        // What wants no answer may wait for something that does before it is said to be done.
+        let waits = (requests.first_awaited(), begun);
+        let idle = hears && !running && worker.status.get(Status::Asked) == 0;
+        let stalled = idle && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
-        if self.mute >= MUTE {
-            return Some(("no longer answered and was ended".to_owned(), None));
+        if found(&mut self.stalled, stalled) >= STALLED {
+            return Some(Crash::new("no longer answered and was ended"));
         }
-        let heard = worker.board.get(Slot::Heard);
-        let deaf = hears && heard == self.heard && requests.iter().any(|(number, _)| number > heard);
-        self.deaf = if deaf { self.deaf + 1 } else { 0 };
+        let heard = worker.status.get(Status::Heard);
+        let not_reading = hears && heard == self.heard && requests.iter().any(|(number, _)| number > heard);
         self.heard = heard;
-        (self.deaf >= DEAF).then(|| ("no longer read what was asked of it and was ended".to_owned(), None))
+        (found(&mut self.not_reading, not_reading) >= NOT_READING)
+            .then(|| Crash::new("no longer read what was asked of it and was ended"))
     }
 }

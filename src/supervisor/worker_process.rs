@@ -9,53 +9,43 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, WaitStatus};
 
-use super::descriptors::nonblocking;
-use super::outbox::Outbox;
-use super::processes;
-use crate::handover::board::SharedBoard;
-use crate::handover::frame::{HEADER, Kind, parse};
+use crate::handover::frame::{Frame, Malformed, parse};
+use crate::handover::shared_status::WorkerStatus;
 use crate::image::heap;
+use crate::rpc::WriteBuffer;
+use crate::rpc::descriptors::nonblocking;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
 
-/// How workers are started.
-#[derive(Debug)]
-pub(super) struct Command {
-    arguments: Vec<OsString>,
-}
-
-impl Command {
-    pub(super) fn new(arguments: Vec<OsString>) -> Self {
-        Self { arguments }
-    }
-
-    /// Starts one.
-    pub(super) fn start(&self) -> io::Result<WorkerProcess> {
-        let board = SharedBoard::new()?;
-        let (requests, to) = io::pipe()?;
-        let (from, answers) = io::pipe()?;
-        let mut command = std::process::Command::new(this_program()?);
-        command.arg0("sbcl-mcp").args(&self.arguments).arg(format!("--board={}", board.inherit(true)?));
-        command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
-        // What the terminal sends to everybody is for the supervisor.
-        let child = command.process_group(0).spawn();
-        board.inherit(false)?;
-        let pid = i32::try_from(child?.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::Other)?;
-        Ok(WorkerProcess {
-            pid,
-            board,
-            input: Some(Outbox::new(nonblocking(to.into())?)),
-            output: nonblocking(from.into())?,
-            open: true,
-            buffer: Vec::new(),
-            gone: false,
-            ready: false,
-            bye: None,
-        })
-    }
+/// Starts a worker with these arguments.
+pub(super) fn start(arguments: &[OsString]) -> io::Result<WorkerProcess> {
+    let status = WorkerStatus::new()?;
+    let (requests, to) = io::pipe()?;
+    let (from, answers) = io::pipe()?;
+    let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
+    let mut command = std::process::Command::new(this_program()?);
+    command.arg0("sbcl-mcp").args(arguments).arg(format!("--status-fd={}", status.inherit(true)?));
+    command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
+    // What the terminal sends to everybody is for the supervisor, and what a child of the worker's sends to its process
+    // group is not.
+    let child = command.process_group(0).spawn();
+    status.inherit(false)?;
+    Ok(WorkerProcess {
+        pid: Pid::from_child(&child?),
+        status,
+        input: Some(WriteBuffer::new(to)),
+        output: from,
+        open: true,
+        buffer: Vec::new(),
+        start: 0,
+        received: 0,
+        ended: None,
+        ready: false,
+        bye: None,
+    })
 }
 
 /// This very program, even if its file has been replaced since.
@@ -73,66 +63,52 @@ fn this_program() -> io::Result<PathBuf> {
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
     pub(super) pid: Pid,
-    pub(super) board: SharedBoard,
+    pub(super) status: WorkerStatus,
     /// What it reads; `None` once there will be no more.
-    pub(super) input: Option<Outbox>,
+    pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
     /// It may still write something.
     pub(super) open: bool,
-    /// Frames that are not complete.
     buffer: Vec<u8>,
-    /// It has ended, and its number may be another process' by now.
-    pub(super) gone: bool,
+    /// Where the next frame begins.
+    start: usize,
+    /// How many bytes it has written.
+    pub(super) received: u64,
+    /// How it ended. Its number may be another process' then.
+    pub(super) ended: Option<WaitStatus>,
     /// It has restored what there was and serves.
     pub(super) ready: bool,
     /// The status that it said it would end with.
     pub(super) bye: Option<i32>,
 }
 
-/// A frame.
-pub(super) type Frame<'a> = (Kind, u64, &'a [u8]);
-
 impl WorkerProcess {
-    /// Reads once and hands on the frames that are complete by then, until `take` returns false. Returns false when
-    /// nothing was there to be read. An error is what no worker writes.
-    pub(super) fn read(&mut self, mut take: impl FnMut(Frame<'_>) -> bool) -> io::Result<bool> {
-        self.buffer.reserve(CHUNK);
-        let read = match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
-            Ok(read) => read,
-            Err(rustix::io::Errno::INTR) => return Ok(true),
-            Err(_) => return Ok(false),
-        };
-        if read == 0 {
-            self.open = false;
-            return Ok(false);
-        }
-        let mut start = 0;
-        while let Some(header) = self.buffer[start..].first_chunk::<HEADER>() {
-            let (kind, line, length) = parse(header).ok_or(io::ErrorKind::InvalidData)?;
-            let end = start + HEADER + length;
-            let Some(payload) = self.buffer.get(start + HEADER..end) else {
-                self.buffer.reserve(end - self.buffer.len());
-                break;
-            };
-            start = end;
-            if !take((kind, line, payload)) {
-                break;
-            }
-        }
-        if start == self.buffer.len() {
-            self.buffer.clear();
+    /// Reads once. False when nothing was there to be read.
+    pub(super) fn read(&mut self) -> bool {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        if self.buffer.is_empty() {
             self.buffer.shrink_to(KEEP);
-        } else {
-            self.buffer.drain(..start);
         }
-        Ok(true)
+        self.buffer.reserve(CHUNK);
+        match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
+            Ok(0) => self.open = false,
+            Ok(read) => self.received += read as u64,
+            Err(error) => return error == rustix::io::Errno::INTR,
+        }
+        self.open
     }
 
-    /// Ends it and what it started, whatever they do.
-    pub(super) fn kill(&self) {
-        if !self.gone {
-            processes::end_tree(self.pid);
-        }
+    /// The next frame that was read as a whole.
+    pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, Malformed> {
+        let Some((frame, length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
+        self.start += length;
+        Ok(Some(frame))
+    }
+
+    /// How much it has written, when that ends within a frame.
+    pub(super) fn unfinished(&self) -> Option<u64> {
+        (self.start < self.buffer.len()).then_some(self.received)
     }
 }
 

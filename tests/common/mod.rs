@@ -207,6 +207,20 @@ impl Server {
         self.post("tools/call", json!({"name": name, "arguments": arguments}))
     }
 
+    /// Asks for the evaluation of `before` and `after` with a time limit, and returns the request's id once what comes
+    /// before `after` is over.
+    pub(crate) fn post_running(&mut self, before: &str, after: &str, timeout: f64) -> i64 {
+        let marker = std::env::temp_dir().join(format!("sbcl-mcp-running-{}-{}", self.pid(), self.next_id));
+        let code = format!("{before} (with-open-file (s {marker:?} :direction :output)) {after}");
+        let id = self.post_call("evaluate-lisp", json!({"code": code, "timeout": timeout}));
+        let deadline = Instant::now() + DEADLINE;
+        while std::fs::remove_file(&marker).is_err() {
+            assert!(Instant::now() < deadline, "it does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        id
+    }
+
     /// What a call of a tool answered.
     pub(crate) fn outcome(&mut self, id: i64) -> (String, bool) {
         outcome(&self.answer(id))
@@ -217,6 +231,12 @@ impl Server {
         let (text, is_error) = self.call_tool("evaluate-lisp", json!({"code": code}));
         assert!(!is_error, "{code} failed:\n{text}");
         text
+    }
+
+    /// Waits for so long, in which the server must say nothing.
+    pub(crate) fn is_silent_for(&mut self, time: Duration) {
+        let said = self.lines.as_ref().expect("reading").recv_timeout(time);
+        assert_eq!(said, Err(RecvTimeoutError::Timeout), "the server said something");
     }
 
     /// True when the server still works; every test of bad input ends with this.

@@ -1,20 +1,16 @@
 //! `on-error: "ask"`: the person behind the client chooses how a failed evaluation goes on.
 
-use std::ops::ControlFlow;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::hash::{BuildHasher, RandomState};
 
-use parking_lot::Mutex;
-use rmcp::RoleServer;
 use rmcp::model::{
-    CancelledNotificationParam, ClientResult, ElicitRequest, ElicitRequestParams, ElicitResult, ElicitationAction,
-    ElicitationSchema, EnumSchema, InputRequest, InputRequests, InputRequiredResult, InputResponses, ProtocolVersion,
-    ServerRequest, StringSchema,
+    ElicitRequest, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema, EnumSchema, ErrorData,
+    InputRequest, InputRequests, InputRequiredResult, InputResponses, JsonObject, StringSchema,
 };
-use rmcp::service::{PeerRequestOptions, RequestContext};
-use tokio::sync::oneshot;
 
-use super::wait::wait;
-use super::{Fault, Step};
+use super::{Call, Fault, Reply, Step, ToolContext, later};
+use crate::mcp::server::Peer;
+use crate::rpc::inflight::NoAnswer;
+use crate::session::restore::failed;
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Session};
 
 /// The question's name among the inputs of a call.
@@ -24,11 +20,43 @@ const ROUNDS: usize = 20;
 /// Characters of the condition's report that the person is shown.
 const SHOWN_MESSAGE: usize = 1000;
 
+/// The questions that repeated calls answer.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    /// Secret: what is hashed with it is ours.
+    key: RandomState,
+    last: u64,
+    pending: Option<Pending>,
+}
+
 /// A failed evaluation that waits for a repeated call with the person's choice.
 #[derive(Debug)]
-pub(super) struct Pending {
-    state: String,
+struct Pending {
+    number: u64,
     outcome: Outcome,
+}
+
+impl Questions {
+    /// What a client hands back to answer question `number` about a call with these arguments.
+    fn state(&self, number: u64, arguments: u64) -> String {
+        format!("{number}-{:016x}", self.key.hash_one((number, arguments)))
+    }
+}
+
+/// How far asking has come within one call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// The call's arguments, hashed.
+    arguments: u64,
+    rounds: usize,
+}
+
+impl Asked {
+    /// Nothing has been asked yet.
+    pub(super) fn new(context: &ToolContext, arguments: &JsonObject) -> Self {
+        let text = serde_json::to_string(arguments).unwrap_or_default();
+        Self { arguments: context.questions.lock().key.hash_one(text), rounds: 0 }
+    }
 }
 
 /// How a person can be reached.
@@ -40,17 +68,12 @@ enum Way {
     Nobody,
 }
 
-fn way(context: &RequestContext<RoleServer>) -> Way {
-    let elicitation = context.client_capabilities().and_then(|capabilities| capabilities.elicitation);
-    match elicitation {
-        Some(modes) if modes.form.is_some() || modes.url.is_none() => {
-            if context.protocol_version().is_some_and(|version| version >= ProtocolVersion::V_2026_07_28) {
-                Way::Repeat
-            } else {
-                Way::Request
-            }
-        }
-        _ => Way::Nobody,
+fn way(peer: &Peer) -> Way {
+    match peer.capabilities().and_then(|capabilities| capabilities.elicitation) {
+        Some(modes) if modes.form.is_none() && modes.url.is_some() => Way::Nobody,
+        Some(_) if peer.is_modern() => Way::Repeat,
+        Some(_) => Way::Request,
+        None => Way::Nobody,
     }
 }
 
@@ -60,69 +83,66 @@ enum Choice {
     Decline,
 }
 
-/// Lets the person decide for as long as the evaluation fails and is held.
-pub(super) async fn settle(
-    session: &Session,
-    pending: &Mutex<Option<Pending>>,
-    mut outcome: Outcome,
-    context: &RequestContext<RoleServer>,
-) -> Result<Step, Fault> {
-    let way = way(context);
-    for _ in 0..ROUNDS {
-        let question = match &outcome.result {
-            Err(error) if outcome.held => question(error)?,
-            _ => return Ok(Step::Answer(outcome.into())),
-        };
-        match way {
-            Way::Nobody => return Ok(Step::Answer(outcome.into())),
-            Way::Repeat => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-                let state = format!("held-{now:x}");
-                let request = InputRequest::Elicitation(ElicitRequest::new(question));
-                let requests = InputRequests::from([(QUESTION.to_owned(), request)]);
-                *pending.lock() = Some(Pending { state: state.clone(), outcome });
-                return Ok(Step::Ask(Box::new(InputRequiredResult::new(Some(requests), Some(state)))));
-            }
-            Way::Request => {
-                let result = match request(session, question, context).await? {
-                    Ok(result) => result,
-                    Err(reason) => {
-                        outcome.notices.push(format!("The restart could not be asked for: {reason}."));
-                        break;
-                    }
-                };
-                match follow(session, outcome, &result, context).await? {
-                    ControlFlow::Continue(next) => outcome = next,
-                    ControlFlow::Break(last) => return Ok(Step::Answer(last.into())),
-                }
-            }
+fn answer(call: Call, outcome: Outcome) {
+    call.answer(Ok::<_, Fault>(outcome));
+}
+
+/// Lets the person decide for as long as the evaluation fails and is held; then answers.
+pub(super) fn settle(call: Call, asked: Asked, outcome: Outcome) {
+    let question = match &outcome.result {
+        Err(error) if outcome.held && asked.rounds < ROUNDS => question(error),
+        _ => return answer(call, outcome),
+    };
+    let question = match question {
+        Ok(question) => question,
+        Err(fault) => return call.answer(Err::<Reply, _>(fault)),
+    };
+    match way(&call.peer) {
+        Way::Nobody => answer(call, outcome),
+        Way::Repeat => {
+            let state = {
+                let mut questions = call.context.questions.lock();
+                questions.last += 1;
+                let number = questions.last;
+                questions.pending = Some(Pending { number, outcome });
+                questions.state(number, asked.arguments)
+            };
+            let request = InputRequest::Elicitation(ElicitRequest::new(question));
+            let requests = InputRequests::from([(QUESTION.to_owned(), request)]);
+            call.ask_again(InputRequiredResult::new(Some(requests), Some(state)));
         }
+        Way::Request => request(call, Asked { rounds: asked.rounds + 1, ..asked }, outcome, question),
     }
-    Ok(Step::Answer(outcome.into()))
 }
 
 /// Goes on where a call ended that asked for its repetition.
-pub(super) async fn go_on(
-    session: &Session,
-    pending: &Mutex<Option<Pending>>,
+pub(super) fn go_on(
+    call: &Call,
+    arguments: &JsonObject,
     state: &str,
     responses: Option<InputResponses>,
-    context: &RequestContext<RoleServer>,
 ) -> Result<Step, Fault> {
-    let known = pending.lock().take_if(|pending| pending.state == state);
-    let Some(Pending { mut outcome, .. }) = known.filter(|pending| is_held(session, &pending.outcome)) else {
+    let asked = Asked::new(&call.context, arguments);
+    let known = {
+        let mut questions = call.context.questions.lock();
+        let number = state.split_once('-').and_then(|(number, _)| number.parse().ok());
+        if number.is_none_or(|number| questions.state(number, asked.arguments) != state) {
+            let reason = "the requestState is none that this image has given for these arguments: call without it";
+            return Err(Fault::Protocol(ErrorData::invalid_params(reason, None)));
+        }
+        questions.pending.take_if(|pending| Some(pending.number) == number)
+    };
+    let Some(Pending { outcome, .. }) = known.filter(|pending| is_held(call.session(), &pending.outcome)) else {
         return Err(Fault::Value(
             "The evaluation that this input was asked for is no longer held. Evaluate the code again.".to_owned(),
         ));
     };
     let response = responses.and_then(|mut responses| responses.remove(QUESTION));
-    if let Some(result) = response.and_then(|response| serde_json::from_value(response).ok()) {
-        match follow(session, outcome, &result, context).await? {
-            ControlFlow::Continue(next) => outcome = next,
-            ControlFlow::Break(last) => return Ok(Step::Answer(last.into())),
-        }
-    }
-    settle(session, pending, outcome, context).await
+    let result = response.and_then(|response| serde_json::from_value(response).ok());
+    later(move |call| match result {
+        Some(result) => follow(call, asked, outcome, &result),
+        None => settle(call, asked, outcome),
+    })
 }
 
 /// True while the evaluation with this outcome, and no other, is held.
@@ -154,34 +174,29 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     })
 }
 
-/// Asks the client. The inner error says why it could not.
-async fn request(
-    session: &Session,
-    question: ElicitRequestParams,
-    context: &RequestContext<RoleServer>,
-) -> Result<Result<ElicitResult, String>, Fault> {
-    let request = ServerRequest::ElicitRequest(ElicitRequest::new(question));
+/// Asks the client.
+fn request(call: Call, asked: Asked, mut outcome: Outcome, question: ElicitRequestParams) {
+    let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
+    let (session, waiting) = (call.session().clone(), call.waiting());
+    let (asking, hold) = (session.asking(), session.limits().hold);
+    waiting.on_cancel(move || _ = session.abort_held(drop));
     // The hold ends then, whatever the person does.
-    let options = PeerRequestOptions::with_timeout(session.limits().hold);
-    let handle = match context.peer.send_cancellable_request(request, options).await {
-        Ok(handle) => handle,
-        Err(error) => return Ok(Err(error.to_string())),
-    };
-    let id = handle.id.clone();
-    let _asking = session.asking();
-    tokio::select! {
-        response = handle.await_response() => Ok(match response {
-            Ok(ClientResult::ElicitResult(result)) => Ok(result),
-            Ok(_) => Err("the client's answer is none to this question".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }),
-        () = context.ct.cancelled() => {
-            let cancelled = CancelledNotificationParam::new(Some(id), Some("the evaluation was cancelled".to_owned()));
-            let _ = context.peer.notify_cancelled(cancelled).await;
-            session.abort_held(|_| ());
-            Err(Fault::Protocol(rmcp::ErrorData::internal_error("cancelled", None)))
-        }
-    }
+    waiting.ask("elicitation/create", &params, hold, move |result| {
+        drop(asking);
+        let reason = match result.map(serde_json::from_value::<ElicitResult>) {
+            Ok(Ok(result)) => return follow(call, asked, outcome, &result),
+            Ok(Err(_)) => "the client's answer is none to this question".to_owned(),
+            Err(NoAnswer::Refused(reason)) => reason,
+            Err(NoAnswer::Late) => "nobody answered in time".to_owned(),
+            Err(NoAnswer::Moot) => {
+                let text = "The session was reset while its user was asked how the evaluation should go on.";
+                return answer(call, failed("CANCELLED", text.to_owned()));
+            }
+        };
+        outcome.notices.push(format!("The restart could not be asked for: {reason}."));
+        outcome.held &= is_held(call.session(), &outcome);
+        answer(call, outcome);
+    });
 }
 
 fn choice(result: &ElicitResult) -> Option<Choice> {
@@ -193,65 +208,58 @@ fn choice(result: &ElicitResult) -> Option<Choice> {
     Some(Choice::Restart { number, values: field("values").unwrap_or_default().to_owned() })
 }
 
-/// Does what the person chose with the held evaluation that has this outcome. It continues with what that came to, or
-/// breaks with what is to be answered.
-async fn follow(
-    session: &Session,
-    mut before: Outcome,
-    result: &ElicitResult,
-    context: &RequestContext<RoleServer>,
-) -> Result<ControlFlow<Outcome, Outcome>, Fault> {
-    let kind = before.result.as_ref().err().map_or_else(String::new, |error| error.kind.clone());
-    match choice(result) {
+/// Does what the person chose with the held evaluation that has this outcome; then asks again, or answers.
+fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult) {
+    let (session, waiting) = (call.session().clone(), call.waiting());
+    let job = match choice(result) {
         None => {
             // Not asked again: the same answer would come.
             before.notices.push("The client's answer names no restart.".to_owned());
-            Ok(ControlFlow::Break(before))
+            return answer(call, before);
         }
-        Some(Choice::Decline) => {
-            let (answer, reply) = oneshot::channel();
-            let job = session.abort_held(move |result| drop(answer.send(result)));
-            let said = match wait(context, reply, || session.cancel(job)).await? {
+        Some(Choice::Decline) => session.abort_held(move |result| {
+            before.notices.push(match result {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
                 Err(error) => format!("The user chose no restart. {error}"),
-            };
-            before.notices.push(said);
-            Ok(ControlFlow::Break(Outcome { held: false, ..before }))
-        }
+            });
+            answer(call, Outcome { held: false, ..before });
+        }),
         Some(Choice::Restart { number, values }) => {
-            let name = before.result.as_ref().err().and_then(|error| {
-                let index = usize::try_from(number).ok()?.checked_sub(1)?;
-                Some(error.restarts.get(index)?.name.clone())
-            });
-            let (answer, reply) = oneshot::channel();
-            let job = session.invoke_restart(&RestartDesignator::Number(number), &values, move |outcome| {
-                drop(answer.send(outcome));
-            });
-            let mut after = match wait(context, reply, || session.cancel(job)).await? {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) => {
-                    let name = name.unwrap_or_default();
-                    before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
-                    return Ok(ControlFlow::Break(Outcome { held: false, ..before }));
-                }
-                Err(error) => {
-                    before.held &= error != HoldError::NothingHeld;
-                    before.notices.push(format!("The user chose restart {number}. {error}"));
-                    return Ok(ControlFlow::Break(before));
-                }
-            };
-            if is_held(session, &before) {
-                // The values failed, or the restart returned: the question is still the same.
-                if let Err(error) = after.result {
-                    after.notices.push(format!("What failed is {}: {}", error.kind, error.message.text));
-                }
-                after.result = before.result.clone();
-                after.held = true;
-            } else {
-                let name = name.unwrap_or_default();
-                after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));
-            }
-            Ok(ControlFlow::Continue(before.followed_by(after)))
+            session.invoke_restart(&RestartDesignator::Number(number), &values, move |after| {
+                followed(call, asked, before, number, after);
+            })
         }
+    };
+    waiting.on_cancel(move || session.cancel(job));
+}
+
+/// Goes on when the restart that the person chose came to this.
+fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: Result<Option<Outcome>, HoldError>) {
+    let error = before.result.as_ref().err();
+    let kind = error.map_or_else(String::new, |error| error.kind.clone());
+    let restart = usize::try_from(number).ok().and_then(|number| error?.restarts.get(number.checked_sub(1)?));
+    let name = restart.map_or_else(String::new, |restart| restart.name.clone());
+    let mut after = match after {
+        Ok(Some(outcome)) => outcome,
+        Ok(None) => {
+            before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
+            return answer(call, Outcome { held: false, ..before });
+        }
+        Err(error) => {
+            before.held &= error != HoldError::NothingHeld;
+            before.notices.push(format!("The user chose restart {number}. {error}"));
+            return answer(call, before);
+        }
+    };
+    if is_held(call.session(), &before) {
+        // The values failed, or the restart returned: the question is still the same.
+        if let Err(error) = after.result {
+            after.notices.push(format!("What failed is {}: {}", error.kind, error.message.text));
+        }
+        after.result = before.result.clone();
+        after.held = true;
+    } else {
+        after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));
     }
+    settle(call, asked, before.followed_by(after));
 }

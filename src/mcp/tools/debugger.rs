@@ -1,17 +1,13 @@
 //! The tools for an evaluation that is held where it failed.
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
 use super::arguments::{shown, whole};
 use super::limits::{timeout, timeout_schema};
-use super::wait::wait;
-use super::{Answer, Arguments, Fault, Reply, define, inspection};
+use super::{Arguments, Call, Fault, Reply, Step, define, inspection, later};
 
-use crate::{HoldError, JobId, Outcome, RestartDesignator, Session};
+use crate::{JobId, RestartDesignator, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
@@ -101,67 +97,57 @@ pub(super) fn tools() -> [Tool; 6] {
     ]
 }
 
-pub(super) async fn call(
-    session: &Session,
-    name: &str,
-    arguments: JsonObject,
-    context: &RequestContext<RoleServer>,
-) -> Answer {
+pub(super) fn call(name: &str, arguments: JsonObject) -> Result<Step, Fault> {
     match name {
         RESTART => {
             let mut arguments = Arguments::new(RESTART, &["restart", "values"], 1, arguments)?;
             let restart = designator(arguments.text("restart")?)?;
             let values = arguments.optional_text("values")?.unwrap_or_default();
-            let (answer, reply) = oneshot::channel();
-            let job = session.invoke_restart(&restart, &values, move |outcome| drop(answer.send(outcome)));
-            let outcome = wait(context, reply, || session.cancel(job)).await??;
-            Ok(outcome.map_or(Reply::Aborted, Reply::from))
+            job(move |session, call| {
+                session.invoke_restart(&restart, &values, move |outcome| {
+                    call.answer(outcome.map(|outcome| outcome.map_or(Reply::Aborted, Reply::from)));
+                })
+            })
         }
         LOCALS => {
             let mut arguments = Arguments::new(LOCALS, &["frame"], 1, arguments)?;
             let frame = frame(&mut arguments)?;
-            let (answer, reply) = oneshot::channel();
-            let job = session.frame_locals(frame, move |locals| drop(answer.send(locals)));
-            let locals = wait(context, reply, || session.cancel(job)).await??;
-            Ok(Reply::Locals(locals))
+            job(move |session, call| session.frame_locals(frame, move |locals| call.answer(locals.map(Reply::Locals))))
         }
         EVAL => {
             let mut arguments = Arguments::new(EVAL, &["frame", "code", "timeout"], 2, arguments)?;
             let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
             let timeout = timeout(&mut arguments)?;
-            resume(session, context, |reply| session.eval_in_frame(frame, &code, timeout, reply)).await
+            job(move |session, call| session.eval_in_frame(frame, &code, timeout, move |outcome| call.answer(outcome)))
         }
         RETURN => {
             let mut arguments = Arguments::new(RETURN, &["frame", "code"], 2, arguments)?;
             let (frame, code) = (frame(&mut arguments)?, arguments.text("code")?);
-            resume(session, context, |reply| session.return_from_frame(frame, &code, reply)).await
+            job(move |session, call| session.return_from_frame(frame, &code, move |outcome| call.answer(outcome)))
         }
         AGAIN => {
             let mut arguments = Arguments::new(AGAIN, &["frame"], 1, arguments)?;
             let frame = frame(&mut arguments)?;
-            resume(session, context, |reply| session.restart_frame(frame, reply)).await
+            job(move |session, call| session.restart_frame(frame, move |outcome| call.answer(outcome)))
         }
         _ => {
             Arguments::new(ABORT, &[], 0, arguments)?;
-            let (answer, reply) = oneshot::channel();
-            let job = session.abort_held(move |result| drop(answer.send(result)));
-            wait(context, reply, || session.cancel(job)).await??;
-            Ok(Reply::Aborted)
+            job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Reply::Aborted))))
         }
     }
 }
 
-type OutcomeReply = Box<dyn FnOnce(Result<Outcome, HoldError>) + Send>;
-
-/// Submits what evaluates, and reports its outcome.
-async fn resume(
-    session: &Session,
-    context: &RequestContext<RoleServer>,
-    submit: impl FnOnce(OutcomeReply) -> JobId,
-) -> Answer {
-    let (answer, reply) = oneshot::channel();
-    let job = submit(Box::new(move |outcome| drop(answer.send(outcome))));
-    Ok(wait(context, reply, || session.cancel(job)).await??.into())
+/// Submits a job that answers the call, and is cancelled with it.
+fn job(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<Step, Fault> {
+    later(move |call| {
+        let (session, waiting) = (call.session().clone(), call.waiting());
+        let job = submit(&session, call);
+        waiting.report({
+            let session = session.clone();
+            move |from| session.output_so_far(job, from)
+        });
+        waiting.on_cancel(move || session.cancel(job));
+    })
 }
 
 fn frame(arguments: &mut Arguments) -> Result<u64, Fault> {

@@ -1,14 +1,9 @@
 //! list-definitions.
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::wait::wait;
-use super::{Answer, Arguments, Reply, define, inspection};
-use crate::Session;
+use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 use crate::outcome::{DefinitionFilter, DefinitionQuery};
 
 pub(super) const NAME: &str = "list-definitions";
@@ -58,15 +53,15 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["type", "package", "limit"], 0, arguments)?;
     let query = DefinitionQuery {
         filter: arguments.choice("type", TYPES)?.unwrap_or_default(),
         package: arguments.optional_text("package")?,
         limit: arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 10000")?.unwrap_or(DEFAULT_LIMIT),
     };
-    let (answer, reply) = oneshot::channel();
-    session.definitions(&query, move |definitions| drop(answer.send(definitions)));
-    let definitions = wait(context, reply, || ()).await??;
-    Ok(Reply::Definitions(definitions))
+    later(move |call| {
+        let session = call.session().clone();
+        session.definitions(&query, move |definitions| call.answer(definitions.map(Reply::Definitions)));
+    })
 }

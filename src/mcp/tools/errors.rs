@@ -6,7 +6,7 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::arguments::shown;
-use super::{Answer, Arguments, Fault, Reply, define, inspection};
+use super::{Answer, Arguments, Call, Fault, Reply, define, inspection};
 use crate::report::FrameRange;
 use crate::{ErrorRecord, Session};
 
@@ -110,12 +110,23 @@ fn range(errors: &[Arc<ErrorRecord>]) -> String {
     }
 }
 
-pub(super) fn describe(session: &Session, arguments: JsonObject) -> Answer {
+/// Answers a call of one of these tools.
+pub(super) fn answer(call: Call, name: &str, arguments: JsonObject) {
+    let session = call.session();
+    let answer = match name {
+        DESCRIBE_NAME => describe(session, arguments),
+        BACKTRACE_NAME => backtrace(session, arguments),
+        _ => history(session, arguments),
+    };
+    call.answer(answer);
+}
+
+fn describe(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(DESCRIBE_NAME, &["error-id"], 0, arguments)?;
     Ok(Reply::Error(error(session, &mut arguments)?))
 }
 
-pub(super) fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
+fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(BACKTRACE_NAME, &["max-frames", "from", "locals", "error-id"], 0, arguments)?;
     let max_frames = arguments.whole("max-frames", 1..=u64::MAX, "a whole number from 1")?.unwrap_or(DEFAULT_FRAMES);
     let from = arguments.whole("from", 0..=u64::MAX, "a frame's number, from 0")?.unwrap_or(0);
@@ -124,7 +135,7 @@ pub(super) fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
     Ok(Reply::Backtrace(error, FrameRange { from, max_frames, locals }))
 }
 
-pub(super) fn history(session: &Session, arguments: JsonObject) -> Answer {
+fn history(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(HISTORY_NAME, &["limit"], 0, arguments)?;
     let allowed = format!("a whole number from 1 to {MAX_HISTORY}");
     let limit = arguments.whole("limit", 1..=MAX_HISTORY, &allowed)?.unwrap_or(DEFAULT_HISTORY);

@@ -1,19 +1,11 @@
 //! evaluate-lisp.
 
-use std::future::Future;
-use std::pin::Pin;
-
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::ahead::Ahead;
-use super::ask;
-use super::wait::wait_reporting;
-use super::{Arguments, Desk, Fault, Step, define};
-use crate::{Evaluation, OnError, Outcome};
+use super::ask::{self, Asked};
+use super::{Arguments, Call, Fault, Step, define, later};
+use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
@@ -56,12 +48,9 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(
-    desk: &Desk,
-    arguments: JsonObject,
-    context: &RequestContext<RoleServer>,
-) -> Result<Step, Fault> {
-    let session = &desk.session;
+pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
+    let session = call.session().clone();
+    let asked = Asked::new(&call.context, &arguments);
     let mut arguments =
         Arguments::new(NAME, &["code", "package", "timeout", "capture-time", "on-error"], 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
@@ -72,32 +61,15 @@ pub(super) async fn call(
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
 
-    // What a person is asked about is no answer yet.
-    let ahead = (!asks).then(|| Ahead::new(desk, context));
-    let (answer, reply) = oneshot::channel();
-    // Submitted before the first wait: calls come here in the order of their lines, and so the jobs keep it.
-    let job = session.submit(evaluation, move |outcome| {
-        let unanswered = match ahead {
-            Some(ahead) => {
-                ahead.answer(outcome.into());
-                None
-            }
-            None => Some(outcome),
-        };
-        drop(answer.send(unanswered));
-    });
-    let printed = |from| session.output_so_far(job, from);
-    match wait_reporting(context, reply, || session.cancel(job), printed).await? {
-        Some(outcome) => ask(desk, outcome, context).await,
-        None => Ok(Step::Answered),
-    }
-}
-
-/// Lets the person decide, where there is something to decide. Seldom, so that its room is not in each call.
-fn ask<'a>(
-    desk: &'a Desk,
-    outcome: Outcome,
-    context: &'a RequestContext<RoleServer>,
-) -> Pin<Box<dyn Future<Output = Result<Step, Fault>> + Send + 'a>> {
-    Box::pin(ask::settle(&desk.session, &desk.pending, outcome, context))
+    later(move |call| {
+        let waiting = call.waiting();
+        let job = session.submit(evaluation, move |outcome| {
+            if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
+        });
+        waiting.report({
+            let session = session.clone();
+            move |from| session.output_so_far(job, from)
+        });
+        waiting.on_cancel(move || session.cancel(job));
+    })
 }

@@ -1,17 +1,14 @@
 //! The tool evaluation: how far one is, what is kept of it, its end. Answers while one runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::wait::{wait, wait_for};
-use super::{Answer, Arguments, Reply, define};
+use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::report::{EvaluationPart, Page};
-use crate::{EvaluationError, Outcome, Progress, Session, WaitId};
+use crate::{EvaluationError, Outcome, Progress, Session};
 
 pub(super) const NAME: &str = "evaluation";
 
@@ -93,7 +90,7 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fault> {
     let known = &["id", "action", "seconds", "part", "from", "characters"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let id = arguments.whole("id", 1..=u64::MAX, "an evaluation's number, from 1")?;
@@ -105,7 +102,7 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
     let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
 
     let status = match session.evaluation(id) {
-        Err(EvaluationError::None) if id.is_none() => return Ok(Reply::NoEvaluations),
+        Err(EvaluationError::None) if id.is_none() => return Ok(Step::Answer(Reply::NoEvaluations)),
         status => status?,
     };
     let id = status.id;
@@ -117,47 +114,67 @@ pub(super) async fn call(session: &Session, arguments: JsonObject, context: &Req
                 (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
                 _ => Default::default(),
             };
-            return Ok(Reply::Page(Box::new(Page::new(id, part, &text, omitted, from, characters))));
+            return Ok(Step::Answer(Reply::Page(Box::new(Page::new(id, part, &text, omitted, from, characters)))));
         }
         Action::Wait => {
-            if let Some(outcome) = over(session, id, Duration::from_secs_f64(seconds), context).await? {
-                return Ok(Reply::from(outcome));
-            }
+            let report = |outcome: Arc<Outcome>| Reply::from(Outcome::clone(&outcome));
+            return later(move |call| wait(call, id, Duration::from_secs_f64(seconds), report));
         }
+        Action::Cancel if matches!(status.progress, Progress::Over(..)) => {}
         Action::Cancel => {
-            if !matches!(status.progress, Progress::Over(..)) {
-                if matches!(status.progress, Progress::Held(_)) {
-                    let (answer, reply) = oneshot::channel();
-                    let job = session.abort_held(move |released| drop(answer.send(released)));
-                    wait(context, reply, || session.cancel(job)).await??;
-                } else {
-                    session.cancel_evaluation(id)?;
-                    over(session, id, CANCEL_WAIT, context).await?;
+            let held = matches!(status.progress, Progress::Held(_));
+            return later(move |call| {
+                let session = call.session().clone();
+                if held {
+                    let of = session.clone();
+                    let waiting = call.waiting();
+                    let job = session.abort_held(move |released| match released {
+                        Ok(()) => call.answer(status_of(&of, id)),
+                        Err(error) => call.answer(Err::<Reply, _>(error)),
+                    });
+                    return waiting.on_cancel(move || session.cancel(job));
                 }
-            }
+                if let Err(error) = session.cancel_evaluation(id) {
+                    return call.answer(Err::<Reply, _>(error));
+                }
+                let report = move |_| status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
+                wait(call, id, CANCEL_WAIT, report);
+            });
         }
     }
+    Ok(Step::Answer(status_of(session, id)?))
+}
+
+fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
     Ok(Reply::Status(Box::new(session.evaluation(Some(id))?)))
 }
 
-/// Waits for the end of an evaluation; `None` when it has not come after `time`.
-async fn over(
-    session: &Session,
-    id: u64,
-    time: Duration,
-    context: &RequestContext<RoleServer>,
-) -> Result<Option<Outcome>, super::Fault> {
-    /// Gives up waiting, at the latest when nobody waits any more.
-    struct Waiting<'a>(&'a Session, WaitId);
-    impl Drop for Waiting<'_> {
-        fn drop(&mut self) {
-            self.0.wait_no_longer(self.1);
+/// Answers a call when an evaluation is over, as `report` says, or how far that is after `time`.
+fn wait(call: Call, id: u64, time: Duration, report: impl FnOnce(Arc<Outcome>) -> Reply + Send + 'static) {
+    let (session, waiting) = (call.session().clone(), call.waiting());
+    let call = call.shared();
+    let first = call.clone();
+    let wait = session.when_over(id, move |outcome| {
+        if let Some(call) = first.take() {
+            call.answer(Ok::<_, Fault>(report(outcome)));
+        }
+    });
+    match wait {
+        Err(error) => {
+            if let Some(call) = call.take() {
+                call.answer(Err::<Reply, _>(error));
+            }
+        }
+        Ok(wait) => {
+            let unwaited = session.clone();
+            waiting.on_cancel(move || unwaited.wait_no_longer(wait));
+            waiting.report(|_| None);
+            waiting.after(time, move || {
+                session.wait_no_longer(wait);
+                if let Some(call) = call.take() {
+                    call.answer(status_of(&session, id));
+                }
+            });
         }
     }
-
-    let (answer, reply) = oneshot::channel();
-    let wait = session.when_over(id, move |outcome| drop(answer.send(outcome)))?;
-    let _waiting = Waiting(session, wait);
-    let outcome = wait_for(context, reply, time).await?;
-    Ok(outcome.map(|outcome| Outcome::clone(&outcome)))
 }

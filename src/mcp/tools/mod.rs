@@ -1,8 +1,8 @@
 //! The tools: one small file a family, each with its definitions and its calls.
 
-mod ahead;
 mod arguments;
 mod ask;
+mod call;
 mod debugger;
 mod definitions;
 mod errors;
@@ -12,51 +12,43 @@ mod limits;
 mod reply;
 mod reset;
 mod symbol;
-mod wait;
 
-use std::future::{Future, ready};
-use std::pin::Pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rmcp::RoleServer;
-use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, InputRequiredResult, JsonObject,
-    MetaObject, Tool, ToolAnnotations,
-};
-use rmcp::service::RequestContext;
+use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
-use super::link::Link;
 use super::structured;
-use super::wire::Ticket;
 use super::worker::Worker;
 use crate::Session;
+use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
+pub(super) use call::Call;
 pub(super) use reply::Reply;
 
 /// What the tools work with.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct ToolContext {
     session: Session,
-    link: Arc<Link>,
+    inflight: Arc<Inflight>,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
     /// Results have structured content, too.
     structured: bool,
-    /// A failed evaluation that a person is asked about between two calls.
-    pending: Mutex<Option<ask::Pending>>,
+    /// What users are asked between two calls.
+    questions: Mutex<ask::Questions>,
 }
 
-impl Desk {
+impl ToolContext {
     /// `structured`: results have structured content, too.
-    pub(super) fn new(session: Session, link: Arc<Link>, structured: bool) -> Self {
-        Self { session, link, worker: None, structured, pending: Mutex::default() }
-    }
-
-    /// The same in a worker process.
-    pub(super) fn of_worker(self, worker: Worker) -> Self {
-        Self { worker: Some(worker), ..self }
+    pub(super) fn new(
+        session: Session,
+        inflight: Arc<Inflight>,
+        worker: Option<Worker>,
+        structured: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self { session, inflight, worker, structured, questions: Mutex::default() })
     }
 
     /// Characters that an answer may have.
@@ -65,7 +57,7 @@ impl Desk {
     }
 
     /// What `tools/list` shows.
-    pub(super) fn tools(&self) -> Vec<Tool> {
+    pub(super) fn list(&self) -> Vec<Tool> {
         let mut tools = all();
         if self.structured {
             for tool in &mut tools {
@@ -93,6 +85,18 @@ impl<T: std::error::Error> From<T> for Fault {
 
 type Answer = Result<Reply, Fault>;
 
+/// What a call comes to once its arguments are found right.
+enum Step {
+    Answer(Reply),
+    /// Somebody else answers, later.
+    Later(Box<dyn FnOnce(Call) + Send>),
+}
+
+/// What is done with a call, which answers it some time.
+fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
+    Ok(Step::Later(Box::new(work)))
+}
+
 /// The tools, in this order.
 fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
@@ -117,95 +121,49 @@ const REPEATABLE: [&str; 8] = [
     limits::NAME,
 ];
 
-/// What a call comes to.
-enum Step {
-    Answer(Reply),
-    /// The answer has left.
-    Answered,
-    /// The client asks the person behind it and calls again.
-    Ask(Box<InputRequiredResult>),
-}
-
-impl From<Reply> for Step {
-    fn from(reply: Reply) -> Self {
-        Self::Answer(reply)
-    }
-}
-
-pub(super) type Response = Result<CallToolResponse, ErrorData>;
-
-/// Calls a tool. The future is small: rmcp moves the one that holds it around.
-pub(super) fn call<'a>(
-    desk: &'a Desk,
-    request: CallToolRequestParams,
-    context: &'a RequestContext<RoleServer>,
-) -> Pin<Box<dyn Future<Output = Response> + Send + 'a>> {
-    let session = &desk.session;
+/// Calls a tool.
+pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
-    if let Some(worker) = &desk.worker
-        && let Some(Ticket(number)) = context.extensions.get()
-    {
-        if !REPEATABLE.contains(&&*name) && worker.has_begun(*number) {
-            return now(desk, Ok(worker.lost(session).into()));
+    let session = call.session().clone();
+    if let Some(worker) = &call.context.worker {
+        if !REPEATABLE.contains(&&*name) && worker.has_begun(call.number) {
+            let lost = worker.lost(&session);
+            return call.answer(Ok::<_, Fault>(lost));
         }
-        session.number_from(*number);
+        session.number_from(call.number);
     }
     let arguments = arguments.unwrap_or_default();
-    match &*name {
+    let step = match &*name {
         evaluate::NAME => match request_state {
-            None => Box::pin(async { respond(desk, evaluate::call(desk, arguments, context).await) }),
-            Some(state) => Box::pin(async move {
-                respond(desk, ask::go_on(session, &desk.pending, &state, input_responses, context).await)
-            }),
+            None => evaluate::call(&call, arguments),
+            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
         },
-        errors::DESCRIBE_NAME => now(desk, errors::describe(session, arguments)),
-        errors::BACKTRACE_NAME => now(desk, errors::backtrace(session, arguments)),
-        errors::HISTORY_NAME => now(desk, errors::history(session, arguments)),
+        errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
+            let name = name.into_owned();
+            later(move |call| session.when_settled(move || errors::answer(call, &name, arguments)))
+        }
         debugger::RESTART
         | debugger::LOCALS
         | debugger::EVAL
         | debugger::RETURN
         | debugger::AGAIN
-        | debugger::ABORT => {
-            Box::pin(async move { respond(desk, debugger::call(session, &name, arguments, context).await) })
-        }
-        evaluation::NAME => Box::pin(async { respond(desk, evaluation::call(session, arguments, context).await) }),
-        definitions::NAME => Box::pin(async { respond(desk, definitions::call(session, arguments, context).await) }),
-        symbol::NAME => Box::pin(async { respond(desk, symbol::call(session, arguments, context).await) }),
-        reset::NAME => Box::pin(async { respond(desk, reset::call(desk, arguments, context).await) }),
-        limits::NAME => now(desk, limits::call(session, arguments)),
+        | debugger::ABORT => debugger::call(&name, arguments),
+        evaluation::NAME => evaluation::call(&session, arguments),
+        definitions::NAME => definitions::call(arguments),
+        symbol::NAME => symbol::call(arguments),
+        reset::NAME => reset::call(arguments),
+        limits::NAME => limits::call(&session, arguments).map(Step::Answer),
         unknown => {
             let names: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
             let reason = format!("There is no tool {}. There are: {}.", arguments::shown(unknown), names.join(", "));
-            Box::pin(ready(Err(ErrorData::invalid_params(reason, None))))
+            Err(Fault::Protocol(ErrorData::invalid_params(reason, None)))
         }
-    }
-}
-
-/// What need not be waited for.
-fn now<'a>(desk: &Desk, answer: Answer) -> Pin<Box<dyn Future<Output = Response> + Send + 'a>> {
-    Box::pin(ready(respond(desk, answer)))
-}
-
-/// What rmcp gets.
-fn respond(desk: &Desk, step: Result<impl Into<Step>, Fault>) -> Response {
-    let reply = match step.map(Into::into) {
-        Ok(Step::Answer(reply)) => reply,
-        // It drops this.
-        Ok(Step::Answered) => return Ok(CallToolResult::success(Vec::new()).into()),
-        Ok(Step::Ask(question)) => return Ok((*question).into()),
-        Err(Fault::Value(sentence)) => Reply::Refused(sentence),
-        Err(Fault::Protocol(error)) => return Err(error),
     };
-    Ok(result(reply, desk.structured, desk.max_answer()).into())
-}
-
-fn result(mut reply: Reply, structured: bool, max: usize) -> CallToolResult {
-    // One block, always: clients are known to show only the first one of an error.
-    let content = vec![ContentBlock::text(reply.text(max))];
-    let mut result = if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-    result.structured_content = structured.then(|| structured::content(&reply, max));
-    result
+    match step {
+        Ok(Step::Later(work)) => work(call),
+        Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(reply)),
+        Err(fault) => call.answer(Err::<Reply, _>(fault)),
+    }
 }
 
 /// A tool's definition. `properties` is a JSON object of schemas, one an argument.

@@ -1,16 +1,15 @@
 //! reset-session.
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::wait::wait;
-use super::{Answer, Arguments, Desk, Reply, Ticket, define};
+use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::handover::line_of_job;
 
 pub(super) const NAME: &str = "reset-session";
+
+/// Why a user is asked no more.
+const WITHDRAWN: &str = "the session was reset";
 
 pub(super) fn tool() -> Tool {
     define(
@@ -25,29 +24,32 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(desk: &Desk, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     Arguments::new(NAME, &[], 0, arguments)?;
-    let (answer, reply) = oneshot::channel();
-    if let (Some(worker), Some(Ticket(number))) = (&desk.worker, context.extensions.get()) {
-        let (worker, line) = (worker.clone(), line_of_job(*number));
-        if worker.is_fresh_for(line) {
-            return Ok(Reply::Reset(desk.session.take_notices()));
-        }
-        // The next worker answers. Nobody's waiting, nor its end, changes anything about it.
-        let (turn, comes) = oneshot::channel();
-        let session = desk.session.clone();
-        desk.session.reset(move |result| drop(turn.send(result)));
-        tokio::spawn(async move {
-            if comes.await.is_ok() {
-                worker.make_way(line, &session).await;
+    later(|call| {
+        let session = call.session().clone();
+        let answer = |call: Call, ended: Option<String>| {
+            let notices = ended.into_iter().chain(call.session().take_notices()).collect();
+            call.answer(Ok::<_, Fault>(Reply::Reset(notices)));
+        };
+        if let Some(worker) = call.context.worker.clone() {
+            let line = line_of_job(call.number);
+            if worker.is_fresh_for(line) {
+                return answer(call, None);
             }
-            std::future::pending::<()>().await;
-            drop(answer);
+            // The next worker answers.
+            let inflight = call.context.inflight.clone();
+            call.leave();
+            session.abandon();
+            inflight.withdraw_all(WITHDRAWN);
+            return worker.make_way(line, &session);
+        }
+        let ended = session.end_all();
+        call.context.inflight.withdraw_all(WITHDRAWN);
+        // Half a reset is worse than one that nobody waits for: it is not cancelled.
+        session.reset(move |result| match result {
+            Ok(()) => answer(call, ended),
+            Err(error) => call.answer(Err::<Reply, _>(error)),
         });
-    } else {
-        desk.session.reset(move |result| drop(answer.send(result)));
-    }
-    // Half a reset is worse than one that nobody waits for: it is not cancelled.
-    wait(context, reply, || ()).await??;
-    Ok(Reply::Reset(desk.session.take_notices()))
+    })
 }

@@ -1,14 +1,9 @@
 //! describe-symbol.
 
-use rmcp::RoleServer;
 use rmcp::model::{JsonObject, Tool};
-use rmcp::service::RequestContext;
 use serde_json::json;
-use tokio::sync::oneshot;
 
-use super::wait::wait;
-use super::{Answer, Arguments, Reply, define, inspection};
-use crate::Session;
+use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 
 pub(super) const NAME: &str = "describe-symbol";
 
@@ -39,13 +34,13 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-pub(super) async fn call(session: &Session, arguments: JsonObject, context: &RequestContext<RoleServer>) -> Answer {
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["name", "package", "source"], 1, arguments)?;
     let name = arguments.text("name")?;
     let package = arguments.optional_text("package")?;
     let source = arguments.flag("source")?;
-    let (answer, reply) = oneshot::channel();
-    session.describe_symbol(&name, package.as_deref(), source, move |description| drop(answer.send(description)));
-    let description = wait(context, reply, || ()).await??;
-    Ok(Reply::Symbol(description))
+    later(move |call| {
+        let session = call.session().clone();
+        session.describe_symbol(&name, package.as_deref(), source, move |found| call.answer(found.map(Reply::Symbol)));
+    })
 }

@@ -1,4 +1,4 @@
-//! What is written at once if it fits, and kept until it does if not.
+//! The write buffer: what fits is written at once, the rest is kept until it does.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,21 +8,22 @@ const KEEP: usize = 1 << 20;
 
 /// One writing end. Nothing here waits.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(crate) struct WriteBuffer<F = OwnedFd> {
     /// Non-blocking.
-    fd: OwnedFd,
+    fd: F,
     bytes: Vec<u8>,
     /// How many of the bytes are written.
     done: usize,
 }
 
-impl Outbox {
-    pub(super) fn new(fd: OwnedFd) -> Self {
+impl<F: AsFd> WriteBuffer<F> {
+    /// Writes to `fd`, which must not block.
+    pub(crate) fn new(fd: F) -> Self {
         Self { fd, bytes: Vec::new(), done: 0 }
     }
 
     /// Writes, or keeps for later. Errors are those of an end that nobody reads any more.
-    pub(super) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         if self.is_empty() {
             rest = &bytes[self.write(bytes)?..];
@@ -32,7 +33,7 @@ impl Outbox {
     }
 
     /// Writes what was kept, as far as it goes.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.done += self.write(&self.bytes[self.done..])?;
         if self.is_empty() {
             self.bytes.clear();
@@ -46,12 +47,12 @@ impl Outbox {
     }
 
     /// True when everything is written.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.done == self.bytes.len()
     }
 
     /// How much is kept.
-    pub(super) fn backlog(&self) -> usize {
+    pub(crate) fn backlog(&self) -> usize {
         self.bytes.len() - self.done
     }
 
@@ -69,8 +70,35 @@ impl Outbox {
     }
 }
 
-impl AsFd for Outbox {
+impl<F: AsFd> AsFd for WriteBuffer<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::descriptors::nonblocking;
+    use std::io::Read;
+
+    #[test]
+    fn what_does_not_fit_is_kept_in_order() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut buffer = WriteBuffer::new(nonblocking(writer.into()).unwrap());
+        let lines: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[n as usize % 4]).collect();
+        for piece in lines.chunks(70_000) {
+            buffer.put(piece).unwrap();
+        }
+        assert!(buffer.backlog() > 0 && !buffer.is_empty());
+        let mut read = vec![0; lines.len()];
+        let mut done = 0;
+        while done < read.len() {
+            done += reader.read(&mut read[done..]).unwrap();
+            buffer.flush().unwrap();
+        }
+        assert!(buffer.is_empty() && read == lines);
+        drop(reader);
+        buffer.put(b"nobody\n").unwrap_err();
     }
 }

@@ -11,7 +11,7 @@ use crate::image::process::{SharedPage, share};
 
 /// What the numbers are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Slot {
+pub(crate) enum Status {
     /// The last job of the evaluation lane that began.
     Begun,
     /// The last one of these that came to its end.
@@ -28,7 +28,7 @@ pub(crate) enum Slot {
     Numbered,
 }
 
-const SLOTS: usize = 7;
+const COUNT: usize = 7;
 
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {
@@ -38,30 +38,30 @@ pub(crate) fn monotonic() -> u64 {
 
 /// The worker's side.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Board(SharedPage);
+pub(crate) struct SharedStatus(SharedPage);
 
-impl Board {
-    /// Takes over the board that the supervisor left open under this number.
+impl SharedStatus {
+    /// Takes over what the supervisor left open under this number.
     pub(crate) fn take(number: i32) -> io::Result<Self> {
         share(number).map(Self)
     }
 
     /// Writes a number.
-    pub(crate) fn set(self, slot: Slot, value: u64) {
-        self.0[slot as usize].store(value, Ordering::Release);
+    pub(crate) fn set(self, what: Status, value: u64) {
+        self.0[what as usize].store(value, Ordering::Release);
     }
 
     /// Reads one.
-    pub(crate) fn get(self, slot: Slot) -> u64 {
-        self.0[slot as usize].load(Ordering::Acquire)
+    pub(crate) fn get(self, what: Status) -> u64 {
+        self.0[what as usize].load(Ordering::Acquire)
     }
 }
 
 /// The supervisor's side, one for each worker.
 #[derive(Debug)]
-pub(crate) struct SharedBoard(OwnedFd);
+pub(crate) struct WorkerStatus(OwnedFd);
 
-impl SharedBoard {
+impl WorkerStatus {
     /// A new one, all zero.
     pub(crate) fn new() -> io::Result<Self> {
         let fd = unnamed_file()?;
@@ -76,23 +76,23 @@ impl SharedBoard {
     }
 
     /// Reads a number.
-    pub(crate) fn get(&self, slot: Slot) -> u64 {
-        let mut bytes = [0; SLOTS * 8];
+    pub(crate) fn get(&self, what: Status) -> u64 {
+        let mut bytes = [0; COUNT * 8];
         // What cannot be read was never written.
         let _ = rustix::io::pread(&self.0, &mut bytes, 0);
-        let start = slot as usize * 8;
+        let start = what as usize * 8;
         u64::from_ne_bytes(bytes[start..start + 8].try_into().expect("eight bytes"))
     }
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn unnamed_file() -> io::Result<OwnedFd> {
-    Ok(rustix::fs::memfd_create(c"sbcl-mcp-board", rustix::fs::MemfdFlags::CLOEXEC)?)
+    Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn unnamed_file() -> io::Result<OwnedFd> {
-    let path = std::env::temp_dir().join(format!("sbcl-mcp-board-{}-{}", std::process::id(), monotonic()));
+    let path = std::env::temp_dir().join(format!("sbcl-mcp-status-{}-{}", std::process::id(), monotonic()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file.into())

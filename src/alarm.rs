@@ -1,0 +1,84 @@
+//! A timer that one thread waits for and any thread sets. Setting it wakes nobody, whereas waking a thread so that it
+//! sleeps until a time can take longer than the evaluation that the time is set for.
+
+pub(crate) use timer::Alarm;
+
+/// A timer of the kernel's.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod timer {
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    };
+
+    /// How often to look when there is no timer: evaluated code may close every descriptor.
+    const WITHOUT_TIMER: Duration = Duration::from_millis(5);
+
+    #[derive(Debug)]
+    pub(crate) struct Alarm(Option<OwnedFd>);
+
+    impl Default for Alarm {
+        fn default() -> Self {
+            Self(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).ok())
+        }
+    }
+
+    impl Alarm {
+        /// Has [`Self::wait`] return at `time`.
+        pub(crate) fn set(&self, time: Instant) {
+            // Zero would be never.
+            let left = time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            let it_value = left.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            let once = Itimerspec { it_interval: Timespec::default(), it_value };
+            if let Some(timer) = &self.0 {
+                // Without a timer the thread looks anyway.
+                let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
+            }
+        }
+
+        /// Waits until the time has come, or for no reason.
+        pub(crate) fn wait(&self) {
+            let rung = self.0.as_ref().is_some_and(|timer| {
+                rustix::io::retry_on_intr(|| rustix::io::read(timer, &mut [0; 8])).is_ok_and(|count| count == 8)
+            });
+            if !rung {
+                std::thread::sleep(WITHOUT_TIMER);
+            }
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod timer {
+    use std::time::Instant;
+
+    use parking_lot::{Condvar, Mutex};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Alarm {
+        time: Mutex<Option<Instant>>,
+        changed: Condvar,
+    }
+
+    impl Alarm {
+        /// Has [`Self::wait`] return at `time`.
+        pub(crate) fn set(&self, time: Instant) {
+            *self.time.lock() = Some(time);
+            self.changed.notify_one();
+        }
+
+        /// Waits until the time has come, or for no reason.
+        pub(crate) fn wait(&self) {
+            let mut time = self.time.lock();
+            match *time {
+                None => self.changed.wait(&mut time),
+                Some(until) => {
+                    self.changed.wait_until(&mut time, until);
+                    time.take_if(|time| *time <= Instant::now());
+                }
+            }
+        }
+    }
+}

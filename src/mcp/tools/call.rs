@@ -1,0 +1,130 @@
+//! One call of a tool: who asks, and who is owed the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rmcp::model::{CallToolResult, ContentBlock, ErrorData, InputRequiredResult, ProgressToken, ServerResult};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Fault, Reply, ToolContext};
+use crate::Session;
+use crate::mcp::server::{Peer, fitted};
+use crate::mcp::structured;
+use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
+
+/// A call that waits for its answer. Dropping it answers an internal error.
+#[derive(Debug)]
+pub(in crate::mcp) struct Call {
+    pub(super) context: Arc<ToolContext>,
+    pub(super) peer: Peer,
+    /// The least number for a job that it asks for.
+    pub(super) number: u64,
+    responder: Responder,
+}
+
+impl Call {
+    pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, peer: Peer, number: u64) -> Self {
+        Self { context, peer, number, responder }
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.context.session
+    }
+
+    /// Answers with what a tool has to say, or why it has nothing to.
+    pub(super) fn answer(self, reply: Result<impl Into<Reply>, impl Into<Fault>>) {
+        let mut reply = match reply.map_err(Into::into) {
+            Ok(reply) => reply.into(),
+            Err(Fault::Value(sentence)) => Reply::Refused(sentence),
+            Err(Fault::Protocol(error)) => return self.fail(error),
+        };
+        let max = self.context.max_answer();
+        // One block, always: clients are known to show only the first one of an error.
+        let content = vec![ContentBlock::text(reply.text(max))];
+        let mut result =
+            if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
+        result.structured_content = self.context.structured.then(|| structured::content(&reply, max));
+        self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+    }
+
+    /// Answers that the client is to call again, with the user's input.
+    pub(super) fn ask_again(self, question: InputRequiredResult) {
+        self.responder.answer(ServerResult::InputRequiredResult(question));
+    }
+
+    /// Answers with an error of the protocol.
+    pub(super) fn fail(self, error: ErrorData) {
+        self.responder.fail(error);
+    }
+
+    /// Leaves the answer to another process.
+    pub(super) fn leave(self) {
+        self.responder.leave();
+    }
+
+    /// What can be done about it while the answer is somebody else's.
+    pub(super) fn waiting(&self) -> Waiting {
+        Waiting {
+            inflight: self.context.inflight.clone(),
+            call: self.responder.call(),
+            token: self.peer.meta.get_progress_token(),
+        }
+    }
+
+    /// A call that whoever comes first answers.
+    pub(super) fn shared(self) -> SharedCall {
+        SharedCall(Arc::new(Mutex::new(Some(self))))
+    }
+}
+
+/// See [`Call::shared`].
+#[derive(Debug, Clone)]
+pub(super) struct SharedCall(Arc<Mutex<Option<Call>>>);
+
+impl SharedCall {
+    /// The call, for the first who asks.
+    pub(super) fn take(&self) -> Option<Call> {
+        self.0.lock().take()
+    }
+}
+
+/// A call while it waits.
+#[derive(Debug, Clone)]
+pub(super) struct Waiting {
+    inflight: Arc<Inflight>,
+    call: u64,
+    token: Option<ProgressToken>,
+}
+
+impl Waiting {
+    /// Has `cancel` called should the client cancel it.
+    pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) {
+        self.inflight.on_cancel(self.call, cancel);
+    }
+
+    /// Has `late` called if it is not answered after `time`.
+    pub(super) fn after(&self, time: Duration, late: impl FnOnce() + Send + 'static) {
+        self.inflight.after(self.call, time, late);
+    }
+
+    /// Reports progress to a client that asked for it: what `printed` brings from a byte on, if there is more, and now
+    /// and then that it goes on.
+    pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
+        if let Some(token) = &self.token {
+            self.inflight.report_progress(self.call, token.clone(), printed);
+        }
+    }
+
+    /// Asks the client something; `reply` gets what it answers within `time`, or why it did not.
+    pub(super) fn ask(
+        &self,
+        method: &str,
+        params: &impl Serialize,
+        time: Duration,
+        reply: impl FnOnce(Result<Value, NoAnswer>) + Send + 'static,
+    ) {
+        self.inflight.ask(self.call, method, params, time, Box::new(reply));
+    }
+}

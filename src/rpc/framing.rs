@@ -1,0 +1,194 @@
+//! The line reader: a stream cut into lines, each of any length up to a limit.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::id_scanner::IdScanner;
+
+/// The longest line, in bytes.
+pub(crate) const MAX_LINE: usize = 64 << 20;
+/// How much is read at a time.
+const CHUNK: usize = 64 << 10;
+/// A buffer that grew beyond this is given back when it is empty.
+const KEEP: usize = 1 << 20;
+
+/// A line of the stream.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Line<'a> {
+    /// With its newline; a last line without one gets one.
+    Text(&'a [u8]),
+    /// One over the limit, which was skipped, and the id of its request where there was one.
+    TooLong(Option<Value>),
+}
+
+/// What reading came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// There is more, perhaps another line.
+    More,
+    /// Nothing is there to be read now.
+    Nothing,
+    /// The stream is at its end.
+    End,
+}
+
+/// The lines of a descriptor that does not block. It never holds more than the longest line and what is read at a time.
+#[derive(Debug)]
+pub(crate) struct LineReader {
+    fd: OwnedFd,
+    limit: usize,
+    buffer: Vec<u8>,
+    /// Where the next line begins.
+    start: usize,
+    /// Up to where there is no newline.
+    searched: usize,
+    /// Reads past the rest of a line that is too long.
+    too_long: Option<IdScanner>,
+    ended: bool,
+}
+
+impl LineReader {
+    /// Reads lines of up to [`MAX_LINE`] bytes from `fd`, which must not block.
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self::with_limit(fd, MAX_LINE)
+    }
+
+    fn with_limit(fd: OwnedFd, limit: usize) -> Self {
+        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false }
+    }
+
+    /// Reads once. [`Self::next_line`] has to have returned `None` before.
+    ///
+    /// # Errors
+    /// Those of read(2), but for the two that only mean that nothing is there.
+    pub(crate) fn read(&mut self) -> io::Result<Read> {
+        if self.ended {
+            return Ok(Read::End);
+        }
+        self.buffer.drain(..self.start);
+        self.searched -= self.start;
+        self.start = 0;
+        if self.buffer.is_empty() {
+            self.buffer.shrink_to(KEEP);
+        }
+        self.buffer.reserve(CHUNK);
+        match rustix::io::read(&self.fd, spare_capacity(&mut self.buffer)) {
+            Ok(0) => {
+                self.ended = true;
+                if !self.buffer.is_empty() || self.too_long.is_some() {
+                    self.buffer.push(b'\n');
+                    return Ok(Read::More);
+                }
+                Ok(Read::End)
+            }
+            Ok(_) => Ok(Read::More),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Read::Nothing),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The next of the lines that have been read.
+    pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
+        let newline = memchr::memchr(b'\n', &self.buffer[self.searched..]);
+        let end = newline.map_or(self.buffer.len(), |offset| self.searched + offset + 1);
+        let line = self.start..end;
+        self.searched = end;
+        if self.too_long.is_some() || line.len() > self.limit {
+            self.too_long.get_or_insert_default().feed(&self.buffer[line.clone()]);
+            self.start = end;
+        }
+        newline?;
+        self.start = end;
+        Some(match self.too_long.take() {
+            Some(scanner) => Line::TooLong(scanner.finish()),
+            None => Line::Text(&self.buffer[line]),
+        })
+    }
+}
+
+impl AsFd for LineReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::descriptors::nonblocking;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    const LIMIT: usize = 40;
+
+    /// All lines that come of these pieces, written one after another.
+    fn lines(pieces: &[Vec<u8>]) -> Vec<Result<Vec<u8>, Option<Value>>> {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut writer = Some(writer);
+        let mut reader = LineReader::with_limit(nonblocking(reader.into()).unwrap(), LIMIT);
+        let mut lines = Vec::new();
+        let mut pieces = pieces.iter();
+        loop {
+            while let Some(line) = reader.next_line() {
+                lines.push(match line {
+                    Line::Text(text) => Ok(text.to_vec()),
+                    Line::TooLong(id) => Err(id),
+                });
+            }
+            assert!(reader.buffer.len() - reader.start <= LIMIT);
+            match reader.read().unwrap() {
+                Read::More => {}
+                Read::Nothing => match pieces.next() {
+                    Some(piece) => writer.as_mut().unwrap().write_all(piece).unwrap(),
+                    None => writer = None,
+                },
+                Read::End => return lines,
+            }
+        }
+    }
+
+    #[test]
+    fn lines_come_out_whole() {
+        let pieces = ["a", "b\n\nc", "d\ne\nf"].map(|piece| piece.as_bytes().to_vec());
+        let expected = ["ab\n", "\n", "cd\n", "e\n", "f\n"].map(|line| Ok(line.as_bytes().to_vec()));
+        assert_eq!(lines(&pieces), expected);
+        assert_eq!(lines(&[]), []);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped() {
+        let long = format!("{{\"id\":7,\"x\":\"{}\"}}", "x".repeat(3 * LIMIT));
+        let text = format!("before\n{long}\nafter\n{long}");
+        let expected = [Ok(b"before\n".to_vec()), Err(Some(7.into())), Ok(b"after\n".to_vec()), Err(Some(7.into()))];
+        for size in [1, 7, 1000] {
+            let pieces: Vec<_> = text.as_bytes().chunks(size).map(<[u8]>::to_vec).collect();
+            assert_eq!(lines(&pieces), expected, "{size}");
+        }
+    }
+
+    proptest! {
+        /// However it is cut into pieces, a stream has the lines that splitting it as a whole gives.
+        #[test]
+        fn pieces_do_not_matter(
+            text in prop::collection::vec(prop_oneof![8 => Just(b'x'), 1 => Just(b'\n')], 0..300),
+            cuts in prop::collection::vec(0_usize..300, 0..10),
+        ) {
+            let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(text.len())).chain([0, text.len()]).collect();
+            cuts.sort_unstable();
+            let pieces: Vec<_> = cuts.windows(2).map(|cut| text[cut[0]..cut[1]].to_vec()).collect();
+            let mut expected: Vec<_> = text.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+            if expected.last().is_some_and(Vec::is_empty) {
+                expected.pop();
+            }
+            let expected: Vec<_> = expected
+                .into_iter()
+                .map(|line| if line.len() + 1 > LIMIT { Err(None) } else { Ok([line, vec![b'\n']].concat()) })
+                .collect();
+            prop_assert_eq!(lines(&pieces), expected);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What goes out: lines to a client, or the same in frames to a supervisor that hands them on.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::WriteBuffer;
+use super::descriptors::nonblocking_writer;
+use super::waker::Waker;
+use crate::handover::frame::{self, HEADER, Kind};
+
+/// Whole lines (or frames) in order: written at once when the other side reads, kept for it when it does not. Any thread
+/// writes; nothing here waits.
+#[derive(Debug)]
+pub(crate) struct Output {
+    fd: Arc<OwnedFd>,
+    buffer: Mutex<Buffer>,
+    framed: bool,
+    /// Wakes the thread that flushes.
+    waker: Arc<Waker>,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    bytes: WriteBuffer<Arc<OwnedFd>>,
+    broken: bool,
+}
+
+impl Output {
+    /// Writes to `fd`; `framed`: to a supervisor. `waker` is used when something is left for [`Self::flush`].
+    pub(crate) fn new(fd: OwnedFd, framed: bool, waker: Arc<Waker>) -> io::Result<Self> {
+        let fd = Arc::new(nonblocking_writer(fd)?);
+        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
+        Ok(Self { fd, buffer: Mutex::new(buffer), framed, waker })
+    }
+
+    /// Sends all that `line` asked for.
+    pub(crate) fn answer(&self, line: u64, message: &impl Serialize) {
+        self.put(Kind::Answer, line, message);
+    }
+
+    /// Sends what is no answer.
+    pub(crate) fn send(&self, message: &impl Serialize) {
+        self.put(Kind::Message, 0, message);
+    }
+
+    /// Notes that `line` gets no answer.
+    pub(crate) fn done(&self, line: u64) {
+        if self.framed {
+            self.write(&frame::header(Kind::Done, line, 0));
+        }
+    }
+
+    /// Tells the supervisor something; a client is told nothing.
+    pub(crate) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
+        if self.framed
+            && let Some(payload) = encode(content)
+        {
+            self.write(&frame::frame(kind, line, &payload));
+        }
+    }
+
+    /// Writes what is left, as far as it goes.
+    pub(crate) fn flush(&self) {
+        let mut buffer = self.buffer.lock();
+        let result = buffer.bytes.flush();
+        buffer.note(result);
+    }
+
+    /// How many bytes are left.
+    pub(crate) fn backlog(&self) -> usize {
+        self.buffer.lock().bytes.backlog()
+    }
+
+    /// True when nobody reads any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.buffer.lock().broken
+    }
+
+    fn put(&self, kind: Kind, line: u64, message: &impl Serialize) {
+        let mut bytes = Vec::with_capacity(256);
+        let header = if self.framed { HEADER } else { 0 };
+        bytes.resize(header, 0);
+        if let Err(error) = serde_json::to_writer(&mut bytes, message) {
+            tracing::error!(%error, "an answer cannot be written");
+            return;
+        }
+        bytes.push(b'\n');
+        let length = bytes.len() - header;
+        bytes[..header].copy_from_slice(&frame::header(kind, line, length)[..header]);
+        self.write(&bytes);
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        let mut buffer = self.buffer.lock();
+        if buffer.broken {
+            return;
+        }
+        let was_empty = buffer.bytes.is_empty();
+        let result = buffer.bytes.put(bytes);
+        buffer.note(result);
+        if was_empty && !buffer.bytes.is_empty() || buffer.broken {
+            self.waker.wake();
+        }
+    }
+}
+
+impl Buffer {
+    fn note(&mut self, result: io::Result<()>) {
+        if let Err(error) = result {
+            tracing::debug!(%error, "the client no longer reads");
+            self.broken = true;
+        }
+    }
+}
+
+impl AsFd for Output {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn encode(message: &impl Serialize) -> Option<Vec<u8>> {
+    serde_json::to_vec(message).inspect_err(|error| tracing::error!(%error, "word for the supervisor is lost")).ok()
+}

@@ -1,0 +1,96 @@
+//! The little that the supervisor reads of the client's messages, and only when a worker is lost, late or gone.
+
+use serde_json::{Value, json};
+
+/// JSON-RPC's code for what is no request.
+pub(super) const INVALID_REQUEST: i32 = -32600;
+/// JSON-RPC's code for what is the server's fault.
+const INTERNAL_ERROR: i32 = -32603;
+
+/// The messages of a line, which may be a batch; none when it is not JSON.
+pub(super) fn messages(line: &[u8]) -> Vec<Value> {
+    match serde_json::from_slice(line) {
+        Ok(Value::Array(messages)) => messages,
+        Ok(message) => vec![message],
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The id of a message that wants an answer.
+pub(super) fn request_id(message: &Value) -> Option<&Value> {
+    message.get("method")?;
+    message.get("id").filter(|id| id.is_number() || id.is_string())
+}
+
+/// The id of the request that a message cancels.
+pub(super) fn cancelled_id(message: &Value) -> Option<&Value> {
+    (message.get("method")? == "notifications/cancelled").then_some(message.get("params")?.get("requestId")?)
+}
+
+/// The line with the request of this id made a notification: nobody answers that.
+pub(super) fn silenced(line: &[u8], id: &Value) -> Option<Vec<u8>> {
+    let silence = |message: &mut Value| {
+        if request_id(message) == Some(id) {
+            message.as_object_mut().map(|message| message.remove("id"));
+        }
+    };
+    let mut content = serde_json::from_slice(line).ok()?;
+    match &mut content {
+        Value::Array(messages) => messages.iter_mut().for_each(silence),
+        message => silence(message),
+    }
+    Some(as_line(&content))
+}
+
+/// An error response.
+pub(super) fn error(id: Option<Value>, code: i32, reason: &str) -> Vec<u8> {
+    as_line(&response(&id.unwrap_or_default(), code, reason))
+}
+
+/// The answer to a line that no worker will answer; `None` when it wants none.
+pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
+    let messages = messages(line);
+    let mut answers: Vec<_> =
+        messages.iter().filter_map(request_id).map(|id| response(id, INTERNAL_ERROR, reason)).collect();
+    match line.trim_ascii_start().first() {
+        Some(b'[') if !answers.is_empty() => Some(as_line(&Value::Array(answers))),
+        _ => answers.pop().map(|answer| as_line(&answer)),
+    }
+}
+
+fn response(id: &Value, code: i32, reason: &str) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": reason}})
+}
+
+fn as_line(content: &Value) -> Vec<u8> {
+    format!("{content}\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: Option<Vec<u8>>) -> Option<Value> {
+        line.map(|line| serde_json::from_slice(&line).unwrap())
+    }
+
+    #[test]
+    fn only_requests_are_answered() {
+        let answer = |line: &str| parsed(refusal(line.as_bytes(), "no"));
+        let expected = json!({"jsonrpc": "2.0", "id": 7, "error": {"code": -32603, "message": "no"}});
+        assert_eq!(answer(r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#), Some(expected.clone()));
+        assert_eq!(answer(r#" [{"id":7,"method":"ping"},{"method":"x"}]"#), Some(json!([expected])));
+        for silent in [r#"{"method":"x"}"#, r#"{"id":1,"result":{}}"#, r#"[{"method":"x"}]"#, "", "rubbish"] {
+            assert_eq!(answer(silent), None);
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_silenced_wants_no_answer() {
+        let silence = |line: &str| parsed(silenced(line.as_bytes(), &json!("a")));
+        assert_eq!(silence(r#"{"id":"a","method":"x"}"#), Some(json!({"method": "x"})));
+        let batch = json!([{"method": "x"}, {"id": 1, "method": "x"}]);
+        assert_eq!(silence(r#"[{"id":"a","method":"x"},{"id":1,"method":"x"}]"#), Some(batch));
+        assert_eq!(cancelled_id(&json!({"method": "notifications/cancelled", "params": {}})), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! The end of the server: whoever still waits is answered, and the client has a moment to read that.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::messages;
+use super::requests::Requests;
+use crate::rpc::WriteBuffer;
+
+/// How long everything may take from the end of input, or a signal, to the end.
+const LAST_WORDS: Duration = Duration::from_millis(900);
+/// How long the client may take to read the last answers.
+const FAREWELL: Duration = Duration::from_millis(50);
+/// How long a client may take to ask for the first time when all that waits for it is bad news.
+const BAD_NEWS: Duration = Duration::from_secs(2);
+
+/// Why, how and by when the server ends.
+#[derive(Debug)]
+pub(super) struct Shutdown {
+    status: i32,
+    /// What whoever waits is told.
+    reason: String,
+    deadline: Instant,
+    /// The reason is for whoever asks next, if nobody waits.
+    pub(super) until_asked: bool,
+}
+
+impl Shutdown {
+    /// For the end of input, or a signal: what runs has a moment for its end.
+    pub(super) fn graceful(status: i32) -> Self {
+        let reason = "the server is shutting down; this was not finished".to_owned();
+        Self { status, reason, deadline: Instant::now() + LAST_WORDS, until_asked: false }
+    }
+
+    /// For a server that cannot go on.
+    pub(super) fn failure(reason: String) -> Self {
+        Self { status: 1, reason, deadline: Instant::now() + BAD_NEWS, until_asked: true }
+    }
+
+    /// When everything must be over.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Answers whoever waits; returns the exit status. `worker`: what the worker said its own will be.
+    pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
+        let mut refusals = requests.iter().filter_map(|(_, line)| messages::refusal(line, &self.reason));
+        let end = self.deadline.max(Instant::now() + FAREWELL);
+        if refusals.all(|answer| output.put(&answer).is_ok()) {
+            while !output.is_empty() && Instant::now() < end {
+                let mut fds = [PollFd::new(output, PollFlags::OUT)];
+                let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
+                if output.flush().is_err() {
+                    break;
+                }
+            }
+        }
+        worker.filter(|_| self.status == 0).unwrap_or(self.status)
+    }
+}

@@ -1,0 +1,392 @@
+//! What may go wrong between supervisor and worker costs an image at most: one answer for every request, and the server
+//! stays.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+#[path = "common/processes.rs"]
+mod processes;
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{BINARY, Server, good};
+use processes::{children, is_alive, kill_worker, signal, stop_worker, until, worker};
+use serde_json::{Value, json};
+
+/// A file that is removed at the end, and that nobody else has.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sbcl-mcp-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// How often each id is answered in what a server said.
+fn answers(transcript: &[Value], id: i64) -> usize {
+    transcript.iter().filter(|message| message.get("method").is_none() && message["id"] == id).count()
+}
+
+// ---- What is no reason to give an image up
+
+/// So many looks of the watchdog's pass after a notification that nobody answers; 600 are ten minutes.
+fn idle_for(looks: u32) {
+    let interval = Duration::from_millis(50);
+    let mut server = Server::start_with(&["--watch-interval", "50"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    let end = Instant::now() + interval * looks;
+    let mut stray = 0;
+    while Instant::now() < end {
+        // As a client does whose user moves around in it: now and then.
+        server.notify("notifications/roots/list_changed", json!({}));
+        stray += 1;
+        server.is_silent_for(interval * looks / 5);
+    }
+    assert!(stray >= 5);
+    assert_eq!(server.evaluate("*x*"), "=> 99");
+    assert_eq!(worker(&server), before);
+}
+
+#[test]
+fn a_notification_without_an_answer_does_not_cost_the_image() {
+    idle_for(150);
+}
+
+#[test]
+#[ignore = "half a minute; a shorter one runs every time"]
+fn ten_minutes_of_idleness_do_not_cost_the_image() {
+    idle_for(600);
+}
+
+#[test]
+fn signals_that_end_a_server_are_accidents_to_a_worker() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    for number in [15, 2, 1, 10] {
+        let code = format!("(progn (sb-posix:kill (sb-posix:getpid) {number}) *x*)");
+        assert_eq!(server.evaluate(&code), "=> 99", "{number}");
+    }
+    // The first is in its own process group, the second in the worker's.
+    for code in [
+        r#"(progn (sb-ext:run-program "/bin/sh" '("-c" "kill 0")) *x*)"#,
+        r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "system" (function sb-alien:int sb-alien:c-string)) "trap : TERM; kill 0") *x*)"#,
+    ] {
+        assert_eq!(server.evaluate(code), "=> 99", "{code}");
+    }
+    assert_eq!(worker(&server), before);
+    signal(server.pid(), "-TERM");
+    assert_eq!(server.end().status.code(), Some(143));
+}
+
+// ---- What is handed over
+
+#[test]
+fn a_long_line_that_fails_does_not_end_the_server() {
+    let mut server = Server::ready();
+    let code = format!("(/ 1 0) ;{}", "x".repeat(34 << 20));
+    for _ in 0..3 {
+        assert!(server.call_tool("evaluate-lisp", json!({"code": code})).1);
+    }
+    let described = good(&mut server, "describe-last-error", json!({"error-id": "E1"}));
+    assert!(described.len() < 10_000, "{} bytes", described.len());
+    kill_worker(&server);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"error-id": "E1"})), described);
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+#[test]
+fn a_definition_that_is_too_long_to_keep_is_told_of() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "x".repeat(9 << 20)));
+    kill_worker(&server);
+    let text = server.evaluate("(list (f) (boundp '*long*))");
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("no room"), "{text}");
+    assert!(text.ends_with("=> (7 NIL)"), "{text}");
+}
+
+// ---- Cancelled requests
+
+/// A server whose definitions are restored for as long as `gate` is there: a form waits, having written `marker`.
+fn slow_to_restore(gate: &Temporary, marker: &Temporary) -> Server {
+    let mut server = Server::ready();
+    server.evaluate(&format!(
+        "(progn (with-open-file (s {:?} :direction :output :if-exists :supersede)) \
+         (loop while (probe-file {:?}) do (sleep 0.01)) (defun f () 7))",
+        marker.0, gate.0
+    ));
+    std::fs::remove_file(&marker.0).unwrap();
+    std::fs::write(&gate.0, "").unwrap();
+    server
+}
+
+#[test]
+fn a_lost_request_that_is_cancelled_during_the_restore_is_not_answered() {
+    let (gate, marker) = (Temporary::new("gate"), Temporary::new("restored"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    let queued = server.post_call("evaluate-lisp", json!({"code": "1"}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    kill_worker(&server);
+    until("it is being restored", || marker.0.exists());
+    for id in [lost, queued] {
+        server.notify("notifications/cancelled", json!({"requestId": id}));
+    }
+    // The ids are free again.
+    let again = json!({"jsonrpc": "2.0", "id": queued, "method": "ping"});
+    server.send(&again);
+    std::fs::remove_file(&gate.0).unwrap();
+    assert_eq!(server.answer(queued)["result"], json!({}));
+    let text = server.outcome(behind).0;
+    assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9") && text.ends_with("=> 7"), "{text}");
+    server.goes_on();
+    let transcript = server.finish().transcript;
+    assert_eq!((answers(&transcript, lost), answers(&transcript, queued)), (0, 1));
+}
+
+#[test]
+fn a_cancellation_that_dies_with_the_worker_holds() {
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    server.evaluate("(defun f () 7)");
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    stop_worker(&server);
+    let call = |id: i64| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+    server.send(&json!([call(1), call(2)]));
+    server.notify("notifications/cancelled", json!({"requestId": lost}));
+    server.notify("notifications/cancelled", json!({"requestId": 1}));
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.starts_with("[notice]\nThe Lisp image was") && text.ends_with("=> 7"), "{text}");
+    let transcript = server.finish().transcript;
+    assert_eq!(answers(&transcript, lost), 0);
+    let batch = transcript.iter().find_map(Value::as_array).unwrap();
+    assert_eq!(batch.iter().map(|answer| &answer["id"]).collect::<Vec<_>>(), [2]);
+}
+
+// ---- Workers that do not come up
+
+/// A server over pipes of its own.
+fn bare(arguments: &[&str], home: Option<&std::path::Path>) -> Child {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).envs(home.map(|home| ("HOME", home)));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn request(id: i64, method: &str, params: &Value) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string() + "\n"
+}
+
+fn opening() -> Value {
+    json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}})
+}
+
+fn lines(bytes: &[u8]) -> Vec<Value> {
+    bytes
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn whoever_waits_for_a_server_that_cannot_start_is_told_why() {
+    let mut child = bare(&["--heap", "1M"], None);
+    let mut stdin = child.stdin.take().unwrap();
+    let requests = [request(1, "initialize", &opening()), request(2, "tools/list", &json!({}))].concat();
+    stdin.write_all(requests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answers = lines(&output.stdout);
+    assert_eq!(answers.iter().map(|answer| answer["id"].clone()).collect::<Vec<_>>(), [json!(1), json!(2)]);
+    for answer in &answers {
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("cannot start: heap 1M is out of range: allowed is 128M to 64G"), "{message}");
+    }
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_crash_loop_that_writes_to_the_pipes_answers_once() {
+    let home = std::env::temp_dir().join(format!("sbcl-mcp-pipes-{}", std::process::id()));
+    std::fs::create_dir_all(&home).unwrap();
+    let init =
+        "(loop for fd from 3 to 1023 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
+    std::fs::write(home.join(".sbclrc"), init).unwrap();
+    let mut child = bare(&["--user-init"], Some(&home));
+    let mut stdin = child.stdin.take().unwrap();
+    let requests: String = (1..=5).map(|id| request(id, "initialize", &opening())).collect();
+    stdin.write_all(requests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answers = lines(&output.stdout);
+    assert_eq!(answers.iter().map(|answer| answer["id"].as_i64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    for answer in &answers {
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("lost 5 times") && message.contains("wrote to a pipe"), "{message}");
+    }
+    assert_eq!(output.status.code(), Some(1));
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// Limits how many descriptors the supervisor may have.
+fn limit_descriptors(server: &Server, limit: u64) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = Pid::from_raw(i32::try_from(server.pid()).unwrap());
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(1024) }).unwrap();
+}
+
+#[test]
+fn a_worker_that_cannot_be_started_for_a_while_is_started_then() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    limit_descriptors(&server, 8);
+    kill_worker(&server);
+    until("there is no worker", || children(server.pid()).is_empty());
+    let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    limit_descriptors(&server, 1024);
+    assert!(server.outcome(waits).0.ends_with("=> 7"));
+    server.goes_on();
+}
+
+#[test]
+fn whoever_waits_for_a_worker_that_cannot_be_started_is_told_why() {
+    let mut server = Server::ready();
+    let waits = server.post_running("", "(sleep 1000)", 0.0);
+    limit_descriptors(&server, 8);
+    kill_worker(&server);
+    let message = server.answer(waits)["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("cannot be started") && message.contains("Too many open files"), "{message}");
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(1));
+    assert_eq!(answers(&end.transcript, waits), 1);
+}
+
+// ---- A client that does not read stderr
+
+#[test]
+fn an_unread_stderr_stops_nothing() {
+    for ending in ["end", "-TERM"] {
+        let mut child = bare(&[], None);
+        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        let fill = "(let ((fd (sb-unix:unix-open \"/proc/self/fd/2\" (logior sb-unix:o_wronly #o4000) 0)) \
+                          (text (make-array 4096 :element-type '(unsigned-byte 8) :initial-element 120))) \
+                      (defun f () 7) \
+                      (loop for size in '(4096 1) do (loop while (sb-unix:unix-write fd text 0 size))) :full)";
+        let mut exchange = |line: String, id: i64| {
+            stdin.write_all(line.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let mut byte = [0];
+            while byte != *b"\n" {
+                stdout.read_exact(&mut byte).unwrap();
+                answer.push(byte[0]);
+            }
+            let answer: Value = serde_json::from_slice(&answer).unwrap();
+            assert_eq!(answer["id"], id, "{answer}");
+            answer
+        };
+        exchange(request(1, "initialize", &opening()), 1);
+        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string() + "\n";
+        let text = exchange(initialized + &request(2, "tools/call", &call(fill)), 2).to_string();
+        assert!(text.contains(":FULL"), "{text}");
+        signal(children(child.id())[0], "-KILL");
+        exchange(request(3, "ping", &json!({})), 3);
+        let text = exchange(request(4, "tools/call", &call("(f)")), 4).to_string();
+        assert!(text.contains("=> 7"), "{text}");
+        match ending {
+            "end" => drop(stdin),
+            name => signal(child.id(), name),
+        }
+        let status = child.wait().unwrap().code();
+        assert_eq!(status, Some(if ending == "end" { 0 } else { 143 }));
+    }
+}
+
+// ---- What Lisp writes to descriptors that are not its own
+
+#[test]
+fn small_descriptors_are_nobodys() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    let strays =
+        "(loop for fd from 3 to 400 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
+    server.evaluate(strays);
+    assert_eq!(server.evaluate("*x*"), "=> 99");
+    assert_eq!(worker(&server), before);
+}
+
+/// Defines a function that writes a frame to the supervisor: what no code does by accident.
+const FORGE: &str = r#"
+(defun forge (kind line length &optional (payload ""))
+  (let ((frame (concatenate '(vector (unsigned-byte 8)) (list #xfe 83 77 kind)
+                            (loop for i below 4 collect (ldb (byte 8 (* 8 i)) length))
+                            (loop for i below 8 collect (ldb (byte 8 (* 8 i)) line))
+                            (map 'list #'char-code payload))))
+    (loop for fd from 400 to 1023
+          do (handler-case
+                 (when (and (= 1 (logand 3 (sb-posix:fcntl fd sb-posix:f-getfl)))
+                            (= #o010000 (logand #o170000 (sb-posix:stat-mode (sb-posix:fstat fd)))))
+                   (sb-unix:unix-write fd (coerce frame '(simple-array (unsigned-byte 8) (*))) 0 (length frame)))
+               (error ())))))"#;
+
+#[test]
+fn forged_frames_cost_an_image_at_most() {
+    for (what, code) in [
+        ("an answer to nobody", "(forge 1 1000000 3 (format nil \"{}~%\"))"),
+        ("an answer that is no line", "(forge 1 1000000 2 \"{}\")"),
+        ("more than there may be", "(forge 1 1 (ash 1 30))"),
+        ("more than comes", "(forge 1 1 (ash 1 27))"),
+        ("an unknown kind", "(forge 99 1 0)"),
+        ("a handshake without end", "(dotimes (i 100) (forge 4 0 4 \"null\"))"),
+        ("a definition that is none", "(forge 5 0 4 \"null\")"),
+        ("an error that is none", "(forge 6 0 4 \"null\")"),
+        ("no limits", "(forge 7 0 4 \"null\")"),
+        ("readiness", "(forge 8 0 2 \"{}\")"),
+        ("a reset for nobody", "(forge 9 1000000 2 \"[]\")"),
+        ("a stuck evaluation", "(forge 10 0 4 \"null\")"),
+        ("a goodbye", "(forge 11 3 4 \"null\")"),
+        ("a reason not to serve", "(forge 11 3 8 \"\\\"reason\\\"\")"),
+    ] {
+        let mut server = Server::start_with(&["--watch-interval", "50"]);
+        server.initialize("2025-11-25");
+        server.evaluate(FORGE);
+        // While nothing is asked, which is when it is noticed on its own.
+        server.evaluate(&format!("(sb-thread:make-thread (lambda () (sleep 0.1) {code}))"));
+        let text = server.call_tool("evaluate-lisp", json!({"code": "(sleep 0.5)"})).0;
+        assert!(text.contains("=> NIL") || text.contains("IMAGE-LOST"), "{what}: {text}");
+        let text = server.evaluate("(not (null (fboundp 'forge)))");
+        assert!(text.ends_with("=> T"), "{what}: {text}");
+        server.goes_on();
+        let end = server.finish();
+        assert!(end.status.success(), "{what}: {}", end.stderr);
+    }
+}
+
+#[test]
+fn a_forked_child_that_prints_ends() {
+    let mut server = Server::ready();
+    let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
+                         (dotimes (i 100) (print i)) (warn "x") 1)"#;
+    for _ in 0..5 {
+        assert!(server.evaluate(fork).ends_with("=> 1"));
+    }
+    until("the children end by themselves", || children(worker(&server)).is_empty());
+    assert!(is_alive(worker(&server)));
+}
