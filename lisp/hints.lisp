@@ -10,21 +10,16 @@
   "Return what to type for up to five symbols that satisfy TEST: those that other packages export as NAME, a string, then
 those with near names that are accessible in PACKAGE."
   (declare (type function test))
-  (let ((elsewhere '())
-        (names '())
-        (symbols (make-hash-table :test 'equal)))
-    (dolist (other (list-all-packages))
+  (let ((elsewhere '()))
+    ;; A keyword is exported and bound, and never what was meant.
+    (dolist (other (remove (find-package "KEYWORD") (list-all-packages)))
       (multiple-value-bind (symbol status) (find-symbol name other)
         (when (and (eq status :external) (funcall test symbol))
           (pushnew symbol elsewhere))))
-    (do-symbols (symbol package)
-      (when (and (<= (abs (- (length (symbol-name symbol)) (length name))) 2)
-                 (funcall test symbol))
-        (setf (gethash (symbol-name symbol) symbols) symbol)
-        (push (symbol-name symbol) names)))
     (let ((near (remove-duplicates
                  (append (sort (mapcar #'symbol-text elsewhere) #'string<)
-                         (mapcar (lambda (name) (symbol-text (gethash name symbols))) (near-names name names)))
+                         (mapcar (lambda (name) (symbol-text (find-symbol name package)))
+                                 (near-symbol-names name package test)))
                  :test #'string= :from-end t)))
       (subseq near 0 (min 5 (length near))))))
 
@@ -42,11 +37,6 @@ those with near names that are accessible in PACKAGE."
 (defun class-suggestion (name)
   "Return the question that suggests classes in place of NAME, or NIL."
   (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
-
-(defun package-names ()
-  "Return the names and nicknames of all packages."
-  (mapcan (lambda (package) (cons (package-name package) (copy-list (package-nicknames package))))
-          (list-all-packages)))
 
 (defun package-error-hint (condition)
   "Return what helps with CONDITION, a package error, or NIL."
@@ -106,6 +96,7 @@ those with near names that are accessible in PACKAGE."
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
                file (zerop line) line form (hint (sb-int:encapsulated-condition condition)))))
+    (sb-pcl::obsolete-structure (old-layout-hint (sb-pcl::obsolete-structure-datum condition)))
     (type-error
      (cond ((old-layout-p (type-error-datum condition)) (old-layout-hint (type-error-datum condition)))
            ((eq (type-error-expected-type condition) 'sb-pcl::condition-class)

@@ -4,34 +4,40 @@
 
 (defun edit-distance (a b limit)
   "Return how many characters must be inserted, left out, replaced or swapped with the next one to make the string B of
-A, or NIL when that is over LIMIT."
+A, or NIL when that is over LIMIT. Looks no further from the diagonal than LIMIT."
+  (declare (type string a b) (type (integer 0 10) limit))
   (when (<= (abs (- (length a) (length b))) limit)
-    (let ((row (make-array (1+ (length b))))
-          (above (make-array (1+ (length b))))
-          (higher (make-array (1+ (length b)))))
-      (dotimes (index (length row)) (setf (svref row index) index))
-      (loop for i from 1 to (length a)
-            do (rotatef higher above row)
-               (setf (svref row 0) i)
-               (loop for j from 1 to (length b)
-                     for same = (char= (char a (1- i)) (char b (1- j)))
-                     do (setf (svref row j)
-                              (min (1+ (svref above j)) (1+ (svref row (1- j)))
-                                   (+ (svref above (1- j)) (if same 0 1))))
-                        (when (and (> i 1) (> j 1)
-                                   (char= (char a (1- i)) (char b (- j 2)))
-                                   (char= (char a (- i 2)) (char b (1- j))))
-                          (setf (svref row j) (min (svref row j) (1+ (svref higher (- j 2))))))))
-      (let ((distance (svref row (length b))))
-        (and (<= distance limit) distance)))))
+    (flet ((row () (make-array (1+ (length b)) :element-type 'fixnum :initial-element (1+ limit))))
+      (let ((row (row)) (above (row)) (higher (row)))
+        (declare (type (simple-array fixnum (*)) row above higher))
+        (loop for index to (min limit (length b)) do (setf (aref row index) index))
+        (loop for i from 1 to (length a)
+              for begin = (max 1 (- i limit))
+              do (rotatef higher above row)
+                 (setf (aref row (1- begin)) (if (eql begin 1) i (1+ limit)))
+                 (loop for j from begin to (min (length b) (+ i limit))
+                       for same = (char= (char a (1- i)) (char b (1- j)))
+                       do (setf (aref row j)
+                                (min (1+ (aref above j)) (1+ (aref row (1- j)))
+                                     (+ (aref above (1- j)) (if same 0 1))))
+                          (when (and (> i 1) (> j 1)
+                                     (char= (char a (1- i)) (char b (- j 2)))
+                                     (char= (char a (- i 2)) (char b (1- j))))
+                            (setf (aref row j) (min (aref row j) (1+ (aref higher (- j 2))))))))
+        (let ((distance (aref row (length b))))
+          (and (<= distance limit) distance))))))
+
+(defconstant +near-name+ 100
+  "The length of names that near ones are looked for of.")
 
 (defun near-names (name candidates)
   "Return up to five of the strings CANDIDATES that are near to NAME, nearest first."
   (let* ((limit (case (length name) ((0 1 2) 0) ((3 4 5) 1) (t 2)))
-         (near (loop for candidate in candidates
-                     for distance = (edit-distance name candidate limit)
-                     when distance collect (cons distance candidate))))
-    (loop for (nil . candidate) in (sort (remove-duplicates near :key #'cdr :test #'string=)
+         (near (when (<= (length name) +near-name+)
+                 (loop for candidate in candidates
+                       for distance = (edit-distance name candidate limit)
+                       when distance collect (cons distance candidate)))))
+    (loop for (nil . candidate) in (sort (remove-duplicates near :key #'cdr :test #'equal)
                                          (lambda (a b)
                                            (if (= (car a) (car b))
                                                (string< (cdr a) (cdr b))
@@ -39,21 +45,52 @@ A, or NIL when that is over LIMIT."
           repeat 5
           collect candidate)))
 
-(defun find-user-package (name)
-  "Return the package NAME as a user writes it: `foo` means FOO. Signal an error that suggests near names otherwise."
+(defconstant +near-symbols+ 20000
+  "How many symbols a package may have for all of them to be compared with a name.")
+
+(defun many-symbols-p (package)
+  "True when more than +NEAR-SYMBOLS+ symbols are accessible in PACKAGE."
+  (let ((count 0))
+    (do-symbols (symbol package)
+      (when (> (incf count) +near-symbols+)
+        (return t)))))
+
+(defun near-symbol-names (name package test)
+  "Return up to five names near to the string NAME of symbols accessible in PACKAGE that satisfy TEST, nearest first. Of a
+package of many symbols only those that NAME is the beginning of are compared with it, which takes no time."
+  (declare (type function test))
+  (let ((candidates '())
+        (many (many-symbols-p package)))
+    (when (<= (length name) +near-name+)
+      (do-symbols (symbol package)
+        (let ((candidate (symbol-name symbol)))
+          (when (and (<= (abs (- (length candidate) (length name))) 2)
+                     (or (not many) (eql (length name) (or (mismatch name candidate) (length name))))
+                     (funcall test symbol))
+            (push candidate candidates)))))
+    (near-names name candidates)))
+
+(defun package-names ()
+  "Return the names and nicknames of all packages."
+  (mapcan (lambda (package) (cons (package-name package) (copy-list (package-nicknames package))))
+          (list-all-packages)))
+
+(defun user-package (name)
+  "Return the package NAME as a user writes it, `foo` meaning FOO, or NIL."
   (or (find-package name)
       (let* ((bare (string-left-trim "#:" (string-trim " " name)))
              (end (1- (length bare))))
         (find-package (if (and (plusp end) (char= (char bare 0) (char bare end) #\|))
                           (subseq bare 1 end)
-                          (string-upcase bare))))
-      (let ((near (near-names (string-upcase name) (loop for package in (list-all-packages)
-                                                              collect (package-name package)
-                                                              append (package-nicknames package)))))
-        (error 'sb-kernel:simple-package-error
-               :package name
-               :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
-               :format-arguments (list name near)))))
+                          (string-upcase bare))))))
+
+(defun find-user-package (name)
+  "Return the package NAME as a user writes it. Signal an error that suggests near names when there is none."
+  (or (user-package name)
+      (error 'sb-kernel:simple-package-error
+             :package name
+             :format-control "There is no package named ~S.~@[ Did you mean ~{~A~^, ~}?~]"
+             :format-arguments (list name (near-names (string-upcase name) (package-names))))))
 
 (defmacro with-inspection-syntax (() &body body)
   "Evaluate BODY so that symbols outside CL-USER print with their package."
@@ -244,7 +281,8 @@ counted for each system."
 
 (defun locate-symbol (text package-name)
   "Find the symbol that TEXT means to a reader in the package named PACKAGE-NAME, or in *PACKAGE* when that is empty,
-without interning it. Return the symbol, whether there is one, the name and the package that were looked at."
+without interning it. Return the symbol, whether there is one, the name and the package that were looked at. Signal a
+package error when there is no such package."
   (let* ((text (string-trim '(#\Space #\Tab #\Newline #\') text))
          (colon (position #\: text))
          (package (cond ((null colon)
@@ -447,9 +485,8 @@ without interning it. Return the symbol, whether there is one, the name and the 
 
 (defun push-not-found (name package)
   "Push that PACKAGE has no symbol NAME, with near ones."
-  (let ((near (let ((names '()))
-                (do-symbols (symbol package) (push (symbol-name symbol) names))
-                (near-names name names)))
+  (let ((near (near-symbol-names name package #'symbolp))
+        (packages (near-names name (package-names)))
         (elsewhere (let ((packages '()))
                      (dolist (other (remove (find-package "KEYWORD") (list-all-packages)) (sort packages #'string<))
                        (when (eq :external (nth-value 1 (find-symbol name other)))
@@ -463,7 +500,9 @@ without interning it. Return the symbol, whether there is one, the name and the 
                    (format stream "~%Other packages have it: ~{~A~^, ~}."
                            (subseq elsewhere 0 (min 5 (length elsewhere)))))
                  (when near
-                   (format stream "~%Near names: ~{~A~^, ~}." near))))))
+                   (format stream "~%Near names: ~{~A~^, ~}." near))
+                 (when packages
+                   (format stream "~%Packages of near names: ~{~A~^, ~}." packages))))))
 
 (defun push-package-role (package)
   "Push what PACKAGE is."
@@ -492,7 +531,11 @@ without interning it. Return the symbol, whether there is one, the name and the 
 (defun push-description (text package-name with-source)
   "Push what the symbol that TEXT means in the package named PACKAGE-NAME means, with the text of its definitions if
 WITH-SOURCE is true."
-  (multiple-value-bind (symbol found name package) (locate-symbol text package-name)
+  (multiple-value-bind (symbol found name package)
+      (handler-case (locate-symbol text package-name)
+        (sb-kernel:simple-package-error (condition)
+          (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
+          (return-from push-description)))
     (let ((*with-source* with-source)
           (called (package-called text)))
       (with-source-files ()

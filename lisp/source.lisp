@@ -355,17 +355,41 @@ has one; or NIL."
                (push (list namestring date octets nil) *source-files*))
              (values octets date (and *known-places* (first *source-files*))))))))
 
+(defun balanced-p (text position)
+  "True when no closing parenthesis follows in TEXT at POSITION, after some forms that may come before it."
+  (loop repeat 20
+        for next = (catch 'confused (form-start text position 0))
+        while (and next (< next (length text)))
+        do (when (char= #\) (schar text next))
+             (return nil))
+           (setf position (or (nth-value 1 (map-form text next)) (length text)))
+        finally (return t)))
+
+(defun toplevel-form-p (before text map end whole)
+  "True when TEXT may be what a top-level form was read from, as it must be where SBCL remembers one, unless the file has
+changed: that begins right after the form before it, hence after the character BEFORE, or NIL at the file's beginning. MAP
+is the first form's, or NIL, and END where that ends. WHOLE is true when there is no other form in TEXT."
+  (declare (type source-text text))
+  (and (or (member before '(nil #\) #\"))
+           (and (plusp (length text)) (whitespace-p (schar text 0))))
+       (cond ((null map) (balanced-p text 0))
+             ((not (find (schar text (form-position map)) "(#'`")) nil)
+             (whole (eql end (length text)))
+             (t (balanced-p text end)))))
+
 (defun scan-file (entry octets start end)
-  "Return the text of OCTETS, of the file with ENTRY (or NIL) in *SOURCE-FILES*, from START below END, and the map of its
-first form."
+  "Return the text of OCTETS, of the file with ENTRY (or NIL) in *SOURCE-FILES*, from START below END (or NIL); the map of
+its first form and where that ends; and what TOPLEVEL-FORM-P says of it."
   (let ((known (fourth entry)))
-    (if (and known (eql start (first known)) (eql end (second known)))
-        (values (third known) (fourth known))
-        (let* ((text (octets-text octets start end))
-               (map (values (map-form text))))
-          (when entry
-            (setf (fourth entry) (list start end text map)))
-          (values text map)))))
+    (unless (and known (eql start (first known)) (eql end (second known)))
+      (let ((text (octets-text octets start (or end (length octets)))))
+        (multiple-value-bind (map form-end) (map-form text)
+          (setf known (list start end text map form-end
+                            (toplevel-form-p (if (zerop start) nil (code-char (aref octets (1- start))))
+                                             text map form-end (and end t))))))
+      (when entry
+        (setf (fourth entry) known)))
+    (values-list (cddr known))))
 
 (defun octets-text (octets start end)
   "Return the text of OCTETS from START below END, which are UTF-8."
@@ -394,29 +418,38 @@ first form."
   (text nil :type (or null source-text))
   (position 0 :type index))
 
-(defun file-place (namestring created start end find)
+(defun changed-file-place (namestring)
+  "Return the place in the file NAMESTRING, native, which is not what it was when it was compiled or loaded."
+  (make-place :in (concatenate 'string (shown-path namestring) " (changed since)")))
+
+(defun file-place (namestring created start end find &optional name)
   "Return the place in the file NAMESTRING, native, of the subform that FIND, a function of a map, returns the position
 of, in the top-level form between the positions START and END (or NIL) in octets. CREATED is when the file was written
-that these are of, or NIL when it is sure to be this one."
+that these are of, or NIL when it is sure to be this one; it may have been changed within that second. NAME is what the
+function is called that is meant, or NIL."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
       (cond ((null octets) (make-place :in in))
-            ((and created (not (eql date created)))
-             (make-place :in (concatenate 'string in " (changed since)")))
+            ((and created (not (eql date created))) (changed-file-place namestring))
             ((or (null start) (> start (length octets))) (make-place :in in))
             (t
-             (multiple-value-bind (text map) (scan-file entry octets start (or end (length octets)))
+             (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
                                    (catch 'confused (form-start text 0 0))
                                    0)))
-                 (multiple-value-bind (line column) (line-and-column text position)
-                   (make-place :in in
-                               :line (+ line (count 10 octets :end start))
-                               :column (+ column (if (eql line 1) (characters-before octets start) 0))
-                               :code (line-at text position)
-                               :text text
-                               :position position)))))))))
+                 (if (and created
+                          (not (and toplevel
+                                    (or (null name) (null map) (not (names-all-p map text))
+                                        (< (or (token-position name text) form-end) form-end)))))
+                     (changed-file-place namestring)
+                     (multiple-value-bind (line column) (line-and-column text position)
+                       (make-place :in in
+                                   :line (+ line (count 10 octets :end start))
+                                   :column (+ column (if (eql line 1) (characters-before octets start) 0))
+                                   :code (line-at text position)
+                                   :text text
+                                   :position position))))))))))
 
 (defun characters-before (octets position)
   "Return how many characters of its line are before POSITION in OCTETS."
@@ -485,7 +518,9 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
                (file-place (sb-ext:native-namestring (parse-namestring file))
                            (sb-di:debug-source-created source)
                            (start number) (and number (start (1+ number)))
-                           (lambda (map) (position-of-number map form)))))))))
+                           (lambda (map) (position-of-number map form))
+                           (let ((name (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))
+                             (and (symbolp name) (symbol-name name))))))))))
 
 (defun location-place (location)
   "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or not known."
@@ -546,9 +581,18 @@ of it."
                ;; (SETF NAME)
                (and (consp named) (named-p (third named))))))))
 
-(defun definition-position (map text name)
+(defun names-all-p (map text)
+  "True when MAP, of a top-level form of TEXT, is of a form that defines nothing but what it names."
+  (and (consp map) (integerp (second map))
+       (member (token-name text (second map))
+               '("DEFUN" "DEFMACRO" "DEFGENERIC" "DEFMETHOD" "DEFVAR" "DEFPARAMETER" "DEFCONSTANT" "DEFTYPE"
+                 "IN-PACKAGE" "DEFPACKAGE" "DECLAIM")
+               :test #'string=)))
+
+(defun definition-position (map text name &optional exactly)
   "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: of the subform that looks
-like it, else of the whole if that looks like a definition; or NIL."
+like it, else, unless EXACTLY that is wanted, of the whole if that looks like a definition of something that may bring it;
+or NIL."
   (labels ((visit (form depth)
              (when (and (consp form) (< depth 20))
                (when (defines-p form text name)
@@ -556,7 +600,7 @@ like it, else of the whole if that looks like a definition; or NIL."
                (dolist (element (rest form))
                  (visit element (1+ depth))))))
     (visit map 0)
-    (and (definition-form-p map text) (first map))))
+    (and (not exactly) (definition-form-p map text) (not (names-all-p map text)) (first map))))
 
 (defun form-text (text position)
   "Return the text of the form of TEXT at POSITION, or NIL."
@@ -595,18 +639,21 @@ like it, else of the whole if that looks like a definition; or NIL."
 
 (defun file-definition-place (namestring number created name)
   "Return the place of the definition of NAME, a string, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
-which was written at CREATED; when that is not known, or was at another time, only if there is such a definition there."
+which was written at CREATED, or NIL when that is not known: then only if there is exactly such a definition there."
   (multiple-value-bind (octets date) (file-octets namestring)
-    (let* ((text (and octets number (octets-text octets 0 (length octets))))
-           (start (and text (toplevel-start text number)))
-           (map (and start (< start (length text)) (map-form text start)))
-           (position (and map (or (definition-position map text name)
-                                  (and created (eql created date) start)))))
-      (if position
-          (multiple-value-bind (line column) (line-and-column text position)
-            (make-place :in (shown-path namestring) :line line :column column
-                        :code (line-at text position) :text text :position position))
-          (make-place :in (shown-path namestring))))))
+    (if (and octets created (not (eql created date)))
+        (changed-file-place namestring)
+        (let* ((text (and octets number (octets-text octets 0 (length octets))))
+               (start (and text (toplevel-start text number)))
+               (map (and start (< start (length text)) (map-form text start)))
+               (position (and map (definition-position map text name (not created)))))
+          (cond (position
+                 (multiple-value-bind (line column) (line-and-column text position)
+                   (make-place :in (shown-path namestring) :line line :column column
+                               :code (line-at text position) :text text :position position)))
+                ;; It was changed within the second in which it was written.
+                ((and map created (names-all-p map text)) (changed-file-place namestring))
+                (t (make-place :in (shown-path namestring))))))))
 
 ;;; Warnings
 

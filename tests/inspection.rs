@@ -462,9 +462,16 @@ fn the_package_argument_says_where_to_look() {
 }
 
 #[test]
-fn an_unknown_package_is_an_error() {
-    let error = fresh().describe_in("car", Some("no-such-package")).expect_err("an unknown package");
-    assert!(error.to_string().to_uppercase().contains("NO-SUCH-PACKAGE"), "{error}");
+fn an_unknown_package_is_said_with_near_names() {
+    let lisp = fresh();
+    let not_found = |name: &str, package| match lisp.describe_in(name, package) {
+        Ok(SymbolDescription::NotFound(text)) => text,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(not_found("car", Some("no-such-package")), "There is no package named \"no-such-package\".");
+    assert_eq!(not_found("asfd:foo", None), "There is no package named \"asfd\". Did you mean ASDF?");
+    let text = not_found("asfd", None);
+    assert!(text.ends_with("\nPackages of near names: ASDF."), "{text}");
 }
 
 #[test]

@@ -134,6 +134,69 @@ fn a_file_that_changed_or_is_gone_has_no_line() {
     assert!(location(&backtrace(&mut server), "(F 1)").starts_with(&format!("at {place}")));
 }
 
+/// Gives the file a time of change, in seconds before now.
+fn set_age(path: &Path, seconds: u64) {
+    let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn the_text_of_a_definition_is_never_anothers() {
+    let mut server = Server::ready();
+    let path = directory("other-text").join("s.lisp");
+    let text = "(defun s1 (x)\n (list x 1))\n(defvar *s2* 2)\n(defun s2 (x) x)\n(defstruct s3 a)\n";
+    let place = shown(&path);
+    for (loading, seconds) in
+        [("(load {})", 100), ("(load (compile-file {}))", 100), ("(load {})", 50), ("(load (compile-file {}))", 50)]
+    {
+        std::fs::write(&path, text).unwrap();
+        set_age(&path, 50);
+        server.evaluate(&loading.replace("{}", &format!("{path:?}")));
+        for (name, line) in [("s1", 1), ("*s2*", 3), ("s2", 4), ("s3", 5), ("make-s3", 5)] {
+            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            assert!(answer.contains(&format!("\n  Source: {place}:{line}\n  Text:\n    (def")), "{loading}: {answer}");
+        }
+        std::fs::write(&path, format!("(defun s0 () 0)\n{text}")).unwrap();
+        set_age(&path, seconds);
+        for name in ["s1", "s2"] {
+            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            let expected = format!("\n  Source: {place} (changed since)\n  Text: not available");
+            assert!(answer.ends_with(&expected), "{loading} {seconds}: {answer}");
+        }
+        for name in ["*s2*", "s3"] {
+            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            assert!(answer.contains("\n  Text: not available"), "{loading} {seconds}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn a_file_changed_within_the_same_second_has_no_line() {
+    let mut server = Server::ready();
+    let path = directory("same-second").join("c.lisp");
+    let text = "(in-package :cl-user)\n\n(defun f (x)\n  (error \"~a ~a\" (car x)))\n\n(defun g (x)\n  (list (f x)))\n";
+    let place = shown(&path);
+    for code in ["(load {})", "(load (compile-file {}))"] {
+        std::fs::write(&path, text).unwrap();
+        set_age(&path, 50);
+        server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        fail(&mut server, "(g 1)");
+        let trace = backtrace(&mut server);
+        assert_eq!(location(&trace, "(F 1)"), format!("at {place}:4: (error \"~a ~a\" (car x)))"), "{code}");
+        assert_eq!(location(&trace, "(G 1)"), format!("at {place}:7: (list (f x)))"), "{code}");
+        for inserted in 1..text.len() {
+            let more: String = (0..inserted).map(|n| if n % 7 == 6 { '\n' } else { ';' }).collect();
+            std::fs::write(&path, format!("{more}\n{text}")).unwrap();
+            set_age(&path, 50);
+            fail(&mut server, "(g 1)");
+            let trace = backtrace(&mut server);
+            for call in ["(F 1)", "(G 1)"] {
+                assert_eq!(location(&trace, call), format!("at {place} (changed since)"), "{code} {inserted}");
+            }
+        }
+    }
+}
+
 #[test]
 fn warnings_name_file_line_and_form() {
     let mut server = Server::start_with_environment(&["--structured-content"], &[]);
@@ -280,14 +343,51 @@ fn what_is_not_there_gets_near_names() {
 }
 
 #[test]
+fn keywords_are_not_suggested_for_variables() {
+    let mut server = Server::ready();
+    for code in ["size", "(print test)", "(progn name)"] {
+        let text = fail(&mut server, code);
+        assert!(text.starts_with("[ERROR] UNBOUND-VARIABLE") && !text.contains(" :"), "{text}");
+    }
+}
+
+#[test]
+fn near_names_are_looked_for_within_bounds() {
+    let mut server = Server::ready();
+    server.call_tool("configure-limits", json!({"timeout": 10}));
+    // Names that would take minutes to compare.
+    server.evaluate(
+        "(dotimes (i 20) (setf (fdefinition (intern (format nil \"~V,,,'X<~D~>\" (+ 20000 i) i))) #'list))
+         (make-package (make-string 30000 :initial-element #\\P) :use nil) nil",
+    );
+    let name = "Y".repeat(20_005);
+    let text = fail(&mut server, &format!("(funcall (quote {name}))"));
+    assert!(text.starts_with("[ERROR] UNDEFINED-FUNCTION") && !text.contains("Did you mean"), "{text:.100}");
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "Q".repeat(30_000)}));
+    assert!(text.starts_with("[ERROR] SB-KERNEL:SIMPLE-PACKAGE-ERROR"), "{text:.100}");
+    let text = good(&mut server, "describe-symbol", json!({"name": "Z".repeat(20_005)}));
+    assert!(text.starts_with("Symbol ZZZ"), "{text:.100}");
+    // Of many symbols, only what the name is the beginning of.
+    server.evaluate("(defpackage :large (:use :cl)) (defun large::frobnicate () 1)");
+    assert!(fail(&mut server, "(funcall (quote large::frobnciate))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
+    server.evaluate("(dotimes (i 30000) (intern (format nil \"SYMBOL-~D\" i) :large))");
+    assert!(!fail(&mut server, "(funcall (quote large::frobnciate))").contains("Did you mean"));
+    assert!(fail(&mut server, "(funcall (quote large::frobnicat))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
+    let text = good(&mut server, "describe-symbol", json!({"name": "large::frobnica"}));
+    assert!(text.ends_with("\nNear names: FROBNICAT, FROBNICATE."), "{text}");
+}
+
+#[test]
 fn a_structure_redefined_says_what_happened() {
     let mut server = Server::ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
     let text = fail(&mut server, "(defstruct m a b)");
     assert!(text.contains("made by the old definition, with the slots (A).\nCONTINUE takes the new"), "{text}");
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
-    let text = fail(&mut server, "(m-b *m*)");
-    assert!(text.contains("an earlier definition of M,"), "{text}");
+    for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
+        let text = fail(&mut server, code);
+        assert!(text.contains("an earlier definition of M,"), "{text}");
+    }
 }
 
 // ---- Definitions
