@@ -211,11 +211,12 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
 
 (defun locals (frame)
   "Return the local variables of FRAME, a list of lists of symbol, validity (:VALID, :INVALID when it is dead here, or
-:UNKNOWN) and value. What SBCL keeps as several variables of one name is one: the innermost that has a value."
+:UNKNOWN) and value; none of one of SBCL's own. What SBCL keeps as several variables of one name is one: the innermost that
+has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
         (locals '()))
-    (when (and (not (bogus-frame-p frame))
+    (when (and (not (system-frame-p frame))
                (sb-di:debug-var-info-available function))
       (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
         (let* ((symbol (sb-di:debug-var-symbol variable))
@@ -350,7 +351,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
                :system (guarded (system-frame-p frame) (failure) nil)
                :machinery (guarded (frame-machinery frame) (failure) nil)
-               :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
+               :locals (when (< number +frames-with-locals+)
                          (guarded (locals frame) (failure) '())))))
 
 (defun print-argument (argument stream)
