@@ -296,7 +296,7 @@ has a value."
   "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
     (flet ((of-p (prefix) (and file (eql (length prefix) (or (mismatch prefix file) (length prefix))))))
-      (cond ((of-p "SYS:SRC;CODE;READER.") "the reader")
+      (cond ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")
                  ;; Reads the forms of a source file.
                  (and file (eq 'sb-c::%do-forms-from-info (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
@@ -334,7 +334,15 @@ has a value."
                (when (and next (equal (call-machinery (first next)) (call-machinery call)))
                  (loop for between on rest
                        until (eq between next)
-                       do (setf (call-machinery (first between)) (call-machinery call)))))))
+                       do (setf (call-machinery (first between)) (call-machinery call))))))
+  ;; The reader that the loader calls is a part of that, and so is the loader of ASDF.
+  (let ((order '("the reader" "the loader" "ASDF")))
+    (loop for (caller call) on (reverse calls)
+          while call
+          do (when (and (call-machinery call) (call-machinery caller)
+                        (< (position (call-machinery call) order :test #'string=)
+                           (position (call-machinery caller) order :test #'string=)))
+               (setf (call-machinery call) (call-machinery caller))))))
 
 (defun frame-call (number frame condition)
   "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."
