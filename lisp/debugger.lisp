@@ -211,11 +211,12 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
 
 (defun locals (frame)
   "Return the local variables of FRAME, a list of lists of symbol, validity (:VALID, :INVALID when it is dead here, or
-:UNKNOWN) and value. What SBCL keeps as several variables of one name is one: the innermost that has a value."
+:UNKNOWN) and value; none of one of SBCL's own. What SBCL keeps as several variables of one name is one: the innermost that
+has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
         (locals '()))
-    (when (and (not (bogus-frame-p frame))
+    (when (and (not (system-frame-p frame))
                (sb-di:debug-var-info-available function))
       (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
         (let* ((symbol (sb-di:debug-var-symbol variable))
@@ -295,7 +296,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
   "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
     (flet ((of-p (prefix) (and file (eql (length prefix) (or (mismatch prefix file) (length prefix))))))
-      (cond ((of-p "SYS:SRC;CODE;READER.") "the reader")
+      (cond ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")
                  ;; Reads the forms of a source file.
                  (and file (eq 'sb-c::%do-forms-from-info (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
@@ -333,7 +334,15 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                (when (and next (equal (call-machinery (first next)) (call-machinery call)))
                  (loop for between on rest
                        until (eq between next)
-                       do (setf (call-machinery (first between)) (call-machinery call)))))))
+                       do (setf (call-machinery (first between)) (call-machinery call))))))
+  ;; The reader that the loader calls is a part of that, and so is the loader of ASDF.
+  (let ((order '("the reader" "the loader" "ASDF")))
+    (loop for (caller call) on (reverse calls)
+          while call
+          do (when (and (call-machinery call) (call-machinery caller)
+                        (< (position (call-machinery call) order :test #'string=)
+                           (position (call-machinery caller) order :test #'string=)))
+               (setf (call-machinery call) (call-machinery caller))))))
 
 (defun frame-call (number frame condition)
   "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."
@@ -350,7 +359,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
                :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
                :system (guarded (system-frame-p frame) (failure) nil)
                :machinery (guarded (frame-machinery frame) (failure) nil)
-               :locals (when (and (< number +frames-with-locals+) (not (system-frame-p frame)))
+               :locals (when (< number +frames-with-locals+)
                          (guarded (locals frame) (failure) '())))))
 
 (defun print-argument (argument stream)

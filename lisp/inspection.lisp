@@ -113,11 +113,14 @@ package of many symbols only those that NAME is the beginning of are compared wi
       (failure)
     (values nil t)))
 
+(defun variable-label (name)
+  "Return what comes before the value in the line for the variable NAME."
+  (format nil "~S~:[~; = ~]" name (boundp name)))
+
 (defun print-definition (kind name stream)
-  "Print the line for NAME, defined as KIND."
-  (if (stringp name)
-      (write-string name stream)
-      (prin1 name stream))
+  "Print the line for NAME, defined as KIND; of a variable, what comes after its label."
+  (cond ((stringp name) (write-string name stream))
+        ((not (eq kind :variable)) (prin1 name stream)))
   (case kind
     ((:function :macro)
      (when (or (eq kind :function) (and (symbolp name) (macro-function name)))
@@ -127,7 +130,6 @@ package of many symbols only those that NAME is the beginning of are compared wi
            (if lambda-list (print-lambda-list lambda-list stream) (write-string "()" stream))))))
     (:variable
      (when (boundp name)
-       (write-string " = " stream)
        (push-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
@@ -243,7 +245,7 @@ counted for each system."
           (loop for (nil kind name) in sorted
                 repeat limit
                 do (let ((kind kind) (name name))
-                     (push-item (definition-item kind) ""
+                     (push-item (definition-item kind) (if (eq kind :variable) (variable-label name) "")
                                 (lambda (stream)
                                   (if (eq kind :class)
                                       (print-class-definition

@@ -165,6 +165,44 @@ fn no_answer_of_any_tool_is_too_long() {
 }
 
 #[test]
+fn what_has_no_room_in_a_list_can_be_seen_all_the_same() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defvar *long* (make-string 200000 :initial-element #\\l)) (defmacro mine () 1) (defclass k () ())
+         (defpackage :of-mine) (dotimes (i 1000) (eval `(defun ,(intern (format nil \"FUNCTION-~D\" i)) () nil))) nil",
+    );
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert!(text.contains("\n\n... 904 more. A `type` or `package` narrows the list down; max-answer"), "{text}");
+    let text = good(&mut server, "list-definitions", json!({"limit": 2000}));
+    assert!(length(&text) <= ANSWER && length(&text) > ANSWER - 2_000, "{}", length(&text));
+    for part in [
+        " more, for which there is no room here. A `type` or `package` narrows the list down; max-answer (conf",
+        &format!("[Variables]\n- *LONG* = \"{}[... 199801 characters omitted]\n", "l".repeat(199)),
+        "[Macros]\n- MINE ()\n",
+        "[Classes]\n- K\n",
+        "[Packages]\n- OF-MINE",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let locals: String = (0..60).map(|n| format!("(v{n} (make-string 900 :initial-element #\\l)) ")).collect();
+    let uses: String = (0..60).map(|n| format!("v{n} ")).collect();
+    let code = format!("(defun f () (let ({locals}) (cerror \"go\" \"x\") (list {uses})))\n(f)");
+    bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    let text = good(&mut server, "frame-locals", json!({"frame": 1}));
+    assert!(length(&text) <= ANSWER && text.starts_with("V0 = \"lll") && text.contains("\nV59 = "), "{text}");
+    assert!(text.ends_with("\neval-in-frame shows one variable, whole; max-answer (configure-limits) makes room."), "{text}");
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": 0})).lines().count(), 1);
+    good(&mut server, "abort-evaluation", json!({}));
+    for number in 0..150 {
+        fail(&mut server, &format!("(error \"error number {number}, and so on, and so on, and so on, and so on\")"));
+    }
+    let history = good(&mut server, "error-history", json!({"limit": 200}));
+    let (shown, rest) = history.rsplit_once("\n... ").unwrap();
+    let last: u64 = shown.lines().last().unwrap()[1..].split(' ').next().unwrap().parse().unwrap();
+    assert!(rest.contains(&format!(" older ones, E{} and before, ", last - 1)), "{rest}");
+}
+
+#[test]
 fn the_history_keeps_two_hundred() {
     let mut server = Server::ready();
     for number in 1..=205 {

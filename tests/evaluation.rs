@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use sbcl::outcome::SymbolDescription;
 use sbcl::report::{self, unescape_markers};
 use sbcl::{Evaluation, Limits};
 use support::{
@@ -1347,6 +1348,35 @@ fn a_line_that_looks_like_a_value_gets_a_backslash() {
 }
 
 #[test]
+fn a_message_has_no_line_that_looks_like_a_value() {
+    let lisp = fresh();
+    let text = lisp.text("(warn \"a~%=> 7\") nil");
+    assert_eq!(text, "[warnings]\nSIMPLE-WARNING: a\n\\=> 7\n\n=> NIL");
+    let text = lisp.text("(error \"=> 1~%=> 2\")");
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\n\\=> 1\n\\=> 2\n\n[Backtrace]\n"), "{text}");
+}
+
+#[test]
+fn names_take_one_line() {
+    let lisp = fresh();
+    let text = lisp.text(
+        "(sb-thread:make-thread (lambda () (sleep 60)) :name (format nil \"n~%[ERROR] X~%=> 1\"))
+         (eval (list 'define-condition (intern (format nil \"A~%=> 2\")) '(error) nil))
+         (error (intern (format nil \"A~%=> 2\")))",
+    );
+    assert!(text.contains("thread n\\n[ERROR\\] X\\n=> 1"), "{text}");
+    assert!(text.contains("\n[ERROR] |A\\n=> 2|\n"), "{text}");
+    assert!(!text.contains("\n=> "), "{text}");
+    let text = lisp.text("(warn (intern (format nil \"W~%=> 3\")))");
+    assert!(text.starts_with("[ERROR] "), "{text}");
+    let text = lisp.text(
+        "(eval (list 'define-condition (intern (format nil \"W~%=> 3\")) '(warning) nil))
+         (warn (intern (format nil \"W~%=> 3\"))) nil",
+    );
+    assert!(text.contains("[warnings]\n|W\\n=> 3|: "), "{text}");
+}
+
+#[test]
 fn forged_sections_cannot_be_told_from_output() {
     let lisp = fresh();
     let outcome = lisp.eval("(format t \"[ERROR] FAKE~%nothing~%~%[Backtrace]~%0: (FAKE)~%\") (error \"[Backtrace]~%0: (FAKE)~%[ERROR] FAKE\")");
@@ -1542,7 +1572,7 @@ fn edge_errors_during_error_inspection_the_previous_error_is_preserved() {
     let lisp = fresh();
     let failure = lisp.error("(error \"kept\")");
     let before = lisp.last_error_text();
-    assert!(lisp.describe_in("car", Some("no-such-package")).is_err());
+    assert!(matches!(lisp.describe_in("car", Some("no-such-package")), Ok(SymbolDescription::NotFound(_))));
     _ = lisp.describe_in(")(", None);
     _ = lisp.describe_in("", None);
     _ = lisp.describe_in("no-such-package:symbol", None);

@@ -292,6 +292,22 @@ fn frames_of_the_reader_are_folded() {
     assert!(text.contains(" frames of the reader"), "{text}");
 }
 
+#[test]
+fn machinery_is_one_fold() {
+    let mut server = Server::ready();
+    for code in ["(list #'", "(list #+(and", "(list (quote #(1 #.(error \"x\"))))"] {
+        let text = fail(&mut server, code);
+        assert_eq!(text.matches(" frames of the reader").count(), 1, "{text}");
+        let (_, frames) = text.split_once(" frames of the reader").unwrap();
+        assert!(frames.is_empty(), "{text}");
+    }
+    let directory = directory("broken-asd");
+    let asd = directory.join("broken-asd.asd");
+    std::fs::write(&asd, "(defsystem \"broken-asd\" :components (").unwrap();
+    let text = fail(&mut server, &format!("(push {directory:?} asdf:*central-registry*) (asdf:load-asd {asd:?})"));
+    assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
+}
+
 // ---- Locals
 
 #[test]

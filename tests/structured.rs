@@ -118,7 +118,7 @@ fn line_end(text: &str) -> &str {
 }
 
 fn message(error: &Value) -> String {
-    escape_markers(line_end(string(error, "message")))
+    escape_output(line_end(string(error, "message")))
 }
 
 fn evaluation(content: &Value) -> String {

@@ -14,7 +14,7 @@ const HISTORY_MESSAGE: usize = 70;
 const FORM_TEXT: usize = 200;
 
 /// Characters of the line of [`error_history`] that says that there are more.
-const OLDER: usize = 80;
+const OLDER: usize = 200;
 
 /// Characters around the frames of a backtrace: what comes before and after them, and where some are missing.
 const AROUND_FRAMES: usize = 300;
@@ -80,13 +80,34 @@ pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> St
     frames(error, &FrameRange { from: 0, max_frames, locals: true }, usize::MAX)
 }
 
-/// Local variables, a line each.
+/// Characters of a value when not all fit.
+const SHORT_VALUE: usize = 200;
+
+/// Characters of what says that values, or variables, are missing.
+const ABOUT_LOCALS: usize = 200;
+
+/// Local variables, a line each, in at most `max` characters.
 #[must_use]
-pub fn locals(locals: &[Local]) -> String {
+pub fn locals(locals: &[Local], max: usize) -> String {
     if locals.is_empty() {
-        return "No local variables that SBCL knows of.".to_owned();
+        return "No local variables: the frame is of SBCL's own code, or SBCL kept none of it.".to_owned();
     }
-    local_lines(locals).join("\n")
+    let mut lines = local_lines(locals);
+    let size = |lines: &[String]| lines.iter().map(|line| length(line) + 1).sum::<usize>();
+    let all = lines.len();
+    if size(&lines) <= max {
+        return lines.join("\n");
+    }
+    lines = lines.into_iter().map(|line| cut(line, SHORT_VALUE)).collect();
+    while size(&lines) + ABOUT_LOCALS > max && lines.len() > 1 {
+        lines.pop();
+    }
+    let more = match all - lines.len() {
+        0 => String::new(),
+        more => format!("... {more} more lines, for which there is no room here. "),
+    };
+    lines.push(format!("{more}eval-in-frame shows one variable, whole; max-answer (configure-limits) makes room."));
+    lines.join("\n")
 }
 
 /// A line for each variable that has a value, and one for those whose values SBCL cannot give.
@@ -129,7 +150,15 @@ pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: 
     match (errors.len() - shown, older) {
         (0, 0) => {}
         (0, older) => _ = write!(text, "\n... {older} older ones (a larger limit shows them)"),
-        (left, older) => _ = write!(text, "\n... {} older ones, for which there is no room here", left + older),
+        (left, older) => {
+            _ = write!(
+                text,
+                "\n... {} older ones, E{} and before, for which there is no room here: describe-last-error shows one of \
+                 them (error-id), a larger max-answer (configure-limits) more",
+                left + older,
+                errors[shown].id
+            );
+        }
     }
     text
 }

@@ -46,7 +46,7 @@ fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     result
 }
 
-/// Escapes captured output: markers, and lines that begin with `=> `, which get a backslash in front.
+/// Escapes captured output, or a message: markers, and lines that begin with `=> `, which get a backslash in front.
 #[must_use]
 pub fn escape_output(text: &str) -> String {
     let text = escape_markers(text);

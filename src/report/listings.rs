@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use super::Sections;
-use super::escape::escape_markers;
+use super::escape::{escape_markers, escape_output};
+use super::fit::length;
 use crate::config::Limits;
-use crate::outcome::{DefinitionKind, Definitions, Role, SymbolDescription};
+use crate::outcome::{Definition, DefinitionKind, Definitions, Role, SymbolDescription};
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
@@ -18,14 +19,24 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
-/// The answer of list-definitions.
+/// Characters of the headings of list-definitions and of what it says of the rest.
+const AROUND_DEFINITIONS: usize = 900;
+
+/// The answer of list-definitions, of at most `max` characters: where there is no room for all, each kind has its share.
 #[must_use]
-pub fn definitions(definitions: &Definitions) -> String {
+pub fn definitions(definitions: &Definitions, max: usize) -> String {
+    let groups: Vec<_> = definitions.shown.chunk_by(|a, b| a.kind == b.kind).collect();
+    let sizes: Vec<usize> = groups
+        .iter()
+        .map(|group| group.iter().map(|definition| length(&definition_line(definition))).sum())
+        .collect();
+    let shares = shares(&sizes, max.saturating_sub(AROUND_DEFINITIONS));
+
     let mut sections = Sections(String::new());
     let mut more = definitions.more;
-    for group in definitions.shown.chunk_by(|a, b| a.kind == b.kind) {
+    for (group, mut room) in groups.into_iter().zip(shares) {
         if group[0].kind == DefinitionKind::System {
-            push_more(&mut sections, std::mem::take(&mut more), definitions);
+            push_more(&mut sections, std::mem::take(&mut more), definitions, max);
         }
         let target = sections.begin();
         target.push_str(match group[0].kind {
@@ -36,18 +47,52 @@ pub fn definitions(definitions: &Definitions) -> String {
             DefinitionKind::Package => "[Packages]",
             DefinitionKind::System => "[Loaded Systems]",
         });
-        for definition in group {
-            _ = write!(target, "\n- {}", escape_markers(&definition.text));
+        for (index, definition) in group.iter().enumerate() {
+            let line = definition_line(definition);
+            let size = length(&line);
+            if size > room {
+                _ = write!(target, "\n... {} more, for which there is no room here. {NARROWER}", group.len() - index);
+                break;
+            }
+            room -= size;
+            target.push_str(&line);
         }
     }
-    push_more(&mut sections, more, definitions);
+    push_more(&mut sections, more, definitions, max);
     if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
 }
 
-fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions) {
+/// What shows definitions for which there is no room.
+const NARROWER: &str = "A `type` or `package` narrows the list down; max-answer (configure-limits) makes room.";
+
+fn definition_line(definition: &Definition) -> String {
+    format!("\n- {}", escape_markers(&definition.text))
+}
+
+/// Parts of `room` for what has these `sizes`: what takes less than its share leaves the rest of it to the others.
+fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..sizes.len()).collect();
+    order.sort_by_key(|&index| sizes[index]);
+    let mut shares = vec![0; sizes.len()];
+    for (done, index) in order.into_iter().enumerate() {
+        shares[index] = sizes[index].min(room / (sizes.len() - done));
+        room -= shares[index];
+    }
+    shares
+}
+
+/// Says how many definitions were not asked for, and how to see them: all at once where they may be expected to fit.
+fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max: usize) {
     if more > 0 {
-        let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System).count();
-        _ = write!(sections.begin(), "... {more} more; ask for limit {} to see them all.", own as u64 + more);
+        let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System);
+        let (count, size) = own.fold((0, 0), |(count, size), line| (count + 1, size + length(&definition_line(line))));
+        let all = count as u64 + more;
+        let target = sections.begin();
+        if size as u64 / count.max(1) * all <= max as u64 {
+            _ = write!(target, "... {more} more; ask for limit {all} to see them all.");
+        } else {
+            _ = write!(target, "... {more} more. {NARROWER}");
+        }
     }
 }
 
@@ -55,7 +100,7 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions) {
 #[must_use]
 pub fn symbol(description: &SymbolDescription) -> String {
     match description {
-        SymbolDescription::NotFound(sentence) => sentence.clone(),
+        SymbolDescription::NotFound(sentence) => escape_output(sentence),
         SymbolDescription::Found(roles) => {
             let mut sections = Sections(String::new());
             for Role { title, details } in roles {

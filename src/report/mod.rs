@@ -49,7 +49,7 @@ fn push_clipped(target: &mut String, clipped: &Clipped, escape: impl Fn(&str) ->
 
 fn clipped_message(message: &Clipped) -> String {
     let mut text = String::new();
-    push_clipped(&mut text, message, escape_markers);
+    push_clipped(&mut text, message, escape_output);
     text
 }
 
@@ -75,7 +75,8 @@ impl Sections {
             target.push_str("[notice]");
             for notice in notices {
                 target.push('\n');
-                target.push_str(&escape_markers(notice));
+                // Names of the user's stand in it.
+                target.push_str(&escape_markers(notice).replace('\n', "\\n"));
             }
         }
     }

@@ -75,7 +75,12 @@ fn name(text: Text<'_>) -> String {
     if text.len() > MAX_NAME {
         name.push('…');
     }
-    name
+    on_one_line(&name)
+}
+
+/// Text with its line breaks written as in Rust or C.
+fn on_one_line(text: &str) -> String {
+    text.replace('\n', "\\n").replace('\r', "\\r")
 }
 
 /// Adds `text` to what takes its room from `left` bytes.
@@ -242,11 +247,8 @@ fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
 /// A frame's text on one line.
 fn one_line(call: ClippedBuffer) -> String {
     let clipped = Clipped::from(call);
-    let mut text = if clipped.text.contains(['\n', '\r']) {
-        clipped.text.replace('\n', "\\n").replace('\r', "\\r")
-    } else {
-        clipped.text
-    };
+    let mut text =
+        if clipped.text.contains(['\n', '\r']) { on_one_line(&clipped.text) } else { clipped.text };
     if clipped.omitted > 0 {
         text.push_str(&crate::report::omission(clipped.omitted));
     } else if text.is_empty() {
@@ -405,7 +407,7 @@ impl OutcomeBuilder {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
                     let mut path = String::new();
                     file.append_to(&mut path, MAX_PLACE);
-                    warning.file = Some(path).filter(|path| !path.is_empty());
+                    warning.file = Some(on_one_line(&path)).filter(|path| !path.is_empty());
                     warning.column = column;
                 }
             }
@@ -651,11 +653,26 @@ pub(super) struct InspectionBuilder {
 /// Characters of one item.
 const MAX_ITEM: u64 = 10_000;
 
+/// Characters of a definition in a list of them; of a variable, those of its value.
+const MAX_DEFINITION: u64 = 1_000;
+const MAX_VARIABLE: u64 = 200;
+
+/// How much of an item is kept.
+fn item_limit(kind: Item) -> u64 {
+    match kind {
+        Item::Variable => MAX_VARIABLE,
+        Item::Function | Item::Macro | Item::Class => MAX_DEFINITION,
+        _ => MAX_ITEM,
+    }
+}
+
 impl InspectionBuilder {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
-            Event::Item(kind, label) => self.items.push((kind, label.to_owned(), ClippedBuffer::new(MAX_ITEM))),
+            Event::Item(kind, label) => {
+                self.items.push((kind, label.to_owned(), ClippedBuffer::new(item_limit(kind))));
+            }
             Event::ItemText(text) => {
                 if let Some((_, _, item)) = self.items.last_mut() {
                     item.push(text);
@@ -730,7 +747,7 @@ impl InspectionBuilder {
                     }
                     Item::Role | Item::Detail | Item::NotFound => return None,
                 };
-                Some(Definition { kind, text: text.replace('\n', "\\n") })
+                Some(Definition { kind, text: on_one_line(&(label + &text)) })
             })
             .collect();
         shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));

@@ -127,7 +127,7 @@ impl Lisp {
     #[track_caller]
     pub(crate) fn definitions_text(&self, filter: DefinitionFilter) -> String {
         let query = DefinitionQuery { filter, ..DefinitionQuery::default() };
-        report::definitions(&self.definitions_of(&query).expect("definitions can be listed"))
+        report::definitions(&self.definitions_of(&query).expect("definitions can be listed"), usize::MAX)
     }
 
     pub(crate) fn describe_in(&self, name: &str, package: Option<&str>) -> Result<SymbolDescription, InspectError> {
