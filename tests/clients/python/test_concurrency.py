@@ -8,6 +8,11 @@ import pytest
 from server import LINE, MODES, serve
 
 NO_ERROR = "No error information available.\n(No error has occurred since the last successful evaluation)"
+LIMITS = """Current limits:
+  timeout: 30 seconds
+  max-output: 1000000 characters
+  max-answer: 9500 characters
+  on-error: abort"""
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +51,7 @@ async def test_others_answer_while_one_runs(mode, tmp_path):
             async with busy(server, tmp_path) as answers:
                 assert await server.call("describe-last-error", {}) == (NO_ERROR, False)
                 assert await server.call("get-backtrace", {}) == (NO_ERROR, False)
-                limits = "Current limits:\n  timeout: 30 seconds\n  max-output: 100000 characters"
-                assert await server.call("configure-limits", {}) == (limits, False)
+                assert await server.call("configure-limits", {}) == (LIMITS, False)
                 assert len(await server.tools()) >= 7
                 # The revision without a handshake has no ping.
                 if not server.modern:

@@ -1,6 +1,7 @@
 """Opening, listing, closing."""
 
 import json
+import re
 from pathlib import Path
 
 import anyio
@@ -24,6 +25,8 @@ async def test_introduces_itself(mode):
                 assert info["serverInfo"]["version"]
                 assert "tools" in info["capabilities"]
                 assert "describe-last-error" in info["instructions"]
+                # Some clients cut them there.
+                assert len(info["instructions"].encode()) <= 2000
             assert await server.evaluate("(+ 1 2)") == "=> 3"
 
 
@@ -31,10 +34,14 @@ async def test_lists_its_tools(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             tools = {tool["name"]: tool for tool in await server.tools()}
+            assert set(tools) == {tool["name"] for tool in TOOLS}
+            assert tools["evaluate-lisp"]["_meta"]["anthropic/alwaysLoad"] is True
             for expected in TOOLS:
                 tool = tools[expected["name"]]
                 schema = tool["inputSchema"]
                 assert schema["type"] == "object"
+                # What some clients' converters do not take.
+                assert not re.search(r'"(anyOf|\$ref|additionalProperties)":', json.dumps(schema)), schema
                 assert schema.get("required", []) == expected["required"]
                 properties = schema.get("properties", {})
                 assert {name: of["type"] for name, of in properties.items()} == expected["arguments"]
@@ -58,10 +65,30 @@ async def test_unknown_tools_are_refused_and_harmless(mode):
 async def test_long_answers_arrive_whole(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
-            await server.call("configure-limits", {"max-output": 1_000_000})
+            await server.call("configure-limits", {"max-answer": 1_000_000})
             text = await server.evaluate("(dotimes (i 20000) (format t \"line ~5,'0d λ~%\" i)) :done")
             lines = "\n".join(f"line {number:05} λ" for number in range(20000))
             assert text == f"[stdout]\n{lines}\n\n=> :DONE"
+
+
+async def test_what_a_long_answer_leaves_out_is_shown(mode):
+    with anyio.fail_after(60):
+        async with serve(mode) as server:
+            text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done")
+            assert len(text) <= 9500
+            marker = r"\[\.\.\. (\d+) characters omitted; evaluation (\{.*?\}) shows them\]"
+            answer = re.fullmatch(rf"\[stdout\]\n(.*){marker}(.*)\n\n=> :DONE", text, re.DOTALL)
+            head, count, call, tail = answer.groups()
+            arguments = json.loads(call)
+            assert arguments == {"id": 1, "action": "output", "from": len(head)}
+            shown, is_error = await server.call("evaluation", {**arguments, "characters": int(count)})
+            assert not is_error, shown
+            title, _, page = shown.partition("\n")
+            last = len(head) + int(count) - 1
+            assert title == f"Evaluation 1, output, characters {len(head)} to {last} of 13000:"
+            # A page says, too, what comes after it.
+            middle = re.fullmatch(f"(.*){marker}", page, re.DOTALL)[1]
+            assert head + middle + tail == "\n".join(f"line {number:05} λ" for number in range(1000))
 
 
 async def test_leaves_when_the_client_does_whatever_is_running(mode):

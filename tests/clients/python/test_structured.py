@@ -7,6 +7,8 @@ from server import plain, serve
 
 pytestmark = pytest.mark.anyio
 
+PAGE = {"evaluation": 1, "part": "output", "text": "x\n", "from": 0, "total": 2, "omitted": 0}
+
 
 async def test_structured_content_fits_its_schemas(mode):
     with anyio.fail_after(60):
@@ -14,6 +16,10 @@ async def test_structured_content_fits_its_schemas(mode):
             assert all(tool["outputSchema"]["type"] == "object" for tool in await server.tools())
             for tool, arguments, part in [
                 ("evaluate-lisp", {"code": "(format t \"x~%\") (values 1 2)"}, {"stdout": "x\n", "values": ["1", "2"]}),
+                ("evaluation", {}, {}),
+                ("evaluation", {"action": "wait"}, {"stdout": "x\n", "values": ["1", "2"]}),
+                ("evaluation", {"action": "output"}, {"page": PAGE}),
+                ("evaluation", {"id": 9}, {"refused": "There is no evaluation 9: the newest one is 1."}),
                 ("evaluate-lisp", {"code": "(error \"x\")", "on-error": "debug"}, {"held": True}),
                 ("describe-last-error", {}, {}),
                 ("get-backtrace", {"locals": True}, {}),
@@ -24,7 +30,7 @@ async def test_structured_content_fits_its_schemas(mode):
                 ("frame-locals", {"frame": 0}, {}),
                 ("list-definitions", {}, {"definitions": []}),
                 ("describe-symbol", {"name": "car"}, {}),
-                ("configure-limits", {}, {"timeout": 30, "maxOutput": 100000}),
+                ("configure-limits", {}, {"timeout": 30, "maxOutput": 1_000_000, "maxAnswer": 9500, "onError": "abort"}),
                 ("reset-session", {}, {"reset": True}),
             ]:
                 result = plain(await server.client.call_tool(tool, arguments))

@@ -17,6 +17,8 @@ for (const mode of MODES) {
         assert.ok(client.getServerVersion().version);
         assert.ok(client.getServerCapabilities().tools);
         assert.match(client.getInstructions(), /describe-last-error/);
+        // Some clients cut them there.
+        assert.ok(Buffer.byteLength(client.getInstructions()) <= 2000);
         if (client.getNegotiatedProtocolVersion) {
           assert.equal(client.getNegotiatedProtocolVersion(), mode.modern ? "2026-07-28" : "2025-11-25");
         }
@@ -26,12 +28,16 @@ for (const mode of MODES) {
     it("lists its tools", () =>
       serve(mode, async (server) => {
         const { tools } = await server.client.listTools();
+        assert.deepEqual(tools.map((tool) => tool.name).sort(), TOOLS.map((tool) => tool.name).sort());
+        assert.equal(tools.find((tool) => tool.name === "evaluate-lisp")._meta["anthropic/alwaysLoad"], true);
         for (const expected of TOOLS) {
           const tool = tools.find((candidate) => candidate.name === expected.name);
           assert.ok(tool, expected.name);
           assert.ok(tool.description);
           const { type, properties = {}, required = [] } = tool.inputSchema;
           assert.equal(type, "object");
+          // What some clients' converters do not take.
+          assert.doesNotMatch(JSON.stringify(tool.inputSchema), /"(anyOf|\$ref|additionalProperties)":/);
           assert.deepEqual([...required], expected.required);
           const types = Object.entries(properties).map(([name, of]) => [name, of.type]);
           assert.deepEqual(Object.fromEntries(types), expected.arguments);
@@ -52,10 +58,29 @@ for (const mode of MODES) {
 
     it("sends long answers whole", () =>
       serve(mode, async (server) => {
-        await server.call("configure-limits", { "max-output": 1_000_000 });
+        await server.call("configure-limits", { "max-answer": 1_000_000 });
         const text = await server.evaluate("(dotimes (i 20000) (format t \"line ~5,'0d λ~%\" i)) :done");
         const lines = Array.from({ length: 20000 }, (_, number) => `line ${String(number).padStart(5, "0")} λ`);
         assert.equal(text, `[stdout]\n${lines.join("\n")}\n\n=> :DONE`);
+      }));
+
+    it("shows what a long answer leaves out", () =>
+      serve(mode, async (server) => {
+        const text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done");
+        assert.ok(text.length <= 9500);
+        const marker = String.raw`\[\.\.\. (\d+) characters omitted; evaluation (\{.*?\}) shows them\]`;
+        const answer = new RegExp(String.raw`^\[stdout\]\n(.*)${marker}(.*)\n\n=> :DONE$`, "s");
+        const [, head, count, call, tail] = text.match(answer);
+        const args = JSON.parse(call);
+        assert.deepEqual(args, { id: 1, action: "output", from: head.length });
+        const shown = await server.call("evaluation", { ...args, characters: Number(count) });
+        assert.equal(shown.isError, false, shown.text);
+        // A page says, too, what comes after it.
+        const [, title, middle] = shown.text.match(new RegExp(`^(.*?)\n(.*)${marker}$`, "s"));
+        const last = head.length + Number(count) - 1;
+        assert.equal(title, `Evaluation 1, output, characters ${head.length} to ${last} of 13000:`);
+        const lines = Array.from({ length: 1000 }, (_, number) => `line ${String(number).padStart(5, "0")} λ`);
+        assert.equal(head + middle + tail, lines.join("\n"));
       }));
 
     it("leaves when the client does, whatever runs and whoever waits", async () => {
