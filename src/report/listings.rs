@@ -26,10 +26,8 @@ const AROUND_DEFINITIONS: usize = 900;
 #[must_use]
 pub fn definitions(definitions: &Definitions, max: usize) -> String {
     let groups: Vec<_> = definitions.shown.chunk_by(|a, b| a.kind == b.kind).collect();
-    let sizes: Vec<usize> = groups
-        .iter()
-        .map(|group| group.iter().map(|definition| length(&definition_line(definition))).sum())
-        .collect();
+    let sizes: Vec<usize> =
+        groups.iter().map(|group| group.iter().map(|definition| length(&definition_line(definition))).sum()).collect();
     let shares = shares(&sizes, max.saturating_sub(AROUND_DEFINITIONS));
 
     let mut sections = Sections(String::new());

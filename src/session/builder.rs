@@ -247,8 +247,7 @@ fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
 /// A frame's text on one line.
 fn one_line(call: ClippedBuffer) -> String {
     let clipped = Clipped::from(call);
-    let mut text =
-        if clipped.text.contains(['\n', '\r']) { on_one_line(&clipped.text) } else { clipped.text };
+    let mut text = if clipped.text.contains(['\n', '\r']) { on_one_line(&clipped.text) } else { clipped.text };
     if clipped.omitted > 0 {
         text.push_str(&crate::report::omission(clipped.omitted));
     } else if text.is_empty() {
