@@ -335,6 +335,16 @@ fn machinery_is_one_fold() {
     let directory = directory("broken-asd");
     let asd = directory.join("broken-asd.asd");
     std::fs::write(&asd, "(defsystem \"broken-asd\" :components (").unwrap();
+    let file = directory.join("late.lisp");
+    for (code, form) in [
+        ("(defun late (x) (car x))\n(late 5)\n", "1: (\"top level form\")\n2: (SB-FASL::LOAD-FASL-GROUP "),
+        ("(eval-when (:compile-toplevel)\n  (error \"early\"))", "4: ((FLET SB-C::FROB "),
+    ] {
+        std::fs::write(&file, code).unwrap();
+        let text = fail(&mut server, &format!("(load (compile-file {file:?}))"));
+        assert!(text.contains(form) && text.matches("\n... ").count() == 1, "{text}");
+        assert!(text.chars().count() < 1_000, "{text}");
+    }
     let text = fail(&mut server, &format!("(push {directory:?} asdf:*central-registry*) (asdf:load-asd {asd:?})"));
     assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
 }
