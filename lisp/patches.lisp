@@ -305,8 +305,14 @@ what it defines, and the name of its parameter that says which."
       (and (eq :function (sb-c::undefined-warning-kind undefined))
            (eq 'no-such-function-for-the-probe (sb-c::undefined-warning-name undefined))))))
 
-(defun frames-at-error (function)
-  "Return the names of the frames, and the stack top hint, at the error that FUNCTION ends with."
+(defun frame-name (frame)
+  "Return the name of the function that FRAME is a call of."
+  (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
+
+(defun frames-at-error (function &optional (key #'frame-name))
+  "Return what KEY, a function of a frame, returns for the innermost frames at the error that FUNCTION ends with; and the
+stack top hint there."
+  (declare (type function function key))
   (block probe
     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
           (sb-ext:*invoke-debugger-hook*
@@ -316,13 +322,26 @@ what it defines, and the name of its parameter that says which."
                 (values (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
                               repeat 30
                               while frame
-                              collect (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
+                              collect (funcall key frame))
                         sb-debug:*stack-top-hint*)))))
-      (funcall (the function function)))))
+      (funcall function))))
 
 (define-assumption "what the frame of an undefined function is called"
   (member "undefined function" (frames-at-error (lambda () (funcall 'no-such-function-for-the-probe)))
           :test #'equal))
+
+(define-assumption "how an argument is shown that a function makes no use of"
+  (flet ((unused-argument-p (frame)
+           (let ((arguments (nth-value 1 (sb-debug::frame-call frame))))
+             (and (consp arguments)
+                  (sb-debug::unprintable-object-p (first arguments))
+                  (equal "unused argument" (sb-debug::unprintable-object-string (first arguments)))))))
+    (let ((function (compile nil '(lambda (x) (declare (ignore x) (optimize (debug 2))) (error "probe")))))
+      (some #'identity (frames-at-error (lambda () (funcall function 1)) #'unused-argument-p)))))
+
+(define-assumption "where a method keeps its fast function"
+  (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
+    (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
 (define-assumption "the frame that is named as the one of an error"
   (let ((hint (nth-value 1 (frames-at-error (lambda () (error "probe"))))))

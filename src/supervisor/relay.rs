@@ -153,6 +153,7 @@ impl Relay {
         let takes_more = self.recovery.requests.bytes() < MAX_REQUESTS;
         // At the end there is no later for what the worker has to say.
         let hears_more = self.output.backlog() < MAX_ANSWERS || self.shutdown.is_some();
+        let is_over = self.is_over();
         let mut fds = Vec::with_capacity(5);
         let mut watch = |fd| {
             fds.push(fd);
@@ -167,6 +168,7 @@ impl Relay {
         let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
         let due = match (&self.worker, &self.shutdown) {
+            (None, Some(_)) if is_over => Some(Instant::now()),
             (_, Some(shutdown)) => Some(shutdown.deadline()),
             (None, None) => Some(self.start_at),
             _ => None,
@@ -315,6 +317,13 @@ impl Relay {
         self.shutdown.get_or_insert_with(|| Shutdown::failure(reason));
     }
 
+    /// True when the end has begun and nothing is left that it would wait for.
+    fn is_over(&mut self) -> bool {
+        let Some(shutdown) = &self.shutdown else { return false };
+        self.worker.is_none()
+            && (!shutdown.until_asked || self.input.is_none() || self.recovery.requests.first_awaited().is_some())
+    }
+
     /// What is due at the end.
     fn conclude(&mut self) -> Step {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
@@ -325,11 +334,8 @@ impl Relay {
             // The worker sees the end of input.
             worker.input = None;
         }
-        let over = match &self.worker {
-            Some(_) => false,
-            None => !shutdown.until_asked || self.input.is_none() || self.recovery.requests.first_awaited().is_some(),
-        };
-        if over || Instant::now() >= shutdown.deadline() { Err(Verdict::End) } else { Ok(()) }
+        let deadline = shutdown.deadline();
+        if self.is_over() || Instant::now() >= deadline { Err(Verdict::End) } else { Ok(()) }
     }
 
     /// Ends what is left of a worker that is lost, and has another one started, unless all is over or there is no point
