@@ -297,10 +297,8 @@ has a value."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
     (flet ((of-p (prefix) (and file (eql (length prefix) (or (mismatch prefix file) (length prefix))))))
       (cond ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
-            ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")
-                 ;; Reads the forms of a source file.
-                 (and file (eq 'sb-c::%do-forms-from-info (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
-             "the loader")
+            ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
+            ((of-p "SYS:SRC;COMPILER;") "the compiler")
             ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
 
 (defun reporting-p (call machinery)
@@ -313,7 +311,8 @@ has a value."
 
 (defun dispatching-p (call)
   "True when CALL is of what SBCL puts between two functions."
-  (or (member (call-name call) '(funcall apply sb-int:simple-eval-in-lexenv))
+  (or (member (call-name call)
+              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names))
       (and (consp (call-name call))
            (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
@@ -335,8 +334,8 @@ has a value."
                  (loop for between on rest
                        until (eq between next)
                        do (setf (call-machinery (first between)) (call-machinery call))))))
-  ;; The reader that the loader calls is a part of that, and so is the loader of ASDF.
-  (let ((order '("the reader" "the loader" "ASDF")))
+  ;; The reader that the loader calls is a part of that, and so is the loader, or the compiler, of ASDF.
+  (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)
           while call
           do (when (and (call-machinery call) (call-machinery caller)

@@ -24,14 +24,19 @@
 ;;; Reading
 
 (defun push-reader-position (condition)
-  "When CONDITION is that the submitted code ends too early, push where. Other reader errors say it themselves."
-  (when (and *reading* (typep condition 'end-of-file)
-             (eq *reading* (ignore-errors (stream-error-stream condition))))
+  "When CONDITION stops the reading of the submitted code, push where, unless it says so itself."
+  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
+  (when (and *reading*
+             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
     (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
       (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
         (event *job-id* (event-code :error-text) 0
-               (format nil "~%The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
-                            a closing parenthesis or quote is missing."
+               (format nil "~%~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
+                            line ~D, column ~D.~;~
+                            The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
+                            a closing parenthesis or quote is missing.~]"
+                       (and (typep condition 'end-of-file)
+                            (eq *reading* (ignore-errors (stream-error-stream condition))))
                        line column start-line start-column))))))
 
 (defun push-quicklisp-advice (condition)

@@ -112,8 +112,16 @@ those with near names that are accessible in PACKAGE."
                    (prin1-to-string (mapcar #'sb-kernel:dsd-name
                                             (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
 
+(defun file-hint (condition)
+  "Return in which form of a file that is compiled or loaded CONDITION was signalled, or NIL when its hint says so."
+  (unless (typep condition 'sb-c::input-error-in-load)
+    (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
+      (declare (ignore column))
+      (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
+
 (defun push-hint (condition)
-  "Push what the report of CONDITION adds to the condition's own, as a line of its own."
-  (let ((hint (guarded (hint condition) (failure) nil)))
-    (when hint
-      (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint)))))
+  "Push what the report of CONDITION adds to the condition's own, as lines of their own."
+  (dolist (function '(hint file-hint))
+    (let ((hint (guarded (funcall function condition) (failure) nil)))
+      (when hint
+        (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))

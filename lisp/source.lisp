@@ -655,7 +655,7 @@ which was written at CREATED, or NIL when that is not known: then only if there 
                 ((and map created (names-all-p map text)) (changed-file-place namestring))
                 (t (make-place :in (shown-path namestring))))))))
 
-;;; Warnings
+;;; Files that are compiled or loaded
 
 (defun form-heading (text)
   "Return what the form at the beginning of TEXT is called, as in (DEFUN F); or NIL."
@@ -730,6 +730,19 @@ which was written at CREATED, or NIL when that is not known: then only if there 
                (place-column place)
                (context-heading context)))))
 
+(defun loading-place ()
+  "Return a list of what WARNING-PLACE returns of the top-level form of a source file that is being loaded (LOAD-AS-SOURCE
+in src/code/target-load.lisp) or compiled, or NIL."
+  (let* ((info (and (boundp 'sb-c::*source-info*) sb-c::*source-info*))
+         (file (and info (sb-c::get-toplevelish-file-info info)))
+         (name (and file (sb-c::file-info-pathname file)))
+         (positions (and file (sb-c::file-info-positions file))))
+    (when (and (pathnamep name) (plusp (length positions)))
+      (let ((place (file-place (sb-ext:native-namestring (merge-pathnames name)) nil
+                               (aref positions (1- (length positions))) nil #'form-position)))
+        (list (place-in place) (place-line place) (place-column place)
+              (and (place-text place) (form-heading (place-text place))))))))
+
 (defconstant +placed-warnings+ 300
   "How many warnings of an evaluation have their places looked for: more than are told.")
 
@@ -742,7 +755,7 @@ are not known, or the submitted code has but one line), and what the form around
   (values-list
    (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
                        (multiple-value-list (unreadable-file-place condition)))
-                      ((<= (incf *placed-warnings*) +placed-warnings+) (compiler-place)))
+                      ((<= (incf *placed-warnings*) +placed-warnings+) (or (compiler-place) (loading-place))))
            (failure)
          nil)
        '(nil 0 0 nil))))

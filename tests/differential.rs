@@ -271,6 +271,11 @@ fn normalized(verdict: &str) -> String {
             continue;
         }
         let line = if section == "[warnings]" { without_place(line) } else { line };
+        // A line of a message that looks like a value.
+        let line = match line.strip_prefix('\\') {
+            Some(rest) if rest.trim_start_matches('\\').starts_with("=> ") => rest,
+            _ => line,
+        };
         push_without_identity(&mut result, line);
         result.push('\n');
     }
@@ -278,8 +283,9 @@ fn normalized(verdict: &str) -> String {
 }
 
 /// How the lines begin that the binary adds to a condition's own message.
-const HINTS: [&str; 7] = [
+const HINTS: [&str; 8] = [
     "The code ends at line ",
+    "The reader had come to line ",
     "Did you mean ",
     "In /",
     "What there is of ",

@@ -273,6 +273,37 @@ fn backtrace_of(server: &mut Server) -> String {
     good(server, "get-backtrace", json!({"max-frames": 1000}))
 }
 
+#[test]
+fn what_a_files_top_level_form_signals_has_its_place() {
+    let mut server = Server::ready();
+    let path = directory("top-level").join("w.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n\n(defun late ()\n  (warn \"called\"))\n(progn\n  (warn \"top\"))\n(late)\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    let text = server.evaluate(&format!("(load {path:?})"));
+    assert!(text.contains(&format!("SIMPLE-WARNING: top ({place}:5, in (PROGN)")), "{text}");
+    assert!(text.contains(&format!("SIMPLE-WARNING: called ({place}:7, in (LATE))")), "{text}");
+    assert!(server.evaluate("(late)").contains("SIMPLE-WARNING: called\n"));
+    std::fs::write(&path, "(in-package :cl-user)\n\n(eval-when (:compile-toplevel)\n  (error \"early\"))\n").unwrap();
+    let text = fail(&mut server, &format!("(compile-file {path:?})"));
+    assert!(text.contains(&format!("early\nIn {place}:")), "{text}");
+}
+
+#[test]
+fn errors_of_the_reader_have_line_and_column() {
+    let mut server = Server::ready();
+    for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
+        let text = fail(&mut server, code);
+        let position = "\nThe reader had come to line 2, column ";
+        assert!(text.contains(position) && text.contains("begins at line 1, column 1."), "{code}: {text}");
+    }
+    let text = fail(&mut server, "(list 1\n  (no-such:thing))");
+    assert!(text.contains("Line: 2, Column: ") && !text.contains("had come to"), "{text}");
+}
+
 // ---- Machinery
 
 #[test]
@@ -304,6 +335,16 @@ fn machinery_is_one_fold() {
     let directory = directory("broken-asd");
     let asd = directory.join("broken-asd.asd");
     std::fs::write(&asd, "(defsystem \"broken-asd\" :components (").unwrap();
+    let file = directory.join("late.lisp");
+    for (code, form) in [
+        ("(defun late (x) (car x))\n(late 5)\n", "1: (\"top level form\")\n2: (SB-FASL::LOAD-FASL-GROUP "),
+        ("(eval-when (:compile-toplevel)\n  (error \"early\"))", "4: ((FLET SB-C::FROB "),
+    ] {
+        std::fs::write(&file, code).unwrap();
+        let text = fail(&mut server, &format!("(load (compile-file {file:?}))"));
+        assert!(text.contains(form) && text.matches("\n... ").count() == 1, "{text}");
+        assert!(text.chars().count() < 1_000, "{text}");
+    }
     let text = fail(&mut server, &format!("(push {directory:?} asdf:*central-registry*) (asdf:load-asd {asd:?})"));
     assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
 }
