@@ -84,7 +84,7 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
     if more > 0 {
         let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System);
         let (count, size) = own.fold((0, 0), |(count, size), line| (count + 1, size + length(&definition_line(line))));
-        let all = count as u64 + more;
+        let all = count + more;
         let target = sections.begin();
         if size as u64 / count.max(1) * all <= max as u64 {
             _ = write!(target, "... {more} more; ask for limit {all} to see them all.");
