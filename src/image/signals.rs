@@ -202,9 +202,34 @@ impl Drop for KeptErrno {
     }
 }
 
-/// The handler of the faults and of SBCL's own signal.
-extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+/// Has the host's own handler and SBCL's thread for signals take one that came to a thread of the host's.
+#[inline(never)]
+fn forward(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let _errno = KeptErrno::new();
+    // SAFETY: as in `filter`, which calls this with its own arguments.
+    unsafe {
+        deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
+        let thread = SIGNAL_THREAD.load(Ordering::Acquire);
+        if thread != 0 {
+            libc::pthread_kill(thread as libc::pthread_t, signal);
+        }
+    }
+}
+
+/// True when the signal is the end of the control stack, which has been taken care of.
+#[inline(never)]
+fn is_stack_loss(table: &Table, info: *mut siginfo_t, context: *mut c_void) -> bool {
+    let _errno = KeptErrno::new();
+    // SAFETY: as in `filter`, which calls this with its own arguments.
+    unsafe { (table.catch_stack_loss)((*info).si_addr(), context) != 0 }
+}
+
+/// The handler of the faults and of SBCL's own signal.
+///
+/// Nothing is left to do here after SBCL's handler, which keeps errno itself: it has to be called as the last thing, so
+/// that SBCL finds the frame that trapped where this one would be. With a destructor to run, this function would keep
+/// something in the register that SBCL follows the frames by.
+extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the table was published before this handler was installed, and is never freed. What runs here is
     // async-signal-safe: loads, a constant-initialised thread local, the shim's look at a thread local.
     unsafe {
@@ -222,16 +247,12 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             if lisp {
                 deliver(sbcl, signal, info, context);
             } else {
-                deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
-                let thread = SIGNAL_THREAD.load(Ordering::Acquire);
-                if thread != 0 {
-                    libc::pthread_kill(thread as libc::pthread_t, signal);
-                }
+                forward(table, signal, info, context);
             }
             return;
         }
         if lisp && HOST_DEPTH.get() == 0 {
-            if signal == libc::SIGSEGV && (table.catch_stack_loss)((*info).si_addr(), context) != 0 {
+            if signal == libc::SIGSEGV && is_stack_loss(table, info, context) {
                 return;
             }
             if deliver(sbcl, signal, info, context) {
