@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(&text, &report::evaluation(&report::fitted(&outcome, max)));
         if let Err(error) = &outcome.result {
             let message: String = error.message.text.chars().take(2_000).collect();
-            let message = report::escape_markers(message.strip_suffix('\n').unwrap_or(&message));
+            let message = report::escape_output(message.strip_suffix('\n').unwrap_or(&message));
             prop_assert!(text.contains(&error.kind));
             // The last characters may be the beginning of a marker, which is escaped in full.
             let shown: String = message.chars().take(1_980).collect();
