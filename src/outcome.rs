@@ -264,7 +264,7 @@ pub struct Outcome {
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
     /// What an operation found, in its order.
-    pub(crate) records: Vec<Record>,
+    pub records: Vec<Record>,
 }
 
 impl Outcome {
@@ -339,28 +339,30 @@ impl Outcome {
 
 /// What a record says under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Field {
+pub enum Field {
+    /// A string.
     Text(Clipped),
+    /// An integer.
     Number(i64),
 }
 
 /// One thing that a query or an operation found: named fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub struct Record {
     /// What it is, in lower case.
-    pub(crate) kind: String,
+    pub kind: String,
     /// Names in lower case.
-    pub(crate) fields: Vec<(String, Field)>,
+    pub fields: Vec<(String, Field)>,
 }
 
-#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
 impl Record {
     fn field(&self, name: &str) -> Option<&Field> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| field)
     }
 
     /// The text of a field, as far as it is kept.
-    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
         match self.field(name)? {
             Field::Text(text) => Some(&text.text),
             Field::Number(_) => None,
@@ -368,7 +370,8 @@ impl Record {
     }
 
     /// The number that a field is.
-    pub(crate) fn number(&self, name: &str) -> Option<i64> {
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<i64> {
         match self.field(name)? {
             Field::Number(number) => Some(*number),
             Field::Text(_) => None,
