@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 5u
+#define SBCL_HOST_CONTRACT 6u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -134,6 +134,68 @@ enum sbcl_item {
   SBCL_ITEM_MORE = 10      /* label: how many more definitions there are */
 };
 
+/* A message between Lisp and a program that embeds it: words, as lisp/values.lisp writes and reads them. */
+struct sbcl_message {
+  const uint64_t *words;
+  uint64_t count; /* words */
+};
+
+/* What becomes of a call between Lisp and the program. */
+enum sbcl_call_status {
+  SBCL_CALL_VALUES = 0,  /* the message has its values */
+  SBCL_CALL_FAILED = 1,  /* the message has the condition, or the error */
+  SBCL_CALL_PANICKED = 2, /* by the program only: the message has what it panicked with */
+  SBCL_CALL_UNWINDING = 3 /* something in Lisp unwinds to a frame further out: return as soon as possible */
+};
+
+/* Functions of the program's that Lisp calls by these numbers. Those that the program defines have higher ones. */
+enum sbcl_program_function {
+  SBCL_PROGRAM_RUN = 0,        /* an integer: run the closure that it stands for */
+  SBCL_PROGRAM_ASK = 1,        /* a condition: nil, or a list of a restart's name and arguments */
+  SBCL_PROGRAM_READ_INPUT = 2, /* nothing: the next characters of its input, or nil */
+  SBCL_PROGRAM_FIRST = 16      /* the first that is defined */
+};
+
+/* Handles of functions in Lisp: *PROGRAM-ENTRIES* in lisp/embedding.lisp. */
+enum sbcl_entry {
+  SBCL_ENTRY_RUN_UNDER_CONDITIONS = 1,
+  SBCL_ENTRY_EVALUATE_TEXT,
+  SBCL_ENTRY_LOAD_TEXT,
+  SBCL_ENTRY_LOAD_FILE,
+  SBCL_ENTRY_FIND_FUNCTION,
+  SBCL_ENTRY_RELEASE,
+  SBCL_ENTRY_INTERRUPT,
+  SBCL_ENTRY_DEFINE_FUNCTION,
+  SBCL_ENTRY_PRINT,
+  SBCL_ENTRY_TYPE_OF,
+  SBCL_ENTRY_SAME,
+  SBCL_ENTRY_OCTET_COUNT,
+  SBCL_ENTRY_COPY_OCTETS,
+  SBCL_ENTRY_SIZE,
+  SBCL_ENTRY_SLOT,
+  SBCL_ENTRY_SLOTS,
+  SBCL_ENTRY_ELEMENT,
+  SBCL_ENTRY_OBJECTS,
+  SBCL_ENTRY_SYMBOL
+};
+
+/* The job that threads of the program's print and warn into. */
+#define SBCL_JOB_PROGRAM 0xffffffffffffffffull
+
+/* Of a program that embeds the image: valid as long as the process. Both functions of the host are called as those of
+ * struct sbcl_host are; here they may call Lisp back. */
+struct sbcl_library {
+  uint32_t threads;  /* how many Lisp threads work for the program, besides the one that interrupts them */
+  uint32_t reserved;
+  /* Uses this Lisp thread, number 0 to interrupt others, until it is to end: 0; or something unwinds: 1. */
+  int32_t (*serve)(uint32_t thread);
+  /* Calls a function of the program's: an sbcl_call_status. The answer stays until this thread's next call. */
+  int32_t (*call)(uint64_t function, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
+  /* Set by Lisp before it calls any: calls a Lisp function by its handle, on a Lisp thread that has called the program.
+   * An sbcl_call_status; the answer stays until the next call of either kind in this thread. */
+  int32_t (*gate)(uint64_t function, uint64_t shape, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
+};
+
 /* The host's side, passed to sbcl_host_start and valid as long as the process. Each function may be called from any
  * Lisp thread with interrupts disabled, and returns without unwinding. Float traps may be enabled: on x86-64 the host
  * masks them for itself, elsewhere its caller does. */
@@ -151,6 +213,7 @@ struct sbcl_host {
    * exist; the host removes it at the end. */
   const uint32_t *scratch;
   uint64_t scratch_length; /* characters; 0 for none */
+  struct sbcl_library *library; /* null when the host is no program that embeds the image */
 };
 
 /* Exported by the core (save-lisp-and-die :callable-exports): starts the Lisp threads. Returns the core's

@@ -15,6 +15,7 @@
   "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates, and the threads that it
 made."
   (or (eq thread **boot-thread**)
+      (program-thread-p thread)
       (and (find thread **lane-threads** :test #'eq)
            (not (eq thread (sb-thread:main-thread))))))
 

@@ -2,8 +2,8 @@
 
 (in-package "SBCL-HOST")
 
-(defun start-lanes (&key seed user-init scratch)
-  "Start the Lisp threads."
+(defun start-lanes (&key seed user-init scratch library)
+  "Start the Lisp threads; when LIBRARY is a struct sbcl_library, those of a program that embeds the image as well."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
         **scratch** scratch)
@@ -17,7 +17,9 @@
   (remember-user-variables)
   (when user-init
     (guarded (load-user-init) (failure) nil))
-  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
+  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+))
+  (when library
+    (start-for-program library)))
 
 (defun start-lanes-or-refuse (&rest arguments)
   "Call START-LANES with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
@@ -96,7 +98,9 @@ of here: the caller is foreign, and would take for the answer what happens to be
               :seed (sap-ref-64 host 8)
               :user-init (eql 1 (sap-ref-64 host 16))
               :scratch (let ((length (sap-ref-64 host 48)))
-                         (and (plusp length) (copy-text (sap-ref-64 host 40) length))))
+                         (and (plusp length) (copy-text (sap-ref-64 host 40) length)))
+              :library (let ((library (sap-ref-sap host 56)))
+                         (and (plusp (sap-int library)) library)))
              +contract+
              0))
         (t +contract+)))

@@ -33,6 +33,7 @@ mod handover;
 #[cfg(feature = "mcp")]
 mod id_scanner;
 mod image;
+mod lisp;
 pub mod outcome;
 pub mod report;
 #[cfg(feature = "mcp")]
@@ -54,6 +55,11 @@ pub use config::{ImageConfig, Limits, OnError};
 pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};
 #[doc(hidden)]
 pub use image::signals::exit_now;
+pub use lisp::{
+    Arguments, Builder, Call, Complex, Condition, ConversionError, Cx, Error, Frame, FromLisp, Function, HostFunction,
+    HostResult, InterruptHandle, IntoLisp, Lisp, Ratio, Reader, Restart, RestartOffer, Shape, Symbol, Value, Values,
+    Writer, keyword,
+};
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
 pub use session::{Evaluation, JobId, RestartDesignator, Session, WaitId};
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::bindings::SBCL_HOST_CONTRACT;
 use super::callbacks;
 use super::library::{Core, Runtime};
+use super::program::Program;
 use super::protocol::Host;
 use super::signals::Saved;
 use crate::config::ImageConfig;
@@ -31,13 +32,16 @@ enum State {
     Failed,
 }
 
-/// Boots SBCL so that its threads serve `host`.
+/// A program that embeds the image, and how many Lisp threads are to work for it.
+pub(crate) type Embedding = (Arc<dyn Program>, u32);
+
+/// Boots SBCL so that its threads serve `host`, and `program`, if there is one.
 ///
 /// # Errors
 /// See [`BootError`]. After one that comes from SBCL itself no further boot is possible in this process.
-pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
+pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Embedding>) -> Result<(), BootError> {
     config.check()?;
-    check_address_space(config)?;
+    check_address_space(config, program.as_ref().map_or(0, |(_, threads)| u64::from(*threads) + 1))?;
     STATE.compare_exchange(State::Fresh as u8, State::Booting as u8, Ordering::AcqRel, Ordering::Acquire).map_err(
         |state| {
             if state == State::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
@@ -51,7 +55,7 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), Boot
     let result = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
-        .spawn(move || start(&runtime, &config, host))
+        .spawn(move || start(&runtime, &config, host, program))
         .map_err(|source| BootError::Os { what: "start a thread", source })
         .and_then(|thread| thread.join().unwrap_or(Err(BootError::BootFailed)));
     let state = if result.is_ok() { State::Running } else { State::Failed };
@@ -60,15 +64,20 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), Boot
 }
 
 /// Looks whether SBCL will find room for its heap: it ends the process where it does not.
-fn check_address_space(config: &ImageConfig) -> Result<(), BootError> {
-    let needed = config.heap + THREADS * config.control_stack + BESIDES;
+fn check_address_space(config: &ImageConfig, more_threads: u64) -> Result<(), BootError> {
+    let needed = config.heap + (THREADS + more_threads) * config.control_stack + BESIDES;
     match rustix::process::getrlimit(rustix::process::Resource::As).current {
         Some(limit) if limit < needed => Err(BootError::AddressSpace { needed, limit }),
         _ => Ok(()),
     }
 }
 
-fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result<(), BootError> {
+fn start(
+    runtime: &Runtime,
+    config: &ImageConfig,
+    host: Arc<dyn Host>,
+    program: Option<Embedding>,
+) -> Result<(), BootError> {
     let signals = Saved::take();
     let (is_lisp_thread, catch_stack_loss) = (runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
     // SAFETY: once a process (STATE), on a thread made for it.
@@ -78,7 +87,8 @@ fn start(runtime: &Runtime, config: &ImageConfig, host: Arc<dyn Host>) -> Result
         return Err(BootError::Runtime(status));
     }
     runtime.watch()?;
-    let table = callbacks::install(host, random_seed(), config);
+    let library = program.map_or(std::ptr::null_mut(), |(program, threads)| super::program::install(program, threads));
+    let table = callbacks::install(host, random_seed(), config, library);
     // SAFETY: SBCL is initialised, and the table is leaked.
     match unsafe { runtime.start(table) }? {
         Some(SBCL_HOST_CONTRACT) => Ok(()),

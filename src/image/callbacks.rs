@@ -8,7 +8,7 @@ use std::sync::Arc;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
+use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job, sbcl_library};
 use super::float_traps::Masked;
 use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
@@ -32,7 +32,12 @@ pub(super) fn refusal() -> String {
 ///
 /// # Panics
 /// When called twice: there is one image a process.
-pub(super) fn install(host: Arc<dyn Host>, seed: u64, config: &ImageConfig) -> &'static sbcl_host {
+pub(super) fn install(
+    host: Arc<dyn Host>,
+    seed: u64,
+    config: &ImageConfig,
+    library: *mut sbcl_library,
+) -> &'static sbcl_host {
     assert!(HOST.set(host).is_ok(), "the host is installed once");
     let scratch = config.scratch.as_deref().and_then(Path::to_str).unwrap_or_default();
     let scratch: &[u32] = scratch.chars().map(u32::from).collect::<Vec<_>>().leak();
@@ -45,6 +50,7 @@ pub(super) fn install(host: Arc<dyn Host>, seed: u64, config: &ImageConfig) -> &
         event: Some(event),
         scratch: scratch.as_ptr(),
         scratch_length: scratch.len() as u64,
+        library,
     }))
 }
 

@@ -8,6 +8,19 @@ pub(super) struct Masked {
     before: u32,
 }
 
+/// The float modes of a thread that runs Lisp.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Modes {
+    #[cfg(target_arch = "x86_64")]
+    lisp: u32,
+}
+
+/// While it lives, this thread, which has called Lisp back, computes with floats as Lisp expects.
+pub(super) struct Restored {
+    #[cfg(target_arch = "x86_64")]
+    host: u32,
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use std::arch::asm;
@@ -22,6 +35,25 @@ mod x86_64 {
             unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack, preserves_flags)) };
             load(DEFAULT);
             Self { before }
+        }
+
+        /// What was there before.
+        pub(in crate::image) fn modes(&self) -> super::Modes {
+            super::Modes { lisp: self.before }
+        }
+    }
+
+    impl super::Modes {
+        /// Puts them in force again.
+        pub(in crate::image) fn restore(self) -> super::Restored {
+            load(self.lisp);
+            super::Restored { host: DEFAULT }
+        }
+    }
+
+    impl Drop for super::Restored {
+        fn drop(&mut self) {
+            load(self.host);
         }
     }
 
@@ -43,5 +75,16 @@ mod x86_64 {
 impl Masked {
     pub(super) fn new() -> Self {
         Self {}
+    }
+
+    pub(super) fn modes(&self) -> Modes {
+        Modes {}
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Modes {
+    pub(super) fn restore(self) -> Restored {
+        Restored {}
     }
 }

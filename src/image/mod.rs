@@ -10,9 +10,11 @@ mod callbacks;
 mod float_traps;
 pub(crate) mod heap;
 mod library;
+pub(crate) mod message;
 pub(crate) mod process;
+pub(crate) mod program;
 mod protocol;
 pub(crate) mod signals;
 
-pub(crate) use boot::boot;
+pub(crate) use boot::{Embedding, boot};
 pub(crate) use protocol::{Event, Host, Interrupt, Item, Job, JobKind, Lane, Text};

@@ -56,6 +56,20 @@ impl Drop for InHost {
     }
 }
 
+/// While it lives, this thread runs Lisp again, which the host has called back.
+pub(super) struct InLisp(u32);
+
+/// Notes that the host calls Lisp back.
+pub(super) fn enter_lisp() -> InLisp {
+    InLisp(HOST_DEPTH.replace(0))
+}
+
+impl Drop for InLisp {
+    fn drop(&mut self) {
+        HOST_DEPTH.set(self.0);
+    }
+}
+
 /// Handlers as they were before SBCL, and SBCL's own. Written during boot, before the filter is installed.
 struct Table {
     before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],

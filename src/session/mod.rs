@@ -139,6 +139,15 @@ impl Session {
     /// # Errors
     /// [`BootError`]: sizes out of range, no usable core, or an image that is there already.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
+        Self::start_with(image, limits, None)
+    }
+
+    /// Boots as [`start`](Self::start) does, for a program that embeds the image, too.
+    pub(crate) fn start_with(
+        image: &ImageConfig,
+        limits: Limits,
+        program: Option<image::Embedding>,
+    ) -> Result<Self, BootError> {
         let inner = Arc::new(Inner {
             lanes: Default::default(),
             running: Default::default(),
@@ -155,7 +164,7 @@ impl Session {
             local: AtomicBool::new(false),
             cancelled: AtomicU64::new(0),
         });
-        image::boot(image, inner.clone())?;
+        image::boot(image, inner.clone(), program)?;
         let clock = inner.clone();
         std::thread::Builder::new()
             .name("sbcl-clock".to_owned())

@@ -1,0 +1,381 @@
+;;;; Calls between Lisp and the host's program, each with a message there and one back: GATE is how the program calls Lisp,
+;;;; CALL-PROGRAM how Lisp calls the program. Both nest. What unwinds in Lisp never crosses the program's frames: GATE stops
+;;;; it and says so, the program returns, and CALL-PROGRAM goes on unwinding.
+
+(in-package "SBCL-HOST")
+
+(defpackage "RUST"
+  (:use)
+  (:export "HOST-ERROR" "HOST-PANIC" "HOST-ERROR-FUNCTION" "HOST-ERROR-MESSAGE")
+  (:documentation "Conditions of functions that are written in Rust."))
+
+(define-condition rust:host-error (error)
+  ((function :initarg :function :reader rust:host-error-function)
+   (message :initarg :message :reader rust:host-error-message))
+  (:report (lambda (condition stream)
+             (format stream "~A: ~A" (rust:host-error-function condition) (rust:host-error-message condition))))
+  (:documentation "A function written in Rust returned an error."))
+
+(define-condition rust:host-panic (rust:host-error)
+  ()
+  (:report (lambda (condition stream)
+             (format stream "~A panicked: ~A"
+                     (rust:host-error-function condition) (rust:host-error-message condition))))
+  (:documentation "A function written in Rust panicked."))
+
+;;; Functions of the program's that are there from the beginning: enum sbcl_program_function.
+(defconstant +run+ 0
+  "Run the closure that the argument, an integer, stands for.")
+(defconstant +ask+ 1
+  "Ask the handler of this thread's call about a condition.")
+(defconstant +read-input+ 2
+  "Return the next characters of the program's standard input, or NIL at its end.")
+
+(declaim (type (unsigned-byte 64) **program**))
+(defglobal **program** 0
+  "Address of the program's function `call'; 0 when there is no program that embeds this image.")
+
+(declaim (type simple-vector **program-threads**))
+(defglobal **program-threads** (make-array 0)
+  "The threads that work for the program. The first one does nothing but interrupt others.")
+
+(defun program-thread-p (thread)
+  "True when THREAD works for the program."
+  (find thread (the simple-vector **program-threads**) :test #'eq))
+
+;;; Stopping what unwinds, and going on with it
+
+(defvar *unwinding* nil
+  "What is being unwound while the program's frames are left: a list of the block to unwind to, how many values it is
+given, and these; :LOST when that cannot be gone on with; or NIL.")
+
+(defconstant +most-values+ 100
+  "How many values may be thrown past the program's frames; more are left out.")
+
+#+x86-64
+(defmacro stopping-unwind (form (frame) &body body)
+  "Return the values of FORM. When something unwinds it, stop that, with *UNWINDING* set, and return those of BODY. As
+UNWIND-PROTECT does (src/compiler/ir1-translators.lisp), but that UNWIND (src/assembly/x86-64/assem-rtns.lisp), which has
+called this, is not returned to. What it has pushed is read from the stack. FRAME is the function's own frame pointer."
+  (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
+    `(block ,drop-through
+       (let ((,next (block ,exit
+                      (sb-c::%within-cleanup
+                       :unwind-protect
+                       (sb-c::%unwind-protect (sb-c::%escape-fun ,exit) nil)
+                       (return-from ,drop-through ,form)))))
+         (declare (optimize (sb-c::insert-debug-catch 0)))
+         (let ((,stack (sb-vm::current-sp)))
+           (setf *unwinding* (stopped-unwinding ,next (sap+ ,stack 8) (sap+ ,stack 16) ,frame)))
+         ,@body))))
+
+#-x86-64
+(defmacro stopping-unwind (form (frame) &body body)
+  "Return the values of FORM; those of BODY when something unwinds it, which is then not gone on with."
+  (declare (ignore frame))
+  (let ((finished (gensym "FINISHED")) (stop (gensym "STOP")))
+    `(block ,stop
+       (let ((,finished nil))
+         (unwind-protect (multiple-value-prog1 ,form (setf ,finished t))
+           (unless ,finished
+             (setf *unwinding* :lost)
+             (return-from ,stop (progn ,@body))))))))
+
+#+x86-64
+(defun stopped-unwinding (next count start frame)
+  "Return what *UNWINDING* is for the block NEXT, and the number of values and the place of the last one that are at COUNT
+and START. A single value is itself where START is, and counts as none."
+  (let ((count (sap-ref-lispobj count 0)))
+    (declare (type index count))
+    (cond ((< (sb-kernel:get-lisp-obj-address next) frame)
+           ;; The block is itself in what is left.
+           :lost)
+          ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
+          (t
+           (let ((values (int-sap (sap-ref-word start 0))))
+             (list* next (min count +most-values+)
+                    (loop for index from 1 to (min count +most-values+)
+                          collect (sap-ref-lispobj values (- (* 8 index))))))))))
+
+(defun go-on-unwinding ()
+  "Go on with what was stopped, on the other side of the program's frames."
+  (let ((unwinding (shiftf *unwinding* nil)))
+    (when (atom unwinding)
+      (error "A jump of the debugger's cannot cross functions of the program."))
+    #+x86-64
+    (destructuring-bind (next count &rest values) unwinding
+      (let ((block (make-array +most-values+ :initial-element nil)))
+        (declare (dynamic-extent block))
+        (when (zerop count)
+          (sb-c::%unwind next (first values) 0))
+        ;; As they are on the stack: the first one at the highest address.
+        (loop for value in values
+              for place from (1- +most-values+) downto 0
+              do (setf (svref block place) value))
+        (sb-c::%unwind next
+                       ;; An address as the fixnum that looks like it.
+                       (ash (+ (sb-kernel:get-lisp-obj-address block)
+                               (- (* 8 (+ sb-vm:vector-data-offset +most-values+)) sb-vm:other-pointer-lowtag))
+                            (- sb-vm:n-fixnum-tag-bits))
+                       count)))))
+
+;;; Conditions as the program gets them
+
+(defun bounded-text (limit function)
+  "Return what FUNCTION, of a stream, prints, at most LIMIT characters of it; and what PUSH-TEXT returns."
+  (declare (type function function))
+  (let* ((parts '())
+         (left limit)
+         (result (let ((*text-sink* (lambda (string start end)
+                                      (let ((end (min end (+ start left))))
+                                        (decf left (- end start))
+                                        (push (subseq string start end) parts)
+                                        (zerop left)))))
+                   (push-text 0 function))))
+    (values (if (and parts (null (rest parts)))
+                (first parts)
+                (apply #'concatenate 'string (nreverse parts)))
+            result)))
+
+(defun printed (object limit)
+  "Return OBJECT as PRIN1 has it, at most LIMIT characters, which are marked where some are missing."
+  (with-server-syntax ()
+    (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+      (cond ((null result) text)
+            ((eq result :enough) (concatenate 'string text "..."))
+            (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))))
+
+(defun condition-message (condition)
+  "Return what CONDITION reports of itself."
+  (with-server-syntax (:length 100 :level 10)
+    (let ((*print-escape* nil))
+      (multiple-value-bind (text result) (bounded-text 10000 (lambda (stream) (princ condition stream)))
+        (if (typep result 'condition)
+            (format nil "~A(the condition's report failed: ~A)" text (type-name-text (class-name-of result)))
+            text)))))
+
+(defun condition-classes (condition)
+  "Return the names of CONDITION's class and those above it, the nearest first, as one writes them."
+  (loop for class in (sb-mop:class-precedence-list (class-of condition))
+        for name = (class-name class)
+        until (eq name 'sb-pcl::slot-object)
+        collect (string-downcase (type-name-text name))))
+
+(defun frame-text (frame condition)
+  "Return the call that FRAME is, as one writes it."
+  (multiple-value-bind (name arguments)
+      (guarded (sb-debug::frame-call frame :argument-limit 20)
+          (failure)
+        (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
+    (multiple-value-setq (name arguments) (stood-for name arguments))
+    (when (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+      (setf name (cell-error-name condition)))
+    (with-server-syntax (:length 10 :level 3)
+      (values (bounded-text 300 (lambda (stream)
+                                  (format stream "(~S" name)
+                                  (loop while (consp arguments)
+                                        do (write-char #\Space stream)
+                                           (print-argument (pop arguments) stream))
+                                  (write-char #\) stream)))))))
+
+(defun frame-place-text (frame)
+  "Return where in the source FRAME is, or the empty string."
+  (guarded (let ((place (and (not (system-frame-p frame)) (location-place (sb-di:frame-code-location frame)))))
+             (if place (format nil "~A:~D" (place-in place) (place-line place)) ""))
+      (failure)
+    ""))
+
+(defconstant +reported-frames+ 30
+  "Frames of an error that the program gets.")
+
+(defun condition-report (condition hook)
+  "Return what the program is told of CONDITION, which entered the debugger through the function with frame pointer HOOK:
+a list of it, its classes, its message, the restarts (lists of name and description) and the frames (lists of call and
+place)."
+  (let ((exhausted (typep condition 'storage-condition))
+        (frame (error-frame hook)))
+    (with-quiet-debugger ()
+      (list condition
+            (guarded (condition-classes condition) (failure) '("t"))
+            (condition-message condition)
+            (unless exhausted
+              (guarded (loop for restart in (restarts-for condition)
+                             repeat 20
+                             while (restart-name restart)
+                             collect (list (string (restart-name restart))
+                                           (let ((*print-escape* nil))
+                                             (values (bounded-text 300 (lambda (stream) (princ restart stream)))))))
+                  (failure) '()))
+            ;; There is little stack left then.
+            (unless exhausted
+              (guarded (let ((*known-places* nil))
+                         (loop for (nil . frame) in (user-frames frame)
+                               repeat +reported-frames+
+                               collect (list (frame-text frame condition) (frame-place-text frame))))
+                  (failure) '()))))))
+
+(defun put-report (scratch report)
+  "Write REPORT, as CONDITION-REPORT returns it. The condition is a handle."
+  (put-object scratch (first report) +opaque+)
+  (dolist (part (rest report))
+    (put-object scratch part 2)))
+
+;;; From Lisp to the program
+
+(defconstant +room-for-program+ (* 256 1024)
+  "Bytes of control stack that must be left when the program is called: it has no handler for the stack's end.")
+
+(declaim (inline check-stack-room))
+(defun check-stack-room ()
+  "Signal that the control stack is used up if it will be."
+  (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
+           +room-for-program+)
+    (error 'sb-kernel::control-stack-exhausted)))
+
+(defvar *interruptible* nil
+  "True when the code that called the program may be interrupted, and so may what that calls.")
+
+(defun call-address (function scratch reply)
+  "Call the program's FUNCTION, a number, with the message in SCRATCH. Return what it returns; REPLY, two words, gets the
+address and the number of words of its answer."
+  (declare (type (unsigned-byte 64) function) (type scratch scratch) (type system-area-pointer reply))
+  (calling-host
+   (alien-funcall (sap-alien (int-sap **program**)
+                             (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
+                  function (scratch-address scratch) (scratch-fill scratch) reply)))
+
+(defun talk (function write)
+  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes. Return what becomes of it (0: an answer,
+1: an error, 2: a panic, 3: what is to be unwound further) and its answer."
+  (declare (type function write))
+  (let ((scratch *scratch*)
+        (interruptible *interrupts-enabled*)
+        (reply (make-array 2 :element-type '(unsigned-byte 64))))
+    (declare (dynamic-extent reply) (type scratch scratch))
+    (without-interrupts
+      (let ((*interruptible* interruptible))
+        (setf (scratch-fill scratch) 0)
+        (funcall write scratch)
+        (with-pinned-objects (reply)
+          (let ((status (call-address function scratch (vector-sap reply))))
+            (values status
+                    (unless (or (eql status 3) (zerop (aref reply 1)))
+                      (values (read-object (aref reply 0)))))))))))
+
+(defun fail-program-call (class answer)
+  "Signal ANSWER, a condition, or one of CLASS with the function's name and a message in the list ANSWER."
+  (restart-case (if (typep answer 'condition)
+                    (error answer)
+                    (error class :function (first answer) :message (second answer)))
+    (use-value (value)
+      :report "Return a value in place of the function's."
+      :interactive (lambda () (list (progn (write-string "Value: " *query-io*) (eval (read *query-io*)))))
+      value)))
+
+(defun talk-and-settle (function write)
+  "Call the program's FUNCTION as TALK does, and return its values, signal its error, or go on unwinding."
+  (let ((*unwinding* nil))
+    (multiple-value-bind (status answer) (talk function write)
+      (when *unwinding*
+        (go-on-unwinding))
+      (ecase status
+        (0 (if (typep answer 'several) (values-list (several-values answer)) answer))
+        (1 (fail-program-call 'rust:host-error answer))
+        (2 (fail-program-call 'rust:host-panic answer))))))
+
+(defun call-program (function write)
+  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values."
+  (declare (type function write) (dynamic-extent write))
+  (check-stack-room)
+  (if *scratch*
+      (talk-and-settle function write)
+      (let ((*scratch* (take-scratch)))
+        (unwind-protect (talk-and-settle function write)
+          (give-back-scratch *scratch*)))))
+
+;;; From the program to Lisp
+
+(defmacro with-outer-handlers-for-signals (() &body body)
+  "Evaluate BODY so that the handlers outside the program's frames see only what is not serious: errors are the
+program's, which may pass them on."
+  `(let ((outer sb-kernel:*handler-clusters*))
+     (flet ((body () ,@body))
+       (declare (dynamic-extent #'body))
+       (if (eq outer sb-kernel::**initial-handler-clusters**)
+           (body)
+           (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
+             (handler-bind ((condition (lambda (condition)
+                                         (unless (typep condition 'serious-condition)
+                                           (let ((sb-kernel:*handler-clusters* outer))
+                                             (signal condition))))))
+               (body)))))))
+
+(defun call-with-message (function address count)
+  "Call FUNCTION, a function or its name, with the COUNT arguments at ADDRESS."
+  (declare (type (unsigned-byte 62) address count))
+  (let ((function (sb-kernel:%coerce-callable-to-fun function)))
+    (case count
+      (0 (funcall function))
+      (1 (funcall function (values (read-object address))))
+      (2 (multiple-value-bind (first next) (read-object address)
+           (funcall function first (values (read-object next)))))
+      (t (apply function (read-elements address count))))))
+
+(defvar *ask-program* nil
+  "True when the program has a handler that is asked about errors where they happen.")
+
+(defun decide (report)
+  "Ask the program's handler about the condition in REPORT, and invoke the restart that it names, if it does."
+  (let ((choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report))) (failure) nil))
+        (*ask-program* nil))
+    (when choice
+      (let ((restart (find-restart-named (first choice) (first report))))
+        (when restart
+          (apply #'invoke-restart restart (rest choice)))))))
+
+(defun find-restart-named (name condition)
+  "Return the innermost restart for CONDITION whose name is the string NAME, in whatever package, or NIL."
+  (find name (restarts-for condition)
+        :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
+
+(defun enter-gate (function shape address count)
+  "Call FUNCTION, a handle, with the COUNT arguments at ADDRESS, and write its values in SHAPE, or the condition that it
+fails with. Return 0 or 1."
+  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape))
+  (let ((report
+          (block failed
+            (let ((*on-debugger* (lambda (condition)
+                                   (let ((report (condition-report condition (frame-pointer-here))))
+                                     (when *ask-program*
+                                       (decide report))
+                                     (return-from failed report))))
+                  (*boundary* (frame-pointer-here))
+                  (*allow-with-interrupts* *interruptible*))
+              (multiple-value-call
+                  (lambda (&rest values)
+                    (declare (dynamic-extent values))
+                    (let ((scratch *scratch*))
+                      (setf (scratch-fill scratch) 0)
+                      (put scratch (token (tag-number :values) (length values)))
+                      (dolist (value values)
+                        (put-object scratch value shape)))
+                    (return-from enter-gate 0))
+                (with-outer-handlers-for-signals ()
+                  (if *interruptible*
+                      (with-interrupts (call-with-message (handle-object function) address count))
+                      (call-with-message (handle-object function) address count))))))))
+    (setf (scratch-fill *scratch*) 0)
+    (put-report *scratch* report)
+    1))
+
+(defun gate (function shape address count reply)
+  "Call FUNCTION, a handle, as ENTER-GATE does, and store where its answer is at REPLY, two words. Return 0: its values, 1:
+the condition that it failed with, 3: something unwinds further out, and the program is to return."
+  (cond (*unwinding* 3)
+        (t
+         (let ((status (stopping-unwind (enter-gate function shape address count)
+                           ((frame-pointer-here))
+                         3)))
+           (setf (sap-ref-64 reply 0) (scratch-address *scratch*)
+                 (sap-ref-64 reply 8) (scratch-fill *scratch*))
+           status))))

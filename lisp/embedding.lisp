@@ -1,0 +1,345 @@
+;;;; What programs that embed the image call by handle, and the threads that work for them. src/image/functions.rs has the
+;;;; same functions in the same order.
+
+(in-package "SBCL-HOST")
+
+(defconstant +program-job+ (1- (ash 1 64))
+  "SBCL_JOB_PROGRAM: the job that threads of the program's print into.")
+
+;;; The threads
+
+(defun call-as-program-thread (function)
+  "Call FUNCTION with what a thread that works for the program has of its own."
+  (declare (type function function))
+  (let ((*job-id* +program-job+)
+        (*scratch* (take-scratch))
+        (*spare-buffer* nil)
+        (*output* (make-output))
+        (*unwinding* nil)
+        (*package* **user-package**)
+        (*readtable* (copy-readtable nil))
+        (*interruptible* t)
+        (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
+        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+    (unwind-protect (funcall function)
+      (flush-output)
+      (give-back-scratch *scratch*))))
+
+(defun serve-program (serve number)
+  "Have the program use this thread, NUMBER, until it has no more use for it. SERVE is the address of its function."
+  (declare (type (unsigned-byte 64) serve) (type (unsigned-byte 32) number))
+  (loop while (plusp (the (signed-byte 32)
+                          (calling-host
+                           (alien-funcall (sap-alien (int-sap serve) (function (signed 32) (unsigned 32))) number))))
+        do (when *unwinding*
+             (go-on-unwinding))))
+
+(defun start-program-thread (serve number)
+  "Start thread NUMBER of those that work for the program. If code ends it, another one takes its place."
+  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
+    (setf (svref **program-threads** number) thread)
+    (sb-thread::start-thread thread
+                             (lambda ()
+                               (let ((ended nil))
+                                 (unwind-protect
+                                      (progn (call-as-program-thread (lambda () (serve-program serve number)))
+                                             (setf ended t))
+                                   (unless ended
+                                     (start-program-thread serve number)))))
+                             '())))
+
+(defun start-program-threads (count serve)
+  "Start COUNT threads for the program, and the one that interrupts them."
+  (setf **program-threads** (make-array (1+ count) :initial-element nil))
+  (dotimes (number (1+ count))
+    (start-program-thread serve number)))
+
+;;; Calls under conditions
+
+(defvar *program-calls* '()
+  "The calls that this thread is in and that can be interrupted, innermost first: lists of a number and a function of a
+reason that ends the call.")
+
+(defun run-under-conditions (number closure package ask variables values)
+  "Have the program run CLOSURE, a number of its own. Until it has, an interruption of call NUMBER ends it; *PACKAGE* is
+PACKAGE, a name, unless it is NIL; the program is asked about errors when ASK is true; VARIABLES, symbols, have VALUES.
+Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT."
+  (block call
+    (let ((*program-calls* (acons number (lambda (reason) (return-from call reason)) *program-calls*))
+          (*ask-program* (or ask *ask-program*))
+          (sb-thread::*interrupt-handler* nil)
+          (*package* (if package (find-user-package package) *package*)))
+      (restart-case
+          (progv variables values
+            (call-program +run+ (lambda (scratch) (put-integer scratch closure)))
+            nil)
+        (abort ()
+          :report "Return to the program."
+          0)))))
+
+(defun interrupt-program-call (thread call reason)
+  "Have THREAD, a thread or one of the program's by number, end CALL, a number, if it is still in it, for REASON, an integer."
+  (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
+    (ignore-errors
+     (sb-thread:interrupt-thread
+      thread
+      (lambda ()
+        (let ((known (assoc call *program-calls*)))
+          (when known
+            (funcall (the function (cdr known)) reason))))))
+    nil))
+
+;;; Evaluating and loading
+
+(defun call-quietly (function)
+  "Call FUNCTION, which compiles, and have the program told of warnings, not of redefinitions and notes."
+  (declare (type function function))
+  (handler-bind ((warning #'tell-warning)
+                 (sb-ext:compiler-note #'muffle-warning))
+    (let ((sb-ext:*evaluator-mode* :compile))
+      (funcall function))))
+
+(defun tell-warning (warning)
+  "Have the program told of WARNING, and nothing printed of it."
+  (let ((restart (find-restart 'muffle-warning warning)))
+    (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
+      (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
+      (event +program-job+ (event-code :warning-text) 0 (with-quiet-debugger () (condition-message warning))))
+    (when restart
+      (invoke-restart restart))))
+
+(defun evaluate-text (text)
+  "Evaluate the forms in TEXT one after another and return the values of the last one."
+  (let ((*package* *package*)
+        (*readtable* *readtable*)
+        (stream (make-string-input-stream text))
+        (values '()))
+    (call-quietly
+     (lambda ()
+       (loop for form = (read stream nil stream)
+             until (eq form stream)
+             do (setf values (multiple-value-list (eval form))))))
+    (values-list values)))
+
+(defun load-text (text)
+  "Load the forms in TEXT as LOAD does a file's."
+  (call-quietly (lambda () (load (make-string-input-stream text))))
+  (values))
+
+(defun load-program-file (name)
+  "Load the file NAME, native, source or compiled."
+  (call-quietly (lambda () (load (sb-ext:parse-native-namestring name))))
+  (values))
+
+;;; Functions by name
+
+(defun token-end (text start)
+  "Return where the part of a symbol's name that begins at START of TEXT ends: at a colon, or at the end."
+  (let ((end (position #\: text :start start)))
+    (or end (length text))))
+
+(defun symbol-named (text &optional intern)
+  "Return the symbol that TEXT names as one writes it, in lower case or between bars; without a package, in *PACKAGE*. It
+is not interned unless INTERN is true; signal an error when there is none."
+  (flet ((name (part)
+           (let ((end (1- (length part))))
+             (if (and (plusp end) (char= #\| (char part 0) (char part end)))
+                 (subseq part 1 end)
+                 (string-upcase part)))))
+    (let* ((colon (token-end text 0))
+           (package (cond ((= colon (length text)) *package*)
+                          ((zerop colon) (find-package "KEYWORD"))
+                          (t (find-user-package (subseq text 0 colon)))))
+           (name (name (if (= colon (length text)) text (string-left-trim ":" (subseq text colon))))))
+      (if intern
+          (intern name package)
+          (multiple-value-bind (symbol status) (find-symbol name package)
+            (if status
+                symbol
+                (error 'sb-kernel:simple-package-error
+                       :package package
+                       :format-control "There is no symbol ~A in ~A."
+                       :format-arguments (list name (package-name package)))))))))
+
+(defun function-name-in (text)
+  "Return the function name that TEXT is: a symbol, or a list of SETF and one."
+  (let ((text (string-trim '(#\Space #\Newline #\Tab) text)))
+    (if (eql 6 (mismatch "(setf " text :test #'char-equal))
+        (list 'setf (symbol-named (string-trim " )" (subseq text 6))))
+        (symbol-named text))))
+
+(defun find-named-function (text)
+  "Return what to call for the function that TEXT names, which follows its redefinition."
+  (let ((name (function-name-in text)))
+    (cond ((and (symbolp name) (or (macro-function name) (special-operator-p name)))
+           (error "~A is ~:[a special operator~;a macro~], not a function." text (macro-function name)))
+          ((not (fboundp name)) (error 'undefined-function :name name))
+          ((symbolp name) name)
+          (t (lambda (&rest arguments) (apply (fdefinition name) arguments))))))
+
+;;; Functions of the program's
+
+(defun read-lambda-list (text package)
+  "Return the lambda list in TEXT, its variables symbols of PACKAGE. What is not a variable is COMMON-LISP's where that has
+such a symbol."
+  (let ((lambda-list (with-standard-io-syntax
+                       (let ((*package* package)
+                             (*read-eval* nil))
+                         (read-from-string text))))
+        (variables '()))
+    (labels ((standard (symbol)
+               (or (find-symbol (symbol-name symbol) "COMMON-LISP") symbol))
+             (meant (form)
+               (cond ((consp form) (cons (meant (car form)) (meant (cdr form))))
+                     ((or (null form) (not (symbolp form)) (member form variables)) form)
+                     (t (standard form))))
+             (parameter (parameter)
+               (cond ((consp parameter)
+                      (push (if (consp (first parameter)) (second (first parameter)) (first parameter)) variables)
+                      (cons (first parameter) (meant (rest parameter))))
+                     ((eql #\& (char (symbol-name parameter) 0)) (standard parameter))
+                     (t (push parameter variables)
+                        parameter))))
+      (mapcar #'parameter lambda-list))))
+
+(defun parameter-variables (lambda-list)
+  "Return the variables that LAMBDA-LIST binds, in their order."
+  (loop for parameter in lambda-list
+        unless (member parameter lambda-list-keywords)
+          collect (let ((name (if (consp parameter) (first parameter) parameter)))
+                    (if (consp name) (second name) name))))
+
+(defun define-program-function (number name lambda-list documentation shapes)
+  "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
+variables are written in SHAPES. A package that does not exist is made, and the name is exported."
+  (let* ((colon (token-end name 0))
+         (package (if (= colon (length name))
+                      *package*
+                      (or (user-package (subseq name 0 colon))
+                          (make-package (string-upcase (subseq name 0 colon)) :use '()))))
+         (symbol (symbol-named name t))
+         (lambda-list (read-lambda-list lambda-list package)))
+    (unless (eq package (find-package "COMMON-LISP-USER"))
+      (export symbol package))
+    (setf (fdefinition symbol)
+          (let ((sb-ext:*evaluator-mode* :compile))
+            (handler-bind ((warning #'muffle-warning)
+                           (sb-ext:compiler-note #'muffle-warning))
+              (compile nil
+                       `(sb-int:named-lambda ,symbol ,lambda-list
+                          ,documentation
+                          (declare (optimize speed (debug 1) (safety 1)))
+                          (call-program ,number
+                                        (lambda (scratch)
+                                          ,@(loop for variable in (parameter-variables lambda-list)
+                                                  for shape in shapes
+                                                  collect `(put-object scratch ,variable ,shape)))))))))
+    (setf (documentation symbol 'function) documentation)
+    nil))
+
+;;; What handles are asked for
+
+(defun same-objects-p (kind one other)
+  "True when ONE and OTHER are EQL (KIND 0), EQUAL (1) or EQUALP (2)."
+  (ecase kind
+    (0 (eql one other))
+    (1 (equal one other))
+    (2 (equalp one other))))
+
+(defun printed-for-program (object limit escape)
+  "Return OBJECT printed as by PRIN1, or PRINC unless ESCAPE; at most LIMIT characters."
+  (if escape
+      (printed object limit)
+      (with-server-syntax ()
+        (let ((*print-escape* nil))
+          (values (bounded-text limit (lambda (stream) (princ object stream))))))))
+
+(defun type-of-object (object)
+  "Return OBJECT's type as one writes it."
+  (string-downcase (type-name-text (type-of object))))
+
+(defun octet-count (object)
+  "Return how many octets OBJECT, a vector of numbers or a string, has in it."
+  (length (the (array (unsigned-byte 8) (*)) object)))
+
+(defun copy-octets-out (object address length)
+  "Copy the octets of OBJECT, a vector of LENGTH of them, to ADDRESS."
+  (declare (type (unsigned-byte 62) address length))
+  (unless (typep object '(vector (unsigned-byte 8)))
+    (error 'type-error :datum object :expected-type '(vector (unsigned-byte 8))))
+  (unless (= length (length object))
+    (error "There are ~D octets, not ~D." (length object) length))
+  (sb-kernel:with-array-data ((data object) (start) (end) :check-fill-pointer t)
+    (declare (ignore end) (type (simple-array (unsigned-byte 8) (*)) data))
+    (with-pinned-objects (data)
+      (sb-kernel:%byte-blt (vector-sap data) start (int-sap address) 0 length)))
+  (values))
+
+(defun size-of-object (object)
+  "Return how many elements OBJECT, a sequence or a table, has."
+  (etypecase object
+    (hash-table (hash-table-count object))
+    (sequence (length object))))
+
+(defun slot-of-object (object name)
+  "Return what the slot of OBJECT holds whose name is NAME, in whatever package; an error if there is none."
+  (let ((slot (find name (sb-mop:class-slots (class-of object))
+                    :key #'sb-mop:slot-definition-name :test #'string-equal)))
+    (unless slot
+      (error "~A has no slot ~A." (string-downcase (type-name-text (class-name-of object))) name))
+    (slot-value object (sb-mop:slot-definition-name slot))))
+
+(defun slots-of-object (object)
+  "Return a list of lists of a slot's name and its value, as text, of those of OBJECT that are bound."
+  (loop for slot in (sb-mop:class-slots (class-of object))
+        for name = (sb-mop:slot-definition-name slot)
+        repeat 100
+        when (slot-boundp object name)
+          collect (list (string-downcase (symbol-name name)) (printed (slot-value object name) 1000))))
+
+(defun element-of-object (object key)
+  "Return what OBJECT has under KEY, and true; or NIL and NIL: an element of a sequence by number, an entry of a table, of
+a property list or an association list."
+  (typecase object
+    (hash-table (gethash key object))
+    (vector (if (and (typep key 'index) (< key (length object)))
+                (values (aref object key) t)
+                (values nil nil)))
+    (list
+     (cond ((typep key 'index)
+            (let ((rest (nthcdr key object)))
+              (values (car rest) (and rest t))))
+           ((consp (first object))
+            (let ((entry (assoc key object :test #'equal)))
+              (values (cdr entry) (and entry t))))
+           (t
+            (multiple-value-bind (indicator value tail) (get-properties object (list key))
+              (declare (ignore indicator))
+              (values value (and tail t))))))
+    (t (error "~A has no elements." (type-of-object object)))))
+
+(defun objects-of (&rest objects)
+  "Return OBJECTS as values: to write what handles keep in another shape."
+  (values-list objects))
+
+(defparameter *program-entries*
+  '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
+    interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
+    copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named)
+  "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
+
+(define-alien-callable sbcl-host-gate (signed 32)
+    ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64))
+     (reply system-area-pointer))
+  "Call FUNCTION, a handle, with COUNT arguments: see GATE."
+  (gate function shape address count reply))
+
+(defun start-for-program (library)
+  "Make this image ready for the program with LIBRARY, a struct sbcl_library."
+  (declare (type system-area-pointer library))
+  (grow-values)
+  (dolist (entry *program-entries*)
+    (make-handle entry))
+  (setf **program** (sap-ref-64 library 16)
+        (sap-ref-64 library 24) (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
+  (start-program-threads (sap-ref-32 library 0) (sap-ref-64 library 8)))

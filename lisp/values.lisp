@@ -1,0 +1,396 @@
+;;;; Lisp objects as the host's programs see them: handles in a table, and messages of words that both sides write and
+;;;; read. A message is a sequence of tokens, each a word (its tag in the low byte, a number in the others) and the words
+;;;; and tokens that this one announces. src/image/message.rs has the same.
+
+(in-package "SBCL-HOST")
+
+;;; Handles: places in a table, each of which keeps an object alive until the host gives it back.
+
+(declaim (type simple-vector **values**) (type (or null (unsigned-byte 32)) **free-value**))
+(defglobal **values** (make-array 0)
+  "What the host holds on to, by handle. A free place has the number of the next one, or NIL.")
+(defglobal **free-value** nil
+  "The first free place of **VALUES**, or NIL.")
+(defglobal **values-lock** (sb-thread:make-mutex :name "values of the host")
+  "Held while the two above are changed. An object is read without it, by who has its handle.")
+
+(defun grow-values ()
+  "Make twice as many places. Those there are keep their numbers."
+  (let* ((old **values**)
+         (size (length old))
+         (new (make-array (max 1024 (* 2 size)) :initial-element nil)))
+    (replace new old)
+    (loop for place from size below (1- (length new))
+          do (setf (svref new place) (1+ place)))
+    (setf **values** new
+          **free-value** size)))
+
+(defun make-handle (object)
+  "Return a handle that keeps OBJECT alive."
+  (sb-thread::with-system-mutex (**values-lock**)
+    (let ((place (or **free-value** (grow-values))))
+      (setf **free-value** (svref **values** place)
+            (svref **values** place) object)
+      place)))
+
+(declaim (inline handle-object))
+(defun handle-object (handle)
+  "Return the object that HANDLE keeps alive."
+  (svref **values** handle))
+
+(defun release-handles (&rest handles)
+  "Let go of what HANDLES keep alive, and have others take their places."
+  (declare (dynamic-extent handles))
+  (sb-thread::with-system-mutex (**values-lock**)
+    (dolist (handle handles)
+      (setf (svref **values** handle) **free-value**
+            **free-value** handle)))
+  (values))
+
+;;; Memory to write messages into. It is not Lisp's: no collection moves it.
+
+(declaim (inline make-scratch))
+(defstruct (scratch (:copier nil) (:predicate nil))
+  "Where a thread writes its messages."
+  (address 0 :type (unsigned-byte 64))
+  (capacity 0 :type (unsigned-byte 62))
+  (fill 0 :type (unsigned-byte 62)))
+
+(declaim (type (or null scratch) *scratch*))
+(defvar *scratch* nil
+  "What this thread writes messages into, while it talks with the host's program.")
+
+(defglobal **scratches** '()
+  "Those that no thread uses now.")
+
+(defconstant +largest-message+ (ash 1 27)
+  "Words that a message may have: what an object with circles would make grows for ever.")
+
+(defun resize-scratch (scratch capacity)
+  "Give SCRATCH room for CAPACITY words."
+  (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
+                                (scratch-address scratch) (* 8 capacity))))
+    (when (zerop address)
+      (error 'sb-kernel::heap-exhausted-error))
+    (setf (scratch-address scratch) address
+          (scratch-capacity scratch) capacity)))
+
+(defun take-scratch ()
+  "Return a scratch that no thread uses."
+  (or (sb-ext:atomic-pop **scratches**)
+      (let ((scratch (make-scratch)))
+        (resize-scratch scratch 512)
+        scratch)))
+
+(defun give-back-scratch (scratch)
+  "Let other threads use SCRATCH; what a large message took is the system's again."
+  (when (> (scratch-capacity scratch) 65536)
+    (resize-scratch scratch 512))
+  (sb-ext:atomic-push scratch **scratches**))
+
+(define-condition message-too-large (error)
+  ()
+  (:report "The object is too large to be converted, or holds itself.")
+  (:documentation "A message would have more than +LARGEST-MESSAGE+ words."))
+
+(defun grow-scratch (scratch words)
+  "Make room for as many WORDS more in SCRATCH."
+  (let ((capacity (max (+ (scratch-fill scratch) words) (* 2 (scratch-capacity scratch)))))
+    (when (> capacity +largest-message+)
+      (error 'message-too-large))
+    (resize-scratch scratch capacity)))
+
+(declaim (inline reserve put))
+(defun reserve (scratch words)
+  "Return the address of the next WORDS of SCRATCH, which are written by the caller."
+  (declare (type scratch scratch) (type index words))
+  (let ((fill (scratch-fill scratch)))
+    (when (> (+ fill words) (scratch-capacity scratch))
+      (grow-scratch scratch words))
+    (setf (scratch-fill scratch) (+ fill words))
+    (int-sap (ldb (byte 64 0) (+ (scratch-address scratch) (* 8 fill))))))
+
+(defun put (scratch word)
+  "Write WORD."
+  (declare (type (unsigned-byte 64) word))
+  (setf (sap-ref-64 (reserve scratch 1) 0) word))
+
+;;; Tokens
+
+(macrolet ((define-tags (&rest names)
+             `(progn
+                (eval-when (:compile-toplevel :load-toplevel :execute)
+                  (defun tag-number (name)
+                    "Return the number of the tag NAME."
+                    (or (position name ',names) (error "no tag ~S" name))))
+                (define-compiler-macro tag-number (&whole form name)
+                  (if (keywordp name) (position name ',names) form)))))
+  (define-tags :nil :true :integer :bignum :single :double :character :string :symbol :keyword :ratio :complex
+    :list :dotted :vector :octets :table :handle :doubles :values))
+
+(deftype depth ()
+  "How many levels of lists, vectors and tables are written out; what is deeper is a handle."
+  '(unsigned-byte 8))
+
+(defconstant +opaque+ 256
+  "Of a shape: what is below its depth is a handle, whatever it is, so that it is the same object when it comes back. A
+shape is this or 0, and a depth.")
+
+(declaim (inline token))
+(defun token (tag &optional (number 0))
+  "Return the word that begins a token."
+  (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
+  (logior tag (ash number 8)))
+
+(defun put-bignum (scratch integer)
+  "Write INTEGER in two's complement, the lowest word first."
+  (let ((words (1+ (floor (integer-length integer) 64))))
+    (put scratch (token (tag-number :bignum) words))
+    (loop for position from 0 by 64
+          repeat words
+          do (put scratch (ldb (byte 64 position) integer)))))
+
+(declaim (inline put-integer))
+(defun put-integer (scratch integer)
+  "Write INTEGER, of any size."
+  (typecase integer
+    ((signed-byte 64)
+     (let ((sap (reserve scratch 2)))
+       (setf (sap-ref-64 sap 0) (token (tag-number :integer))
+             (signed-sap-ref-64 sap 8) integer)))
+    (t (put-bignum scratch integer))))
+
+(defun put-string (scratch string)
+  "Write the characters of STRING."
+  (declare (type string string))
+  (sb-kernel:with-array-data ((data string) (start) (end) :check-fill-pointer t)
+    (let* ((length (- end start))
+           (sap (progn
+                  (put scratch (token (tag-number :string) length))
+                  (reserve scratch (ceiling length 2)))))
+      (typecase data
+        ((simple-array character (*))
+         (with-pinned-objects (data)
+           (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length))))
+        (t
+         (loop for index of-type index from start below end
+               for offset of-type index from 0 by 4
+               do (setf (sap-ref-32 sap offset) (char-code (char data index)))))))))
+
+(defun put-symbol (scratch symbol)
+  "Write SYMBOL by its names, as one of no package when it has none."
+  (let ((package (symbol-package symbol)))
+    (cond ((keywordp symbol)
+           (put scratch (token (tag-number :keyword))))
+          (t
+           (put scratch (token (tag-number :symbol) (if package 1 0)))
+           (when package
+             (put-string scratch (package-name package)))))
+    (put-string scratch (symbol-name symbol))))
+
+(defun put-octets (scratch vector)
+  "Write VECTOR, of octets."
+  (declare (type (vector (unsigned-byte 8)) vector))
+  (sb-kernel:with-array-data ((data vector) (start) (end) :check-fill-pointer t)
+    (let* ((length (- end start))
+           (sap (progn
+                  (put scratch (token (tag-number :octets) length))
+                  (reserve scratch (ceiling length 8)))))
+      (declare (type (simple-array (unsigned-byte 8) (*)) data))
+      (with-pinned-objects (data)
+        (sb-kernel:%byte-blt (vector-sap data) start sap 0 length)))))
+
+(defun put-doubles (scratch vector)
+  "Write VECTOR, of double floats."
+  (declare (type (vector double-float) vector))
+  (sb-kernel:with-array-data ((data vector) (start) (end) :check-fill-pointer t)
+    (let* ((length (- end start))
+           (sap (progn
+                  (put scratch (token (tag-number :doubles) length))
+                  (reserve scratch length))))
+      (declare (type (simple-array double-float (*)) data))
+      (with-pinned-objects (data)
+        (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length))))))
+
+(defun list-extent (list)
+  "Return how many conses LIST has, and what comes after the last one. Signal an error if it has no end."
+  (let ((slow list))
+    (loop for rest = list then (cdr rest)
+          for count of-type index from 0
+          while (consp rest)
+          do (when (oddp count)
+               (setf slow (cdr slow))
+               (when (eq slow (cdr rest))
+                 (error 'message-too-large)))
+          finally (return (values count rest)))))
+
+(defun put-list (scratch list shape)
+  "Write the elements of LIST, which has some, in SHAPE."
+  (multiple-value-bind (count tail) (list-extent list)
+    (put scratch (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
+    (loop for rest = list then (cdr rest)
+          repeat count
+          do (put-object scratch (car rest) shape))
+    (when tail
+      (put-object scratch tail shape))))
+
+(defun put-table (scratch table shape)
+  "Write the entries of TABLE in SHAPE."
+  ;; Another thread may add entries: those there are now count.
+  (let ((entries (loop for key being the hash-keys of table using (hash-value value) collect (cons key value))))
+    (put scratch (token (tag-number :table) (length entries)))
+    (loop for (key . value) in entries
+          do (put-object scratch key shape)
+             (put-object scratch value shape))))
+
+(defun put-handle (scratch object)
+  "Write a new handle of OBJECT."
+  (put scratch (token (tag-number :handle) (make-handle object))))
+
+(defun put-container (scratch object shape)
+  "Write OBJECT, of whatever type, in SHAPE, whose depth is not 0."
+  (declare (type (unsigned-byte 16) shape))
+  (let ((inner (1- shape)))
+    (typecase object
+      (cons (put-list scratch object inner))
+      ((vector (unsigned-byte 8)) (put-octets scratch object))
+      ((vector double-float) (put-doubles scratch object))
+      (vector
+       (put scratch (token (tag-number :vector) (length object)))
+       (loop for element across object
+             do (put-object scratch element inner)))
+      (hash-table (put-table scratch object inner))
+      (t (put-handle scratch object)))))
+
+(defun put-number (scratch number)
+  "Write NUMBER, a large integer, a ratio or complex."
+  (etypecase number
+    (integer (put-integer scratch number))
+    (ratio
+     (put scratch (token (tag-number :ratio)))
+     (put-integer scratch (numerator number))
+     (put-integer scratch (denominator number)))
+    (complex
+     (put scratch (token (tag-number :complex)))
+     (put-object scratch (realpart number) 0)
+     (put-object scratch (imagpart number) 0))))
+
+(defun put-object (scratch object shape)
+  "Write OBJECT in SHAPE. What EQL cannot tell from a copy is written as it is in any."
+  (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
+  (typecase object
+    (fixnum (put-integer scratch object))
+    (null (put scratch (token (tag-number :nil))))
+    ((eql t) (put scratch (token (tag-number :true))))
+    (single-float
+     (put scratch (token (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
+    (double-float
+     (put scratch (token (tag-number :double)))
+     (put scratch (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
+    (character (put scratch (token (tag-number :character) (char-code object))))
+    (t
+     (cond ((eql shape +opaque+) (put-handle scratch object))
+           ((numberp object) (put-number scratch object))
+           ((symbolp object) (put-symbol scratch object))
+           ((stringp object) (put-string scratch object))
+           ((zerop (logand shape 255))
+            ;; These two are atoms to the host.
+            (typecase object
+              ((vector (unsigned-byte 8)) (put-octets scratch object))
+              (t (put-handle scratch object))))
+           (t (put-container scratch object shape))))))
+
+;;; Reading
+
+(defstruct (several (:constructor make-several (values)) (:copier nil) (:predicate nil))
+  "What a message of several values is read as."
+  (values '() :type list))
+
+(declaim (inline word-at))
+(defun word-at (address)
+  "Return the word at ADDRESS, an integer."
+  (sap-ref-64 (int-sap address) 0))
+
+(defun read-string-token (address length)
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
+  (values (copy-text address length) (+ address (* 8 (ceiling length 2)))))
+
+(defun read-names (address count)
+  "Return a list of the COUNT strings whose tokens are at ADDRESS, and the address after them."
+  (let ((names (loop repeat count
+                     collect (multiple-value-bind (name next)
+                                 (read-string-token (+ address 8) (ash (word-at address) -8))
+                               (setf address next)
+                               name))))
+    (values names address)))
+
+(defun read-bignum (address words)
+  "Return the integer in the WORDS at ADDRESS."
+  (let ((integer 0))
+    (loop for index from (1- words) downto 0
+          do (setf integer (logior (ash integer 64) (word-at (+ address (* 8 index))))))
+    (if (logbitp (1- (* 64 words)) integer)
+        (- integer (ash 1 (* 64 words)))
+        integer)))
+
+(defun read-elements (address count)
+  "Return a list of the COUNT objects whose tokens are at ADDRESS, and the address after them."
+  (let ((elements (loop repeat count
+                        collect (multiple-value-bind (element next) (read-object address)
+                                  (setf address next)
+                                  element))))
+    (values elements address)))
+
+(defun copy-octets (address vector octets)
+  "Copy so many OCTETS from ADDRESS into VECTOR, and return that."
+  (with-pinned-objects (vector)
+    (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap vector) 0 octets))
+  vector)
+
+(defun read-object (address)
+  "Return the object whose token is at ADDRESS, and the address after it."
+  (declare (type (unsigned-byte 62) address))
+  (let* ((word (word-at address))
+         (number (ash word -8))
+         (next (+ address 8)))
+    (declare (type (unsigned-byte 62) next))
+    (macrolet ((reading ((elements count) &body body)
+                 `(multiple-value-bind (,elements end) (read-elements next ,count)
+                    (values (progn ,@body) end))))
+      (ecase (ldb (byte 8 0) word)
+        (#.(tag-number :nil) (values nil next))
+        (#.(tag-number :true) (values t next))
+        (#.(tag-number :integer) (values (signed-sap-ref-64 (int-sap next) 0) (+ next 8)))
+        (#.(tag-number :bignum) (values (read-bignum next number) (+ next (* 8 number))))
+        (#.(tag-number :single) (values (sap-ref-single (int-sap address) 1) next))
+        (#.(tag-number :double) (values (sap-ref-double (int-sap next) 0) (+ next 8)))
+        (#.(tag-number :character) (values (code-char number) next))
+        (#.(tag-number :string) (read-string-token next number))
+        (#.(tag-number :symbol)
+         (multiple-value-bind (names end) (read-names next (1+ number))
+           (values (if (eql number 1)
+                       (intern (second names) (find-user-package (first names)))
+                       (make-symbol (first names)))
+                   end)))
+        (#.(tag-number :keyword)
+         (multiple-value-bind (names end) (read-names next 1)
+           (values (intern (first names) "KEYWORD") end)))
+        (#.(tag-number :ratio) (reading (parts 2) (/ (the integer (first parts)) (the integer (second parts)))))
+        (#.(tag-number :complex) (reading (parts 2) (complex (first parts) (second parts))))
+        (#.(tag-number :list) (read-elements next number))
+        (#.(tag-number :dotted) (reading (elements (1+ number)) (apply #'list* elements)))
+        (#.(tag-number :vector) (reading (elements number) (coerce elements 'simple-vector)))
+        (#.(tag-number :octets)
+         (values (copy-octets next (make-array number :element-type '(unsigned-byte 8)) number)
+                 (+ next (* 8 (ceiling number 8)))))
+        (#.(tag-number :doubles)
+         (values (copy-octets next (make-array number :element-type 'double-float) (* 8 number))
+                 (+ next (* 8 number))))
+        (#.(tag-number :table)
+         (reading (entries (* 2 number))
+           (let ((table (make-hash-table :test 'equal :size (max 7 number))))
+             (loop for (key value) on entries by #'cddr
+                   do (setf (gethash key table) value))
+             table)))
+        (#.(tag-number :handle) (values (handle-object number) next))
+        (#.(tag-number :values) (reading (values number) (make-several values)))))))

@@ -1,0 +1,370 @@
+//! Calls between Lisp and a program that embeds it: `struct sbcl_library` of the contract.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
+use super::float_traps::{self, Masked};
+use super::{process, signals};
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallStatus {
+    /// The message has its values.
+    Values,
+    /// The message has the condition, or the error.
+    Failed,
+    /// Only of the program's functions: the message has what it panicked with.
+    Panicked,
+    /// Something in Lisp unwinds past the caller, which is to return.
+    Unwinding,
+}
+
+/// The program's side. Called on Lisp threads, any of them at any time.
+pub(crate) trait Program: Send + Sync + 'static {
+    /// Uses the Lisp thread, number 0 to interrupt others, until it is to end. True when something unwinds.
+    fn serve(&self, inside: &Inside, thread: u32) -> bool;
+
+    /// Calls a function, whose answer it writes.
+    fn call(&self, inside: &Inside, function: u64, message: Words, answer: &mut Vec<u64>) -> CallStatus;
+}
+
+static PROGRAM: OnceCell<Arc<dyn Program>> = OnceCell::new();
+
+type Gate = unsafe extern "C" fn(u64, u64, *const u64, u64, *mut sbcl_message) -> i32;
+
+/// Proof that this thread is one of Lisp's that has called the program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inside {
+    gate: Gate,
+    /// The float modes of the Lisp code that called.
+    modes: float_traps::Modes,
+    not_send: PhantomData<*mut ()>,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Inside>> = const { Cell::new(None) };
+    /// True from when a call of Lisp was unwound until the program has returned to Lisp.
+    static UNWINDING: Cell<bool> = const { Cell::new(false) };
+    /// What the program's last answer in this thread is kept in until Lisp has read it.
+    static ANSWER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    /// Buffers that no message uses now.
+    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many spare buffers a thread keeps, and the words that one may have.
+const SPARE_BUFFERS: usize = 8;
+const SPARE_WORDS: usize = 1 << 16;
+
+/// A buffer of a message, which another one gets when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Words(Vec<u64>);
+
+impl Words {
+    /// An empty one.
+    pub(crate) fn new() -> Self {
+        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
+        Self(spare.unwrap_or_default())
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        if self.0.capacity() > 0 && self.0.capacity() <= SPARE_WORDS {
+            let mut words = std::mem::take(&mut self.0);
+            words.clear();
+            // A thread that ends keeps none.
+            let _ = SPARE.try_with(|spare| {
+                let mut spare = spare.borrow_mut();
+                if spare.len() < SPARE_BUFFERS {
+                    spare.push(words);
+                }
+            });
+        }
+    }
+}
+
+impl Deref for Words {
+    type Target = Vec<u64>;
+
+    fn deref(&self) -> &Vec<u64> {
+        &self.0
+    }
+}
+
+impl DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut Vec<u64> {
+        &mut self.0
+    }
+}
+
+/// Copies what Lisp has written.
+///
+/// # Safety
+/// `count` words at `address` are readable.
+unsafe fn copy(address: *const u64, count: u64) -> Words {
+    let mut words = Words::new();
+    if let Ok(count) = usize::try_from(count)
+        && count > 0
+        && !address.is_null()
+    {
+        // SAFETY: the caller's. Nothing writes there meanwhile: it is this thread's own.
+        words.extend_from_slice(unsafe { std::slice::from_raw_parts(address, count) });
+    }
+    words
+}
+
+impl Inside {
+    /// The proof for this thread, when there is one.
+    pub(crate) fn current() -> Option<Self> {
+        CURRENT.get()
+    }
+
+    /// Calls the function that the Lisp handle `function` stands for with the objects in `message`, of which there are
+    /// `count`. Its values come in `shape`.
+    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64], count: usize) -> (CallStatus, Words) {
+        let mut answer = sbcl_message::default();
+        let status = {
+            let _lisp = (self.modes.restore(), signals::enter_lisp());
+            // SAFETY: this thread is one of Lisp's and has called the program (that is what Inside proves, which does not
+            // leave the thread). The message is well-formed, as only `lisp::message` writes them, and lives until the
+            // call returns; nothing unwinds out of it: the gate stops that.
+            unsafe { (self.gate)(function, u64::from(shape), message.as_ptr(), count as u64, &raw mut answer) }
+        };
+        let status = match u32::try_from(status) {
+            Ok(sbcl_call_status::SBCL_CALL_VALUES) => CallStatus::Values,
+            Ok(sbcl_call_status::SBCL_CALL_FAILED) => CallStatus::Failed,
+            _ => {
+                UNWINDING.set(true);
+                return (CallStatus::Unwinding, Words::new());
+            }
+        };
+        // SAFETY: the contract has Lisp leave its answer there until this thread's next call.
+        (status, unsafe { copy(answer.words, answer.count) })
+    }
+
+    /// True when Lisp is to go on unwinding as soon as the program has returned.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn is_unwinding(&self) -> bool {
+        UNWINDING.get()
+    }
+
+    /// As [`call`](Self::call) does, with the address of `target` and its length, in octets, after the one object in the
+    /// message.
+    pub(crate) fn call_with_buffer(&self, function: u64, handle: u64, target: &mut [u8]) -> (CallStatus, Words) {
+        // Tokens of integers: see lisp/values.lisp.
+        let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
+        self.call(function, 0, &message, 3)
+    }
+}
+
+/// Makes this program the one that Lisp calls, with so many threads to work for it, and returns the contract's structure.
+///
+/// # Panics
+/// When called twice: there is one image a process.
+pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_library {
+    assert!(PROGRAM.set(program).is_ok(), "the program is installed once");
+    let library = Box::new(sbcl_library { threads, reserved: 0, serve: Some(serve), call: Some(call), gate: None });
+    let library = Box::into_raw(library);
+    LIBRARY.set(Library(library)).unwrap_or_else(|_| unreachable!("installed once"));
+    library
+}
+
+struct Library(*mut sbcl_library);
+// SAFETY: the structure is leaked, and nothing writes to it once Lisp has called the program.
+unsafe impl Send for Library {}
+// SAFETY: the same.
+unsafe impl Sync for Library {}
+
+static LIBRARY: OnceCell<Library> = OnceCell::new();
+
+/// Calls `function` with the proof that Lisp has called the program in this thread.
+fn inside<R>(modes: float_traps::Modes, function: impl FnOnce(&dyn Program, &Inside) -> R) -> Option<R> {
+    let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
+    // SAFETY: leaked, and complete: Lisp has set the gate before it makes its first call.
+    let gate = unsafe { (*library.0).gate }?;
+    let inside = Inside { gate, modes, not_send: PhantomData };
+    let before = CURRENT.replace(Some(inside));
+    UNWINDING.set(false);
+    let result = catch_unwind(AssertUnwindSafe(|| function(&**program, &inside)));
+    CURRENT.set(before);
+    UNWINDING.set(false);
+    result.ok()
+}
+
+/// `sbcl_library.serve`.
+unsafe extern "C" fn serve(thread: u32) -> i32 {
+    let masked = Masked::new();
+    let _in_host = signals::enter_host();
+    inside(masked.modes(), |program, inside| program.serve(inside, thread)).map_or(0, i32::from)
+}
+
+/// `sbcl_library.call`.
+unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: *mut sbcl_message) -> i32 {
+    let masked = Masked::new();
+    let _in_host = signals::enter_host();
+    if process::is_forked() {
+        // A copy of this process has none of its threads, nor anything to answer with.
+        return sbcl_call_status::SBCL_CALL_PANICKED.cast_signed();
+    }
+    // SAFETY: the contract has Lisp pass its message, in memory that is this thread's.
+    let message = unsafe { copy(words, count) };
+    let mut reply = ANSWER.take();
+    reply.clear();
+    let status = inside(masked.modes(), |program, inside| program.call(inside, function, message, &mut reply))
+        .unwrap_or(CallStatus::Panicked);
+    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message. The answer's buffer does not move when
+    // the vector does.
+    unsafe { answer.write(sbcl_message { words: reply.as_ptr(), count: reply.len() as u64 }) };
+    ANSWER.set(reply);
+    match status {
+        CallStatus::Values => sbcl_call_status::SBCL_CALL_VALUES,
+        CallStatus::Failed => sbcl_call_status::SBCL_CALL_FAILED,
+        CallStatus::Panicked => sbcl_call_status::SBCL_CALL_PANICKED,
+        CallStatus::Unwinding => sbcl_call_status::SBCL_CALL_UNWINDING,
+    }
+    .cast_signed()
+}
+
+/// How a task ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// By itself.
+    Done,
+    /// Its time limit passed.
+    Timeout,
+    /// It was interrupted.
+    Interrupted,
+    /// By Lisp's restart ABORT.
+    Aborted,
+    /// By something else in Lisp that unwound it.
+    Unwound,
+    /// It could not be begun, or had an error outside what was to be done.
+    Failed(Box<crate::lisp::Error>),
+}
+
+impl End {
+    /// The same once more: an interruption may come twice.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Timeout => Self::Timeout,
+            _ => Self::Interrupted,
+        }
+    }
+}
+
+/// Something that is done on a Lisp thread and then settled.
+pub(crate) trait Task: Send {
+    /// Does it, once.
+    fn run(&mut self, inside: &Inside);
+
+    /// Tells who waits that it is over, and how. Dropping it does so, too.
+    fn settle(self: Box<Self>, end: End);
+}
+
+/// Lets a task that borrows be handed to another thread.
+///
+/// # Safety
+/// The caller must not let `'a` end before the task is dropped.
+unsafe fn erase<'a>(task: Box<dyn Task + 'a>) -> Box<dyn Task> {
+    // SAFETY: only the lifetime differs; the caller keeps it.
+    unsafe { std::mem::transmute::<Box<dyn Task + 'a>, Box<dyn Task>>(task) }
+}
+
+/// Hands `task` to `submit` and returns when it has been settled or dropped.
+pub(crate) fn scoped<'a>(task: Box<dyn Task + 'a>, over: &Over, submit: impl FnOnce(Box<dyn Task>)) {
+    /// Waits even when `submit` panics.
+    struct Wait<'w>(&'w Over);
+    impl Drop for Wait<'_> {
+        fn drop(&mut self) {
+            self.0.wait();
+        }
+    }
+    let wait = Wait(over);
+    let task = Box::new(Watched { task: Some(task), over: over.clone() });
+    // SAFETY: this function does not return, nor unwind, before the task has been dropped: that is what `over` tells,
+    // which only Watched's destructor sets.
+    submit(unsafe { erase(task) });
+    drop(wait);
+}
+
+/// Tells that a task is dropped.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Over(Arc<Signal>);
+
+#[derive(Debug, Default)]
+struct Signal {
+    over: std::sync::atomic::AtomicBool,
+    lock: parking_lot::Mutex<()>,
+    told: parking_lot::Condvar,
+}
+
+/// How long a thread looks out for the end before it sleeps, and how often before it gives way to others.
+const AWAKE: std::time::Duration = std::time::Duration::from_micros(50);
+const LOOKS: u32 = 20;
+
+impl Over {
+    fn tell(&self) {
+        self.0.over.store(true, std::sync::atomic::Ordering::Release);
+        let _lock = self.0.lock.lock();
+        self.0.told.notify_all();
+    }
+
+    fn is_told(&self) -> bool {
+        self.0.over.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    fn wait(&self) {
+        let mut looks = 0;
+        let mut end = None;
+        while !self.is_told() {
+            looks += 1;
+            if looks < LOOKS {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = std::time::Instant::now();
+            if now < *end.get_or_insert(now + AWAKE) {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut lock = self.0.lock.lock();
+            while !self.is_told() {
+                self.0.told.wait(&mut lock);
+            }
+        }
+    }
+}
+
+struct Watched<'a> {
+    task: Option<Box<dyn Task + 'a>>,
+    over: Over,
+}
+
+impl Task for Watched<'_> {
+    fn run(&mut self, inside: &Inside) {
+        if let Some(task) = &mut self.task {
+            task.run(inside);
+        }
+    }
+
+    fn settle(mut self: Box<Self>, end: End) {
+        if let Some(task) = self.task.take() {
+            task.settle(end);
+        }
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        // What it borrows is let go of first.
+        drop(self.task.take());
+        self.over.tell();
+    }
+}

@@ -1,0 +1,997 @@
+//! From Lisp objects to Rust's values and back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+
+use super::enter::Cx;
+use super::value::Value;
+use crate::image::message::{self, Characters, Token};
+
+/// A Lisp object that is not what Rust asked for.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let error = lisp.eval::<Vec<i8>>("(list 1 2 300)").unwrap_err();
+/// assert_eq!(error.to_string(), "expected an integer from -128 to 127, but found 300 (in element 2)");
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub struct ConversionError {
+    /// What was expected, in words.
+    pub expected: String,
+    /// What there was: the object as printed, cut where it is long.
+    pub found: String,
+    /// Where in the whole it was, the outermost first: `element 3`, `the key`.
+    pub place: Vec<String>,
+}
+
+impl fmt::Display for ConversionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected {}, but found {}", self.expected, self.found)?;
+        match &self.place[..] {
+            [] => Ok(()),
+            place => write!(f, " (in {})", place.join(", ")),
+        }
+    }
+}
+
+impl ConversionError {
+    /// Of a value that a program's own conversion does not take.
+    pub fn new(expected: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { expected: expected.into(), found: found.into(), place: Vec::new() }
+    }
+
+    fn within(mut self, place: impl FnOnce() -> String) -> Self {
+        self.place.insert(0, place());
+        self
+    }
+}
+
+/// How much of an object is written out for Rust: so many levels of lists, vectors and tables. What is below is a handle:
+/// of a list or an instance, or, when it is opaque, of everything that has an identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape(u16);
+
+impl Shape {
+    /// Numbers, characters, strings, symbols and vectors of octets.
+    pub const ATOM: Self = Self(0);
+    /// A handle.
+    pub const OPAQUE: Self = Self(256);
+    /// As deep as anything is read.
+    pub const DEEP: Self = Self(255);
+
+    /// That of a container of such objects.
+    #[must_use]
+    pub const fn nested(self) -> Self {
+        Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
+    }
+
+    /// One in which either can be read.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
+        match (self.0 & 256 != 0, other.0 & 256 != 0) {
+            (true, false) => self,
+            (false, true) => other,
+            (true, true) if deeper.0 == self.0 => other,
+            (true, true) => self,
+            (false, false) => deeper,
+        }
+    }
+
+    /// As Lisp takes it.
+    pub(super) const fn code(self) -> u16 {
+        self.0
+    }
+}
+
+/// Lisp objects as they were written for Rust, to be read one after another.
+#[derive(Debug)]
+pub struct Reader<'m> {
+    cx: &'m Cx,
+    message: message::Reader<'m>,
+}
+
+impl<'m> Reader<'m> {
+    pub(super) fn new(cx: &'m Cx, words: &'m [u64]) -> Self {
+        Self { cx, message: message::Reader::new(words) }
+    }
+
+    /// Reads the next object.
+    ///
+    /// # Errors
+    /// When it is not what `T` is read from.
+    pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
+        if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
+            return self.fetch();
+        }
+        T::from_lisp(self)
+    }
+
+    /// Has the object of the handle that is next written out once more, as `T` needs it.
+    fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
+        let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
+        let value = Value::of_handle(handle);
+        match self.cx.write_out(&value, T::SHAPE) {
+            Some(words) => {
+                let mut reader = Reader::new(self.cx, &words);
+                // Past the token of the values.
+                let _ = reader.token();
+                T::from_lisp(&mut reader)
+            }
+            None => Err(ConversionError::new("an object that can be converted", value.to_string())),
+        }
+    }
+
+    pub(super) fn token(&mut self) -> Token<'m> {
+        self.message.token()
+    }
+
+    pub(super) fn skip(&mut self) {
+        self.message.skip();
+    }
+
+    pub(super) fn is_at_nil(&self) -> bool {
+        self.message.is_at_nil()
+    }
+
+    fn text(&mut self) -> String {
+        match self.token() {
+            Token::String(characters) => characters.to_text_lossy(),
+            _ => String::new(),
+        }
+    }
+
+    fn symbol(&mut self, has_package: bool) -> Symbol {
+        let package = has_package.then(|| self.text());
+        Symbol { package, name: self.text() }
+    }
+
+    fn text_or_error(characters: Characters<'_>) -> Result<String, ConversionError> {
+        characters
+            .to_text()
+            .map_err(|code| ConversionError::new("text", format!("a string with the surrogate code point {code:#x}")))
+    }
+
+    /// That the object which begins with `token` is not what was expected. The rest of it is skipped.
+    pub(super) fn unexpected(&mut self, expected: &str, token: Token<'_>) -> ConversionError {
+        let (found, more) = match token {
+            Token::Nil => ("nil".to_owned(), 0),
+            Token::True => ("t".to_owned(), 0),
+            Token::Integer(value) => (value.to_string(), 0),
+            Token::Bignum(words) => (format!("an integer of {} bits", words.len() * 64), 0),
+            Token::Single(value) => (value.to_string(), 0),
+            Token::Double(value) => (format!("{value}d0"), 0),
+            Token::Character(code) => {
+                (char::from_u32(code).map_or_else(|| format!("character {code:#x}"), |c| format!("character {c:?}")), 0)
+            }
+            Token::String(characters) => (format!("the string {:?}", shortened(&characters.to_text_lossy())), 0),
+            Token::Symbol(has_package) => (format!("the symbol {}", self.symbol(has_package)), 0),
+            Token::Keyword => (format!("the keyword :{}", self.text().to_lowercase()), 0),
+            Token::Ratio => ("a ratio".to_owned(), 2),
+            Token::Complex => ("a complex number".to_owned(), 2),
+            Token::List(count) => (format!("a list of {}", objects(count)), count),
+            Token::Dotted(count) => ("a dotted list".to_owned(), count + 1),
+            Token::Vector(count) => (format!("a vector of {}", objects(count)), count),
+            Token::Octets(_, count) => (format!("a vector of {count} octets"), 0),
+            Token::Table(count) => (format!("a hash table of {count} entries"), count * 2),
+            Token::Doubles(words) => (format!("a vector of {} floats", words.len()), 0),
+            Token::Values(count) => (format!("{count} values"), count),
+            Token::Handle(handle) => (self.cx.describe(&Value::of_handle(handle)), 0),
+        };
+        for _ in 0..more {
+            self.skip();
+        }
+        ConversionError::new(expected, found)
+    }
+}
+
+fn objects(count: usize) -> String {
+    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
+}
+
+fn shortened(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut short: String = characters.by_ref().take(60).collect();
+    if characters.next().is_some() {
+        short.push('…');
+    }
+    short
+}
+
+/// Objects for Lisp, written one after another.
+#[derive(Debug)]
+pub struct Writer(pub(super) message::Writer);
+
+impl Writer {
+    pub(super) fn new() -> Self {
+        Self(message::Writer::new())
+    }
+
+    /// Writes a list of what `write` writes.
+    pub fn list(&mut self, write: impl FnOnce(&mut Self)) {
+        self.0.list(|inner| with_inner(inner, write));
+    }
+
+    pub(super) fn values(&mut self, write: impl FnOnce(&mut Self)) {
+        self.0.values(|inner| with_inner(inner, write));
+    }
+
+    /// Writes a simple vector of what `write` writes.
+    pub fn vector(&mut self, write: impl FnOnce(&mut Self)) {
+        self.0.vector(|inner| with_inner(inner, write));
+    }
+}
+
+/// A type that Lisp objects are read as.
+///
+/// | Rust | Lisp |
+/// |---|---|
+/// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
+/// | `f64` | a float, an integer, a ratio |
+/// | `f32` | a single float, a small integer |
+/// | `bool` | `nil` is false, all else true |
+/// | `char`, `String` | a character, a string |
+/// | `Option<T>` | `nil` is `None` |
+/// | `Vec<T>`, `[T; N]` | a list or a vector |
+/// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
+/// | tuples | several values; within others, a list, a vector or a pair |
+/// | [`Symbol`], [`Ratio`], [`Complex`] | the same |
+/// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
+/// | `()` | whatever comes |
+///
+/// A type of your own is read by way of another:
+///
+/// ```
+/// use sbcl::{ConversionError, FromLisp, Reader, Shape};
+///
+/// #[derive(Debug, PartialEq)]
+/// struct Cents(i64);
+///
+/// impl FromLisp for Cents {
+///     const SHAPE: Shape = i64::SHAPE;
+///
+///     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+///         Ok(Self(reader.read()?))
+///     }
+/// }
+///
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert_eq!(lisp.eval::<Vec<Cents>>("'(1 2)")?, [Cents(1), Cents(2)]);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+pub trait FromLisp: Sized {
+    /// How much of an object has to be written out for it.
+    const SHAPE: Shape;
+    /// The same for several values; only tuples take more than one.
+    const VALUES: Shape = Self::SHAPE;
+    /// True when a parameter of this type may be left out.
+    #[doc(hidden)]
+    const OPTIONAL: bool = false;
+
+    /// Reads the next object.
+    ///
+    /// # Errors
+    /// When it is something else.
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError>;
+
+    /// Reads as many values as are of interest, of `count` that there are.
+    ///
+    /// # Errors
+    /// As [`from_lisp`](Self::from_lisp).
+    #[doc(hidden)]
+    fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
+        let _ = count;
+        // Where there are none, NIL is read.
+        reader.read()
+    }
+
+    /// Reads the octets of a vector of them.
+    #[doc(hidden)]
+    fn from_octets(_words: &[u64], _count: usize) -> Option<Vec<Self>> {
+        None
+    }
+}
+
+/// A type whose values can be given to Lisp: the other way round of [`FromLisp`].
+///
+/// `Vec<T>` and slices are lists, of octets (`u8`) vectors of them; tuples lists; maps hash tables (`equal`); `None` and
+/// `false` are `nil`. References are what they refer to.
+///
+/// ```
+/// use sbcl::{IntoLisp, Writer};
+///
+/// struct Cents(i64);
+///
+/// impl IntoLisp for Cents {
+///     fn write(&self, writer: &mut Writer) {
+///         self.0.write(writer);
+///     }
+/// }
+///
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert_eq!(lisp.call::<i64>("+", (Cents(1), 2))?, 3);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+pub trait IntoLisp {
+    /// Writes it, as one object.
+    fn write(&self, writer: &mut Writer);
+
+    /// Writes several as one sequence.
+    #[doc(hidden)]
+    fn write_slice(slice: &[Self], writer: &mut Writer)
+    where
+        Self: Sized,
+    {
+        writer.0.list(|inner| with_inner(inner, |writer| slice.iter().for_each(|item| item.write(writer))));
+    }
+}
+
+/// Lends what is inside a public writer, for as long as `write` takes.
+fn with_inner(inner: &mut message::Writer, write: impl FnOnce(&mut Writer)) {
+    let mut writer = Writer(std::mem::take(inner));
+    write(&mut writer);
+    *inner = writer.0;
+}
+
+/// The arguments of a call: a tuple of up to eight, or an array, a slice or a vector of one type.
+pub trait Arguments {
+    /// Writes them.
+    #[doc(hidden)]
+    fn write_arguments(&self, writer: &mut Writer);
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl FromLisp for $type {
+            const SHAPE: Shape = Shape::ATOM;
+
+            fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+                let token = reader.token();
+                let value = match &token {
+                    Token::Integer(value) => Self::try_from(*value).ok(),
+                    Token::Bignum(words) => bignum_to_i128(words).and_then(|value| Self::try_from(value).ok()),
+                    _ => None,
+                };
+                value.ok_or_else(|| {
+                    let expected = format!("an integer from {} to {}", Self::MIN, Self::MAX);
+                    reader.unexpected(&expected, token)
+                })
+            }
+        }
+
+        impl IntoLisp for $type {
+            fn write(&self, writer: &mut Writer) {
+                match i64::try_from(*self) {
+                    Ok(value) => writer.0.integer(value),
+                    // All others are of 64 bits.
+                    Err(_) => write_i128(*self as i128, writer),
+                }
+            }
+        }
+    )*};
+}
+
+integers!(i8, i16, i32, i64, isize, u16, u32, u64, usize);
+
+fn bignum_to_i128(words: &[u64]) -> Option<i128> {
+    match *words {
+        [low] => Some(i128::from(low.cast_signed())),
+        [low, high] => Some((u128::from(high) << 64 | u128::from(low)).cast_signed()),
+        _ => None,
+    }
+}
+
+fn write_i128(value: i128, writer: &mut Writer) {
+    match i64::try_from(value) {
+        Ok(value) => writer.0.integer(value),
+        Err(_) => {
+            let bits = value.cast_unsigned();
+            writer.0.bignum(&[bits as u64, (bits >> 64) as u64]);
+        }
+    }
+}
+
+impl FromLisp for i128 {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let token = reader.token();
+        let value = match &token {
+            Token::Integer(value) => Some(Self::from(*value)),
+            Token::Bignum(words) => bignum_to_i128(words),
+            _ => None,
+        };
+        value.ok_or_else(|| reader.unexpected("an integer of at most 128 bits", token))
+    }
+}
+
+impl IntoLisp for i128 {
+    fn write(&self, writer: &mut Writer) {
+        write_i128(*self, writer);
+    }
+}
+
+impl FromLisp for u128 {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let token = reader.token();
+        let value = match &token {
+            Token::Integer(value) => Self::try_from(*value).ok(),
+            Token::Bignum([low, high, 0]) => Some(Self::from(*high) << 64 | Self::from(*low)),
+            Token::Bignum(words) => bignum_to_i128(words).and_then(|value| Self::try_from(value).ok()),
+            _ => None,
+        };
+        value.ok_or_else(|| reader.unexpected("an integer from 0, of at most 128 bits", token))
+    }
+}
+
+impl IntoLisp for u128 {
+    fn write(&self, writer: &mut Writer) {
+        match i128::try_from(*self) {
+            Ok(value) => write_i128(value, writer),
+            Err(_) => writer.0.bignum(&[*self as u64, (*self >> 64) as u64, 0]),
+        }
+    }
+}
+
+/// The octets in `count` of them, packed in words.
+fn octets(words: &[u64], count: usize) -> Vec<u8> {
+    let mut octets = vec![0; words.len() * 8];
+    for (target, word) in octets.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *target = word.to_le_bytes();
+    }
+    octets.truncate(count);
+    octets
+}
+
+impl FromLisp for u8 {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let token = reader.token();
+        let value = if let Token::Integer(value) = token { Self::try_from(value).ok() } else { None };
+        value.ok_or_else(|| reader.unexpected("an integer from 0 to 255", token))
+    }
+
+    fn from_octets(words: &[u64], count: usize) -> Option<Vec<Self>> {
+        Some(octets(words, count))
+    }
+}
+
+impl IntoLisp for u8 {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.integer(i64::from(*self));
+    }
+
+    fn write_slice(slice: &[Self], writer: &mut Writer) {
+        writer.0.octets(slice);
+    }
+}
+
+impl FromLisp for f64 {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::Double(value) => Ok(value),
+            Token::Single(value) => Ok(Self::from(value)),
+            Token::Integer(value) => Ok(value as Self),
+            Token::Bignum(words) => Ok(bignum_to_f64(words)),
+            Token::Ratio => match (reader.token(), reader.token()) {
+                (Token::Integer(numerator), Token::Integer(denominator)) => Ok(numerator as Self / denominator as Self),
+                (numerator, denominator) => Ok(whole_to_f64(&numerator) / whole_to_f64(&denominator)),
+            },
+            token => Err(reader.unexpected("a real number", token)),
+        }
+    }
+}
+
+fn whole_to_f64(token: &Token<'_>) -> f64 {
+    match token {
+        Token::Integer(value) => *value as f64,
+        Token::Bignum(words) => bignum_to_f64(words),
+        _ => f64::NAN,
+    }
+}
+
+fn bignum_to_f64(words: &[u64]) -> f64 {
+    let Some((&high, low)) = words.split_last() else { return 0.0 };
+    low.iter().rev().fold(high.cast_signed() as f64, |sum, &word| sum * 18_446_744_073_709_551_616.0 + word as f64)
+}
+
+impl IntoLisp for f64 {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.double(*self);
+    }
+}
+
+impl FromLisp for f32 {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::Single(value) => Ok(value),
+            Token::Integer(value) if value.unsigned_abs() <= 1 << f32::MANTISSA_DIGITS => Ok(value as Self),
+            token => Err(reader.unexpected("a single float, or a small integer", token)),
+        }
+    }
+}
+
+impl IntoLisp for f32 {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.single(*self);
+    }
+}
+
+impl FromLisp for bool {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let value = !reader.is_at_nil();
+        reader.skip();
+        Ok(value)
+    }
+}
+
+impl IntoLisp for bool {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.boolean(*self);
+    }
+}
+
+impl FromLisp for char {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let token = reader.token();
+        let value = if let Token::Character(code) = token { Self::from_u32(code) } else { None };
+        value.ok_or_else(|| reader.unexpected("a character", token))
+    }
+}
+
+impl IntoLisp for char {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.character(*self);
+    }
+}
+
+impl FromLisp for String {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::String(characters) => Reader::text_or_error(characters),
+            token => Err(reader.unexpected("a string", token)),
+        }
+    }
+}
+
+impl IntoLisp for str {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.string(self);
+    }
+}
+
+impl IntoLisp for String {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.string(self);
+    }
+}
+
+impl FromLisp for () {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        reader.skip();
+        Ok(())
+    }
+
+    fn from_values(_: &mut Reader<'_>, _: usize) -> Result<Self, ConversionError> {
+        Ok(())
+    }
+}
+
+impl IntoLisp for () {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.nil();
+    }
+}
+
+impl<T: FromLisp> FromLisp for Option<T> {
+    const SHAPE: Shape = T::SHAPE;
+    const OPTIONAL: bool = true;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        if reader.is_at_nil() {
+            reader.skip();
+            Ok(None)
+        } else {
+            reader.read().map(Some)
+        }
+    }
+}
+
+impl<T: IntoLisp> IntoLisp for Option<T> {
+    fn write(&self, writer: &mut Writer) {
+        match self {
+            Some(value) => value.write(writer),
+            None => writer.0.nil(),
+        }
+    }
+}
+
+impl<T: FromLisp> FromLisp for Vec<T> {
+    const SHAPE: Shape = T::SHAPE.nested();
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let count = match reader.token() {
+            Token::Nil => 0,
+            Token::List(count) | Token::Vector(count) => count,
+            Token::Octets(words, count) => {
+                return match T::from_octets(words, count) {
+                    Some(octets) => Ok(octets),
+                    None => each(reader, octets(words, count), |octet, writer| octet.write(writer)),
+                };
+            }
+            Token::Doubles(words) => {
+                return each(reader, words.iter().copied().map(f64::from_bits), |double, writer| double.write(writer));
+            }
+            token => return Err(reader.unexpected("a list or a vector", token)),
+        };
+        // No more than is plausible is reserved before it is seen.
+        let mut items = Self::with_capacity(count.min(1 << 16));
+        for index in 0..count {
+            items.push(reader.read().map_err(|error| error.within(|| format!("element {index}")))?);
+        }
+        Ok(items)
+    }
+}
+
+/// The elements of a specialised vector, as `T` reads them.
+fn each<T: FromLisp, E>(
+    reader: &Reader<'_>,
+    elements: impl IntoIterator<Item = E>,
+    write: impl Fn(E, &mut Writer),
+) -> Result<Vec<T>, ConversionError> {
+    let cx = reader.cx;
+    elements
+        .into_iter()
+        .enumerate()
+        .map(|(index, element)| {
+            let mut writer = Writer::new();
+            write(element, &mut writer);
+            Reader::new(cx, writer.0.words()).read().map_err(|error| error.within(|| format!("element {index}")))
+        })
+        .collect()
+}
+
+impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
+    const SHAPE: Shape = T::SHAPE.nested();
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let items = Vec::from_lisp(reader)?;
+        items.try_into().map_err(|items: Vec<T>| {
+            ConversionError::new(format!("a sequence of {}", objects(N)), objects(items.len()))
+        })
+    }
+}
+
+impl<T: IntoLisp> IntoLisp for [T] {
+    fn write(&self, writer: &mut Writer) {
+        T::write_slice(self, writer);
+    }
+}
+
+impl<T: IntoLisp> IntoLisp for Vec<T> {
+    fn write(&self, writer: &mut Writer) {
+        T::write_slice(self, writer);
+    }
+}
+
+impl<T: IntoLisp, const N: usize> IntoLisp for [T; N] {
+    fn write(&self, writer: &mut Writer) {
+        T::write_slice(self, writer);
+    }
+}
+
+impl<T: IntoLisp + ?Sized> IntoLisp for &T {
+    fn write(&self, writer: &mut Writer) {
+        (**self).write(writer);
+    }
+}
+
+impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
+    fn write(&self, writer: &mut Writer) {
+        (**self).write(writer);
+    }
+}
+
+fn read_entries<K: FromLisp, V: FromLisp>(
+    reader: &mut Reader<'_>,
+    mut add: impl FnMut(K, V),
+) -> Result<(), ConversionError> {
+    match reader.token() {
+        Token::Nil => {}
+        Token::Table(count) => {
+            for index in 0..count {
+                let key = reader.read().map_err(|error| error.within(|| format!("key {index}")))?;
+                let value = reader.read().map_err(|error| error.within(|| format!("the value of key {index}")))?;
+                add(key, value);
+            }
+        }
+        Token::List(count) => {
+            for index in 0..count {
+                let (key, value) =
+                    reader.read::<(K, V)>().map_err(|error| error.within(|| format!("element {index}")))?;
+                add(key, value);
+            }
+        }
+        token => return Err(reader.unexpected("a hash table, or a list of pairs", token)),
+    }
+    Ok(())
+}
+
+fn write_entries<'a, K: IntoLisp + 'a, V: IntoLisp + 'a>(
+    entries: impl Iterator<Item = (&'a K, &'a V)>,
+    writer: &mut Writer,
+) {
+    writer.0.table(|inner| {
+        with_inner(inner, |writer| {
+            for (key, value) in entries {
+                key.write(writer);
+                value.write(writer);
+            }
+        });
+    });
+}
+
+impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp for HashMap<K, V, S> {
+    const SHAPE: Shape = <(K, V)>::SHAPE.nested();
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let mut map = Self::default();
+        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        Ok(map)
+    }
+}
+
+impl<K: IntoLisp, V: IntoLisp, S> IntoLisp for HashMap<K, V, S> {
+    fn write(&self, writer: &mut Writer) {
+        write_entries(self.iter(), writer);
+    }
+}
+
+impl<K: FromLisp + Ord, V: FromLisp> FromLisp for BTreeMap<K, V> {
+    const SHAPE: Shape = <(K, V)>::SHAPE.nested();
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let mut map = Self::new();
+        read_entries(reader, |key, value| drop(map.insert(key, value)))?;
+        Ok(map)
+    }
+}
+
+impl<K: IntoLisp, V: IntoLisp> IntoLisp for BTreeMap<K, V> {
+    fn write(&self, writer: &mut Writer) {
+        write_entries(self.iter(), writer);
+    }
+}
+
+macro_rules! tuples {
+    ($($count:literal: $($name:ident . $index:tt),*;)*) => {$(
+        impl<$($name: FromLisp),*> FromLisp for ($($name,)*) {
+            const SHAPE: Shape = Self::VALUES.nested();
+            const VALUES: Shape = join(&[$($name::SHAPE),*]);
+
+            fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+                match reader.token() {
+                    Token::List($count) | Token::Vector($count) => {}
+                    Token::Dotted(before) if before + 1 == $count => {}
+                    token => return Err(reader.unexpected(concat!("a sequence of ", $count, " objects"), token)),
+                }
+                Ok(($(reader.read::<$name>().map_err(|error| error.within(|| format!("element {}", $index)))?,)*))
+            }
+
+            fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
+                if count < $count {
+                    for _ in 0..count {
+                        reader.skip();
+                    }
+                    let found = if count == 1 { "one value".to_owned() } else { format!("{count} values") };
+                    return Err(ConversionError::new(concat!($count, " values"), found));
+                }
+                Ok(($(reader.read::<$name>().map_err(|error| error.within(|| format!("value {}", $index)))?,)*))
+            }
+        }
+
+        impl<$($name: IntoLisp),*> IntoLisp for ($($name,)*) {
+            fn write(&self, writer: &mut Writer) {
+                writer.0.list(|inner| with_inner(inner, |writer| { $(self.$index.write(writer);)* }));
+            }
+        }
+
+        impl<$($name: IntoLisp),*> Arguments for ($($name,)*) {
+            fn write_arguments(&self, writer: &mut Writer) {
+                $(self.$index.write(writer);)*
+            }
+        }
+    )*};
+}
+
+const fn join(shapes: &[Shape]) -> Shape {
+    let mut shape = shapes[0];
+    let mut index = 1;
+    while index < shapes.len() {
+        shape = shape.or(shapes[index]);
+        index += 1;
+    }
+    shape
+}
+
+tuples! {
+    1: A.0;
+    2: A.0, B.1;
+    3: A.0, B.1, C.2;
+    4: A.0, B.1, C.2, D.3;
+    5: A.0, B.1, C.2, D.3, E.4;
+    6: A.0, B.1, C.2, D.3, E.4, F.5;
+    7: A.0, B.1, C.2, D.3, E.4, F.5, G.6;
+    8: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7;
+}
+
+impl Arguments for () {
+    fn write_arguments(&self, _: &mut Writer) {}
+}
+
+impl<T: IntoLisp> Arguments for [T] {
+    fn write_arguments(&self, writer: &mut Writer) {
+        self.iter().for_each(|item| item.write(writer));
+    }
+}
+
+impl<T: IntoLisp> Arguments for Vec<T> {
+    fn write_arguments(&self, writer: &mut Writer) {
+        self[..].write_arguments(writer);
+    }
+}
+
+impl<T: IntoLisp, const N: usize> Arguments for [T; N] {
+    fn write_arguments(&self, writer: &mut Writer) {
+        self[..].write_arguments(writer);
+    }
+}
+
+impl<T: Arguments + ?Sized> Arguments for &T {
+    fn write_arguments(&self, writer: &mut Writer) {
+        (**self).write_arguments(writer);
+    }
+}
+
+/// A symbol by its names. Given to Lisp, it is interned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Symbol {
+    /// Its package's name, `KEYWORD` for a keyword; `None` for a symbol of no package, which Lisp makes anew each time.
+    pub package: Option<String>,
+    /// Its name, in upper case as a rule.
+    pub name: String,
+}
+
+impl Symbol {
+    /// The symbol of this name in this package, both taken as they are.
+    pub fn new(package: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { package: Some(package.into()), name: name.into() }
+    }
+}
+
+/// The keyword of this name, in whatever case: `keyword("rate")` is `:RATE`.
+#[must_use]
+pub fn keyword(name: &str) -> Symbol {
+    Symbol::new("KEYWORD", name.to_uppercase())
+}
+
+impl fmt::Display for Symbol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.package.as_deref() {
+            Some("KEYWORD") => write!(f, ":{}", self.name),
+            Some(package) => write!(f, "{package}::{}", self.name),
+            None => write!(f, "#:{}", self.name),
+        }
+    }
+}
+
+impl FromLisp for Symbol {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::Nil => Ok(Self::new("COMMON-LISP", "NIL")),
+            Token::True => Ok(Self::new("COMMON-LISP", "T")),
+            Token::Symbol(has_package) => Ok(reader.symbol(has_package)),
+            Token::Keyword => Ok(Self::new("KEYWORD", reader.text())),
+            token => Err(reader.unexpected("a symbol", token)),
+        }
+    }
+}
+
+impl IntoLisp for Symbol {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.symbol(self.package.as_deref(), &self.name);
+    }
+}
+
+/// A quotient of two integers. Lisp gives it in lowest terms, the denominator positive; integers have the denominator 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ratio {
+    /// What is divided.
+    pub numerator: i128,
+    /// By what; 0 is taken as 1.
+    pub denominator: i128,
+}
+
+impl FromLisp for Ratio {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::Integer(value) => Ok(Self { numerator: value.into(), denominator: 1 }),
+            Token::Ratio => {
+                let (numerator, denominator) = (reader.read(), reader.read());
+                Ok(Self { numerator: numerator?, denominator: denominator? })
+            }
+            token => Err(reader.unexpected("a rational number", token)),
+        }
+    }
+}
+
+impl IntoLisp for Ratio {
+    fn write(&self, writer: &mut Writer) {
+        let denominator = if self.denominator == 0 { 1 } else { self.denominator };
+        writer.0.ratio(|inner| {
+            with_inner(inner, |writer| {
+                self.numerator.write(writer);
+                denominator.write(writer);
+            });
+        });
+    }
+}
+
+/// A complex number. Lisp has no complex rationals whose imaginary part is 0: they are real, and read as such here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Complex {
+    /// The real part.
+    pub re: f64,
+    /// The imaginary part.
+    pub im: f64,
+}
+
+impl FromLisp for Complex {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::Complex => {
+                let (re, im) = (reader.read(), reader.read());
+                Ok(Self { re: re?, im: im? })
+            }
+            Token::Integer(value) => Ok(Self { re: value as f64, im: 0.0 }),
+            Token::Single(value) => Ok(Self { re: value.into(), im: 0.0 }),
+            Token::Double(value) => Ok(Self { re: value, im: 0.0 }),
+            token => Err(reader.unexpected("a number", token)),
+        }
+    }
+}
+
+impl IntoLisp for Complex {
+    fn write(&self, writer: &mut Writer) {
+        writer.0.complex(|inner| {
+            with_inner(inner, |writer| {
+                self.re.write(writer);
+                self.im.write(writer);
+            });
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! On a Lisp thread: direct calls.
+
+use std::marker::PhantomData;
+
+use super::convert::{Arguments, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::error::{Condition, Error};
+use super::function::Function;
+use super::value::{self, Value};
+use crate::image::message::{self, Token};
+use crate::image::program::{CallStatus, Inside, Words};
+
+/// Functions of Lisp's that this side calls: `enum sbcl_entry` of `ffi/sbcl_host.h`.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Entry {
+    RunUnderConditions = 1,
+    EvaluateText,
+    LoadText,
+    LoadFile,
+    FindFunction,
+    Release,
+    Interrupt,
+    DefineFunction,
+    Print,
+    TypeOf,
+    Same,
+    OctetCount,
+    CopyOctets,
+    Size,
+    Slot,
+    Slots,
+    Element,
+    Objects,
+    Symbol,
+}
+
+/// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.
+///
+/// Calls by it are direct: no other thread has to be woken, and nothing waits. It cannot leave its thread, nor outlive the
+/// closure that got it.
+#[derive(Debug)]
+pub struct Cx {
+    inside: Inside,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl Cx {
+    pub(super) fn new(inside: Inside) -> Self {
+        Self { inside, not_send: PhantomData }
+    }
+
+    pub(super) fn inside(&self) -> &Inside {
+        &self.inside
+    }
+
+    /// What this thread's proof is, when it is a Lisp thread that has called Rust.
+    pub(super) fn current() -> Option<Self> {
+        Inside::current().map(Self::new)
+    }
+
+    /// Evaluates the forms in `code` and reads the values of the last one.
+    ///
+    /// # Errors
+    /// As [`Lisp::eval`](super::Lisp::eval).
+    pub fn eval<T: FromLisp>(&self, code: &str) -> Result<T, Error> {
+        self.ask(Entry::EvaluateText, |writer| code.write(writer))
+    }
+
+    /// Calls the function `name`.
+    ///
+    /// # Errors
+    /// As [`Lisp::call`](super::Lisp::call).
+    pub fn call<T: FromLisp>(&self, name: &str, arguments: impl Arguments) -> Result<T, Error> {
+        let function: Value = self.ask(Entry::FindFunction, |writer| name.write(writer))?;
+        self.apply(&function, &arguments)
+    }
+
+    /// Looks up the function `name`.
+    ///
+    /// # Errors
+    /// As [`Lisp::function`](super::Lisp::function).
+    pub fn function(&self, name: &str) -> Result<Function, Error> {
+        self.ask(Entry::FindFunction, |writer| name.write(writer)).map(Function::of)
+    }
+
+    /// Makes a Lisp object of `object` and returns its handle.
+    ///
+    /// # Errors
+    /// When it names a package that there is none of.
+    pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
+        self.ask(Entry::Objects, |writer| object.write(writer))
+    }
+
+    /// How many octets a vector of them has.
+    ///
+    /// # Errors
+    /// A `type-error` of anything else.
+    pub fn len(&self, octets: &Value) -> Result<usize, Error> {
+        self.ask(Entry::OctetCount, |writer| octets.write(writer))
+    }
+
+    /// Copies the octets of a vector into `target`, at the speed of memory.
+    ///
+    /// # Errors
+    /// When it is no vector of octets (`(unsigned-byte 8)`), or has not as many as `target` has room for.
+    pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
+        let Some(handle) = octets.handle() else {
+            return self.ask(Entry::OctetCount, |writer| octets.write(writer)).map(|_: usize| ());
+        };
+        let answer = self.inside.call_with_buffer(Entry::CopyOctets as u64, message::handle_token(handle), target);
+        self.read(answer)
+    }
+
+    /// `object` as `prin1` has it, at most `limit` characters.
+    ///
+    /// # Errors
+    /// When something unwinds.
+    pub fn print(&self, object: &Value, limit: usize) -> Result<String, Error> {
+        self.ask_with(Entry::Print, &(object, limit, true))
+    }
+
+    pub(super) fn describe(&self, value: &Value) -> String {
+        value::describe(self, value)
+    }
+
+    /// Calls `function` with `arguments`.
+    pub(super) fn apply<T: FromLisp>(
+        &self,
+        function: &Value,
+        arguments: &(impl Arguments + ?Sized),
+    ) -> Result<T, Error> {
+        match function.handle() {
+            Some(handle) => self.call_handle(handle.number(), |writer| arguments.write_arguments(writer)),
+            // Lisp says what is wrong with it.
+            None => {
+                let function: Value = self.ask(Entry::FindFunction, |writer| function.to_string().write(writer))?;
+                self.apply(&function, arguments)
+            }
+        }
+    }
+
+    /// Calls one of Lisp's own functions with what `write` writes.
+    pub(super) fn ask<T: FromLisp>(&self, entry: Entry, write: impl FnOnce(&mut Writer)) -> Result<T, Error> {
+        self.call_handle(entry as u64, write)
+    }
+
+    pub(super) fn ask_with<T: FromLisp>(&self, entry: Entry, arguments: &impl Arguments) -> Result<T, Error> {
+        self.call_handle(entry as u64, |writer| arguments.write_arguments(writer))
+    }
+
+    fn call_handle<T: FromLisp>(&self, handle: u64, write: impl FnOnce(&mut Writer)) -> Result<T, Error> {
+        let mut writer = Writer::new();
+        write(&mut writer);
+        let answer = self.inside.call(handle, T::VALUES.code(), writer.0.words(), writer.0.objects());
+        self.read(answer)
+    }
+
+    /// Reads the answer of a call.
+    pub(super) fn read<T: FromLisp>(&self, (status, words): (CallStatus, Words)) -> Result<T, Error> {
+        match status {
+            CallStatus::Values => {
+                let mut reader = Reader::new(self, &words);
+                let count = match reader.token() {
+                    Token::Values(count) => count,
+                    _ => 0,
+                };
+                Ok(T::from_values(&mut reader, count)?)
+            }
+            CallStatus::Failed | CallStatus::Panicked => Err(Condition::read(self, &words)?.into()),
+            CallStatus::Unwinding => Err(Error::Unwinding),
+        }
+    }
+
+    /// The object of `value`, written in `shape`. `None` when Lisp cannot.
+    pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Option<Words> {
+        let mut writer = Writer::new();
+        value.write(&mut writer);
+        let (status, words) =
+            self.inside.call(Entry::Objects as u64, shape.code(), writer.0.words(), writer.0.objects());
+        if status == CallStatus::Values {
+            return Some(words);
+        }
+        // Its handles are let go of.
+        drop(message::Reader::new(&words));
+        None
+    }
+}

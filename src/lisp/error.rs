@@ -1,0 +1,209 @@
+//! What can go wrong between a program and its image, and Lisp's conditions.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::convert::{ConversionError, FromLisp, Reader};
+use super::enter::Cx;
+use super::value::Value;
+use crate::error::BootError;
+use crate::image::program::Words;
+pub use crate::outcome::Restart as RestartOffer;
+
+/// Why a call of the library failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Lisp signalled an error that nothing in Lisp handled.
+    #[error("{0}")]
+    Condition(Box<Condition>),
+    /// A Lisp object is not what Rust asked for.
+    #[error(transparent)]
+    Conversion(#[from] ConversionError),
+    /// The handle's time limit passed.
+    #[error("the call took longer than its time limit of {limit:?}")]
+    Timeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// It was interrupted, by an [`InterruptHandle`](super::InterruptHandle).
+    #[error("the call was interrupted")]
+    Interrupted,
+    /// Lisp invoked the restart ABORT, or ended the thread that the call was in.
+    #[error("the call was aborted by Lisp")]
+    Aborted,
+    /// Lisp is unwinding to a frame further out (by a `throw`, a `return-from`, a restart): what has called Rust goes on
+    /// with it as soon as Rust returns. Until then every call fails with this. Pass it on.
+    #[error("Lisp unwinds past this function")]
+    Unwinding,
+    /// SBCL could not be booted.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The image works for no program: it was booted by [`Session::start`](crate::Session::start), or not at all.
+    #[error("no Lisp was booted for this program: call Lisp::boot")]
+    NotBooted,
+    /// The system refused something.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// Another error, of a function that was given to the library.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// The condition, if it is one.
+    #[must_use]
+    pub fn condition(&self) -> Option<&Condition> {
+        match self {
+            Self::Condition(condition) => Some(condition),
+            _ => None,
+        }
+    }
+}
+
+/// A Lisp condition, as it was where it was signalled.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let error = lisp.eval::<i64>("(/ 1 0)").unwrap_err();
+/// let condition = error.condition().expect("a condition");
+/// assert!(condition.is("division-by-zero") && condition.is("arithmetic-error"));
+/// assert_eq!(condition.class(), "division-by-zero");
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Condition {
+    pub(super) object: Value,
+    classes: Vec<String>,
+    message: String,
+    restarts: Vec<RestartOffer>,
+    frames: Vec<Frame>,
+}
+
+/// A function call that was under way where a condition was signalled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Frame {
+    /// The call as printed: `(PRICE 3)`.
+    pub call: String,
+    /// Where the function was defined, if that is known: `path:line`.
+    pub source: Option<String>,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.call)?;
+        match &self.source {
+            Some(source) => write!(f, " at {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Condition {
+    /// Reads what Lisp wrote of one.
+    pub(super) fn read(cx: &Cx, words: &Words) -> Result<Self, ConversionError> {
+        Self::read_from(&mut Reader::new(cx, words))
+    }
+
+    pub(super) fn read_from(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        Ok(Self {
+            object: reader.read()?,
+            classes: reader.read()?,
+            message: reader.read()?,
+            restarts: reader
+                .read::<Vec<(String, String)>>()?
+                .into_iter()
+                .map(|(name, description)| RestartOffer { name, description })
+                .collect(),
+            frames: reader
+                .read::<Vec<(String, String)>>()?
+                .into_iter()
+                .map(|(call, source)| Frame { call, source: (!source.is_empty()).then_some(source) })
+                .collect(),
+        })
+    }
+
+    /// The name of its class, in lower case, with its package where that is not `common-lisp-user`'s own business:
+    /// `division-by-zero`, `my-app:out-of-stock`.
+    #[must_use]
+    pub fn class(&self) -> &str {
+        self.classes.first().map_or("condition", String::as_str)
+    }
+
+    /// The names of its class and of all classes above it, the nearest first.
+    #[must_use]
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// True when it is of the class `name`, or of one below it: `error`, `arithmetic-error`, `my-app:out-of-stock`. Case
+    /// does not matter; without a package any will do.
+    #[must_use]
+    pub fn is(&self, name: &str) -> bool {
+        self.classes.iter().any(|class| {
+            class.eq_ignore_ascii_case(name)
+                || (!name.contains(':') && class.rsplit(':').next().is_some_and(|bare| bare.eq_ignore_ascii_case(name)))
+        })
+    }
+
+    /// What it reports of itself, at most 10,000 characters.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The restarts that were there, the innermost first.
+    #[must_use]
+    pub fn restarts(&self) -> &[RestartOffer] {
+        &self.restarts
+    }
+
+    /// The calls that were under way, the innermost first, at most 30. None of an exhausted stack or heap.
+    #[must_use]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The frames as text, one a line.
+    #[must_use]
+    pub fn backtrace(&self) -> String {
+        let lines: Vec<String> =
+            self.frames.iter().enumerate().map(|(number, frame)| format!("{number}: {frame}")).collect();
+        lines.join("\n")
+    }
+
+    /// The condition object itself.
+    #[must_use]
+    pub fn object(&self) -> &Value {
+        &self.object
+    }
+
+    /// What its slot `name` holds.
+    ///
+    /// # Errors
+    /// When there is no such slot, it is unbound, or holds something else.
+    pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
+        self.object.slot(name)
+    }
+
+    /// The names of its slots that are bound, and what they hold, printed.
+    ///
+    /// # Errors
+    /// When Lisp does not answer.
+    pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
+        self.object.slots()
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.class(), self.message)
+    }
+}
+
+impl From<Condition> for Error {
+    fn from(condition: Condition) -> Self {
+        Self::Condition(Box::new(condition))
+    }
+}

@@ -1,0 +1,58 @@
+//! Lisp functions.
+
+use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::error::Error;
+use super::pool;
+use super::value::Value;
+
+/// A Lisp function, looked up once. One that was looked up by its name follows its redefinition.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let floor = lisp.function("floor")?;
+/// assert_eq!(floor.call::<(i64, i64)>((17, 5))?, (3, 2));
+/// let add: sbcl::Function = lisp.eval("(let ((n 3)) (lambda (x) (+ x n)))")?;
+/// assert_eq!(add.call::<i64>((4,))?, 7);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Function(Value);
+
+impl Function {
+    pub(super) fn of(value: Value) -> Self {
+        Self(value)
+    }
+
+    /// Calls it: directly on a Lisp thread, elsewhere on one of the threads that work for this program.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when what it returns is no `T`.
+    pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
+        pool::run(|cx| cx.apply(&self.0, &arguments))
+    }
+
+    /// The function, or its name, as an object.
+    #[must_use]
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+}
+
+impl FromLisp for Function {
+    const SHAPE: Shape = Shape::OPAQUE;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let value: Value = reader.read()?;
+        if value.handle().is_some() {
+            Ok(Self(value))
+        } else {
+            Err(ConversionError::new("a function", format!("{value}")))
+        }
+    }
+}
+
+impl IntoLisp for Function {
+    fn write(&self, writer: &mut Writer) {
+        self.0.write(writer);
+    }
+}

@@ -1,0 +1,348 @@
+//! The handle on the image.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use super::convert::{Arguments, FromLisp, IntoLisp, Symbol};
+use super::define::{self, HostFunction};
+use super::enter::{Cx, Entry};
+use super::error::{Condition, Error};
+use super::function::Function;
+use super::options::{Options, Restart};
+use super::pool;
+use super::value::Value;
+use crate::config::{ImageConfig, Limits};
+use crate::session::Session;
+
+/// Common Lisp in this process. Clones are handles on the same image; they may be used from any thread.
+///
+/// Calls from threads of Rust's go to one of the Lisp threads that work for the program, of which there are
+/// [`threads`](Builder::threads); from within [`enter`](Self::enter), and from a Rust function that Lisp has called, they
+/// are direct.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let three: i64 = lisp.eval("(+ 1 2)")?;
+/// let (quotient, remainder): (i64, i64) = lisp.eval("(floor 17 5)")?;
+/// let names: Vec<String> = lisp.eval(r#"(list "ada" "grace")"#)?;
+/// assert_eq!((three, quotient, remainder, names.len()), (3, 3, 2, 2));
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Lisp {
+    session: Session,
+    options: Arc<Options>,
+}
+
+/// The image of this process, if it was booted for a program.
+static LISP: OnceCell<Lisp> = OnceCell::new();
+
+/// How an image is booted.
+///
+/// ```no_run
+/// let lisp = sbcl::Lisp::builder().heap(2 << 30).threads(2).boot()?;
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is booted before `boot` is called"]
+pub struct Builder {
+    image: ImageConfig,
+    threads: u32,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { image: ImageConfig::default(), threads: 1 }
+    }
+}
+
+impl Builder {
+    /// The heap in bytes: 128 MiB to 64 GiB, 8 GiB unless it is set. It is address space until it is used.
+    pub fn heap(mut self, bytes: u64) -> Self {
+        self.image.heap = bytes;
+        self
+    }
+
+    /// The control stack of each Lisp thread in bytes: 2 MiB to 4 GiB, 256 MiB unless it is set. Address space as well.
+    pub fn control_stack(mut self, bytes: u64) -> Self {
+        self.image.control_stack = bytes;
+        self
+    }
+
+    /// A directory with `libsbcl.so` and `sbcl.core` in place of those that this program carries.
+    pub fn core(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.image.core_dir = Some(directory.into());
+        self
+    }
+
+    /// How many Lisp threads work for the program, side by side: at least 1, at most 256; 1 unless it is set.
+    pub fn threads(mut self, count: u32) -> Self {
+        self.threads = count;
+        self
+    }
+
+    /// Boots, which takes 10 to 30 ms.
+    ///
+    /// # Errors
+    /// [`Error::Boot`]: [`BootError::AlreadyBooted`](crate::BootError::AlreadyBooted) when this process has an image, which [`Lisp::get_or_boot`] gives;
+    /// sizes out of range; no usable core.
+    pub fn boot(self) -> Result<Lisp, Error> {
+        let threads = self.threads.clamp(1, 256);
+        // A second boot must not disturb the pool of the first: it fails before that is served.
+        let program = pool::install();
+        let session = Session::start_with(&self.image, Limits::default(), Some((program, threads)))?;
+        let options = Options { group: Options::new_group(), ..Options::default() };
+        let lisp = Lisp { session, options: Arc::new(options) };
+        Ok(LISP.get_or_init(|| lisp).clone())
+    }
+}
+
+impl Lisp {
+    /// What can be chosen for an image.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Boots an image as it is by default.
+    ///
+    /// # Errors
+    /// As [`Builder::boot`].
+    pub fn boot() -> Result<Self, Error> {
+        Self::builder().boot()
+    }
+
+    /// The image of this process; it is booted if there is none. For tests, and libraries that share one.
+    ///
+    /// # Errors
+    /// As [`Builder::boot`].
+    pub fn get_or_boot() -> Result<Self, Error> {
+        static BOOTING: Mutex<()> = Mutex::new(());
+        let _booting = BOOTING.lock();
+        match LISP.get() {
+            Some(lisp) => Ok(lisp.clone()),
+            None => Self::boot(),
+        }
+    }
+
+    /// The session that the same image serves: code and outcomes as text, one evaluation after another, with the debugger.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Does `work` on a Lisp thread, where calls are direct: on this one, if it is one that has called Rust.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let sum: i64 = lisp.enter(|cx| {
+    ///     let add = cx.function("+")?;
+    ///     (1..=100).try_fold(0, |sum, n| add.call((sum, n)))
+    /// })?;
+    /// assert_eq!(sum, 5050);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What `work` returns; [`Error::Timeout`] and the like of this handle's options.
+    ///
+    /// # Panics
+    /// When `work` does.
+    pub fn enter<R: Send>(&self, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
+        pool::run_under(&self.options, work)
+    }
+
+    /// Evaluates the forms in `code`, in `COMMON-LISP-USER` or the handle's package, and reads the values of the last one.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when its values are no `T`.
+    pub fn eval<T: FromLisp + Send>(&self, code: &str) -> Result<T, Error> {
+        self.enter(|cx| cx.eval(code))
+    }
+
+    /// Calls the function `name`, `package:name` or `(setf name)`, in any case.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when there is no such function, or it fails; [`Error::Conversion`] when what it returns is no
+    /// `T`.
+    pub fn call<T: FromLisp + Send>(&self, name: &str, arguments: impl Arguments + Sync) -> Result<T, Error> {
+        self.enter(|cx| cx.call(name, &arguments))
+    }
+
+    /// Looks up the function `name`, as [`call`](Self::call) takes it.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when there is none.
+    pub fn function(&self, name: &str) -> Result<Function, Error> {
+        self.enter(|cx| cx.function(name))
+    }
+
+    /// Makes a Lisp object of `object` and returns its handle.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when it names a package that there is none of.
+    pub fn value(&self, object: impl IntoLisp + Sync) -> Result<Value, Error> {
+        self.enter(|cx| cx.value(&object))
+    }
+
+    /// Loads the forms in `code` as `load` does those of a file: `(in-package …)` holds until its end.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when one of them fails; those before it are done.
+    pub fn load_str(&self, code: &str) -> Result<(), Error> {
+        self.enter(|cx| cx.ask(Entry::LoadText, |writer| code.write(writer)))
+    }
+
+    /// Loads a file, source or compiled.
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when there is no such file, or one of its forms fails.
+    pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref().to_string_lossy();
+        self.enter(|cx| cx.ask(Entry::LoadFile, |writer| path.write(writer)))
+    }
+
+    /// Defines a Lisp function in Rust. Its package is made if there is none of that name, and the name exported.
+    ///
+    /// Lisp may call it on any thread, and several at once. What it returns as `Err` is signalled there, as a
+    /// `rust:host-error` with the restart `use-value`, or, when it is an [`Error::Condition`] that came from Lisp, as that
+    /// condition; a panic is a `rust:host-panic`. While it runs, neither garbage collection nor other Lisp threads wait
+    /// for it. It cannot be interrupted before it returns.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// lisp.define("host:read", "Return the text of the file PATH.", |path: String| std::fs::read_to_string(path))?;
+    /// let text: String = lisp.eval(r#"(handler-case (host:read "/nowhere") (error () "none"))"#)?;
+    /// assert_eq!(text, "none");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when Lisp does not let that name be defined.
+    pub fn define<Arguments, F: HostFunction<Arguments>>(
+        &self,
+        name: &str,
+        documentation: &str,
+        function: F,
+    ) -> Result<(), Error> {
+        define::define(name, None, documentation, function)
+    }
+
+    /// The same with a lambda list, whose variables are the closure's parameters in their order: those after `&optional`
+    /// and `&key` are best an `Option`, that after `&rest` a `Vec`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// lisp.define_as("host:pad", "text &key (width 8)", "Return TEXT, padded.", |text: String, width: usize| {
+    ///     format!("{text:>width$}")
+    /// })?;
+    /// assert_eq!(lisp.eval::<String>(r#"(host:pad "x" :width 3)"#)?, "  x");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`define`](Self::define).
+    pub fn define_as<Arguments, F: HostFunction<Arguments>>(
+        &self,
+        name: &str,
+        lambda_list: &str,
+        documentation: &str,
+        function: F,
+    ) -> Result<(), Error> {
+        define::define(name, Some(lambda_list), documentation, function)
+    }
+
+    fn derive(&self, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = (*self.options).clone();
+        change(&mut options);
+        Self { session: self.session.clone(), options: Arc::new(options) }
+    }
+
+    /// A handle whose calls take at most `limit`, waiting for a thread included: then they fail with [`Error::Timeout`].
+    /// Lisp unwinds, with its cleanup forms; a Rust function that Lisp has called is waited for.
+    #[must_use]
+    pub fn with_timeout(&self, limit: Duration) -> Self {
+        self.derive(|options| options.timeout = Some(limit))
+    }
+
+    /// A handle whose calls evaluate, and look functions up, in this package.
+    #[must_use]
+    pub fn with_package(&self, name: &str) -> Self {
+        self.derive(|options| options.package = Some(name.to_owned()))
+    }
+
+    /// A handle whose calls ask `handler` about each error that nothing in Lisp handles, where it is signalled and before
+    /// anything is unwound. It may choose a restart; with `None` the call fails.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// use sbcl::{Condition, Restart};
+    ///
+    /// let careful = lisp.with_handler(|c: &Condition| c.is("division-by-zero").then(|| Restart::invoke("use-value", 0)));
+    /// let safe: i64 = careful.eval("(+ 1 (restart-case (/ 1 0) (use-value (v) v)))")?;
+    /// assert_eq!(safe, 1);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_handler(&self, handler: impl Fn(&Condition) -> Option<Restart> + Send + Sync + 'static) -> Self {
+        self.derive(|options| options.handler = Some(Arc::new(handler)))
+    }
+
+    /// A handle whose calls have these dynamic variables bound: pairs of a symbol's name, with its package, and a value.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let hex = lisp.with_bindings(&[("*print-base*", lisp.value(16)?)])?;
+    /// assert_eq!(hex.eval::<String>("(princ-to-string 255)")?, "FF");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Condition`] when there is no such symbol.
+    pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
+        let symbols: Vec<Symbol> = self.enter(|cx| {
+            bindings.iter().map(|(name, _)| cx.ask(Entry::Symbol, |writer| name.write(writer))).collect()
+        })?;
+        Ok(self.derive(|options| {
+            options.variables.extend(symbols);
+            options.values.extend(bindings.iter().map(|(_, value)| value.clone()));
+        }))
+    }
+
+    /// What ends the calls that are made by this handle, its clones, and those derived from it.
+    #[must_use]
+    pub fn interrupt_handle(&self) -> InterruptHandle {
+        InterruptHandle { group: self.options.group }
+    }
+
+    /// A handle with an interrupt handle of its own.
+    #[must_use]
+    pub fn separate(&self) -> Self {
+        self.derive(|options| options.group = Options::new_group())
+    }
+
+    pub(super) fn options(&self) -> &Arc<Options> {
+        &self.options
+    }
+}
+
+/// Ends calls from any thread: they fail with [`Error::Interrupted`].
+#[derive(Debug, Clone, Copy)]
+pub struct InterruptHandle {
+    group: u64,
+}
+
+impl InterruptHandle {
+    /// Ends what waits or runs now. Lisp unwinds, with its cleanup forms; a Rust function that Lisp has called is waited
+    /// for. Returns at once.
+    pub fn interrupt(&self) {
+        pool::interrupt_group(self.group);
+    }
+}
+
+// What a panic leaves is what another thread may see at any time.
+impl std::panic::UnwindSafe for Lisp {}
+impl std::panic::RefUnwindSafe for Lisp {}

@@ -1,0 +1,24 @@
+//! The embedding API: Lisp's values, functions and conditions in Rust, and Rust's functions in Lisp.
+
+mod convert;
+mod define;
+mod enter;
+mod error;
+mod function;
+mod future;
+mod handle;
+mod options;
+mod pool;
+mod value;
+
+pub use convert::{
+    Arguments, Complex, ConversionError, FromLisp, IntoLisp, Ratio, Reader, Shape, Symbol, Writer, keyword,
+};
+pub use define::{HostFunction, HostResult, Values};
+pub use enter::Cx;
+pub use error::{Condition, Error, Frame, RestartOffer};
+pub use function::Function;
+pub use future::Call;
+pub use handle::{Builder, InterruptHandle, Lisp};
+pub use options::Restart;
+pub use value::Value;

@@ -1,0 +1,99 @@
+//! What a handle's calls are made under.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use super::convert::{IntoLisp, Symbol, Writer};
+use super::error::Condition;
+use super::value::Value;
+
+/// Asked about a condition where it is signalled.
+pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
+
+#[derive(Clone, Default)]
+pub(super) struct Options {
+    pub(super) timeout: Option<Duration>,
+    pub(super) package: Option<String>,
+    pub(super) handler: Option<Handler>,
+    pub(super) variables: Vec<Symbol>,
+    pub(super) values: Vec<Value>,
+    /// Whose interrupt handle its calls listen to.
+    pub(super) group: u64,
+}
+
+impl Options {
+    /// None at all.
+    pub(super) fn none() -> Arc<Self> {
+        static NONE: LazyLock<Arc<Options>> = LazyLock::new(Arc::default);
+        NONE.clone()
+    }
+
+    /// True when a call under them is like any other, but for who may interrupt it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.timeout.is_none() && self.package.is_none() && self.handler.is_none() && self.variables.is_empty()
+    }
+
+    /// A group that there has not been.
+    pub(super) fn new_group() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("timeout", &self.timeout)
+            .field("package", &self.package)
+            .field("handler", &self.handler.is_some())
+            .field("variables", &self.variables)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which restart a handler chooses, and what it is given.
+#[derive(Debug)]
+pub struct Restart {
+    name: String,
+    arguments: Vec<Argument>,
+}
+
+/// An argument of any type, until it is written.
+struct Argument(Box<dyn IntoLisp + Send>);
+
+impl fmt::Debug for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
+}
+
+impl Restart {
+    /// The innermost restart of this name, in whatever case and package, with one argument.
+    #[must_use]
+    pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
+        Self { name: name.to_owned(), arguments: vec![Argument(Box::new(argument))] }
+    }
+
+    /// The same, without arguments.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), arguments: Vec::new() }
+    }
+}
+
+impl IntoLisp for Argument {
+    fn write(&self, writer: &mut Writer) {
+        self.0.write(writer);
+    }
+}
+
+impl IntoLisp for Restart {
+    fn write(&self, writer: &mut Writer) {
+        writer.list(|writer| {
+            self.name.write(writer);
+            self.arguments.iter().for_each(|argument| argument.write(writer));
+        });
+    }
+}

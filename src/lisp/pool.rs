@@ -1,0 +1,489 @@
+//! The Lisp threads that work for this program, and what they are given to do.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use once_cell::sync::OnceCell;
+use parking_lot::{Condvar, Mutex};
+
+use super::convert::{IntoLisp, Reader, Writer};
+use super::define;
+use super::enter::{Cx, Entry};
+use super::error::{Condition, Error};
+use super::options::Options;
+use super::value::Value;
+use crate::image::message;
+use crate::image::program::{self, CallStatus, End, Inside, Over, Program, Task, Words};
+
+/// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
+/// makes one call after another comes back.
+const AWAKE: Duration = Duration::from_micros(50);
+/// How often it looks before it gives way to others.
+const LOOKS: u32 = 50;
+/// How long after an interruption the next one comes, until the call ends.
+const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
+
+/// The one pool of this process.
+static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
+
+/// Something to do, under options.
+struct Request {
+    call: u64,
+    task: Box<dyn Task>,
+    options: Arc<Options>,
+}
+
+#[derive(Default)]
+pub(super) struct Pool {
+    queue: Mutex<VecDeque<Request>>,
+    pushed: Condvar,
+    /// How many requests wait.
+    waiting: AtomicUsize,
+    /// How many threads sleep.
+    asleep: AtomicUsize,
+    calls: Mutex<Calls>,
+    call_changed: Condvar,
+    next_call: AtomicU64,
+}
+
+/// The calls that wait or run, and when they are to be interrupted.
+#[derive(Default)]
+struct Calls {
+    known: HashMap<u64, Call>,
+    due: BinaryHeap<Reverse<(Instant, u64)>>,
+}
+
+struct Call {
+    /// Whose interrupt handle it listens to.
+    group: u64,
+    /// Where it runs; `None` while it waits.
+    thread: Option<Thread>,
+    /// Why it is to end.
+    end: Option<End>,
+}
+
+#[derive(Clone)]
+enum Thread {
+    /// One of this pool's.
+    Own(u32),
+    /// Another one of Lisp's.
+    Other(Value),
+}
+
+thread_local! {
+    /// What the closures that Lisp is to have run are kept in, by number.
+    static TASKS: RefCell<Vec<Option<Box<dyn Task>>>> = const { RefCell::new(Vec::new()) };
+    /// The options of the calls that this thread is in, innermost last.
+    static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
+    /// This thread's number in the pool.
+    static NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
+    /// What the answer that Lisp reads now mentions.
+    static KEPT: RefCell<Vec<Arc<message::Handle>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes the pool that Lisp's threads will serve.
+pub(super) fn install() -> Arc<Pool> {
+    let pool = POOL.get_or_init(Arc::default).clone();
+    let woken = pool.clone();
+    message::wake_with(move || _ = woken.pushed.notify_one());
+    pool
+}
+
+/// Does `work` on a Lisp thread: this one, if it is one that has called Rust.
+pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
+    match Cx::current() {
+        Some(cx) => work(&cx),
+        None => elsewhere(&Options::none(), work),
+    }
+}
+
+/// Does `work` on a Lisp thread under `options`.
+pub(super) fn run_under<R: Send>(
+    options: &Arc<Options>,
+    work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
+) -> Result<R, Error> {
+    match Cx::current() {
+        Some(cx) if options.is_empty() => work(&cx),
+        _ => elsewhere(options, work),
+    }
+}
+
+/// A closure and what becomes of it.
+struct Work<'r, F, R> {
+    work: Option<F>,
+    result: Option<std::thread::Result<Result<R, Error>>>,
+    settled: &'r Mutex<Option<std::thread::Result<Result<R, Error>>>>,
+    limit: Option<Duration>,
+}
+
+impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<'_, F, R> {
+    fn run(&mut self, inside: &Inside) {
+        if let Some(work) = self.work.take() {
+            let cx = Cx::new(*inside);
+            self.result = Some(catch_unwind(AssertUnwindSafe(|| work(&cx))));
+        }
+    }
+
+    fn settle(self: Box<Self>, end: End) {
+        let result = settled(end, self.result, self.limit);
+        *self.settled.lock() = Some(result);
+    }
+}
+
+/// What a call comes to that ended so, with this result of its own.
+pub(super) fn settled<R>(
+    end: End,
+    result: Option<std::thread::Result<Result<R, Error>>>,
+    limit: Option<Duration>,
+) -> std::thread::Result<Result<R, Error>> {
+    match (end, result) {
+        (End::Done, Some(result)) => result,
+        // A panic is more than an end.
+        (_, Some(Err(panic))) => Err(panic),
+        (End::Failed(error), _) => Ok(Err(*error)),
+        (End::Timeout, _) => Ok(Err(Error::Timeout { limit: limit.unwrap_or_default() })),
+        (End::Interrupted, _) => Ok(Err(Error::Interrupted)),
+        (End::Aborted | End::Done, _) => Ok(Err(Error::Aborted)),
+        (End::Unwound, _) => Ok(Err(Error::Unwinding)),
+    }
+}
+
+fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
+    let pool = POOL.get().ok_or(Error::NotBooted)?;
+    let settled = Mutex::new(None);
+    let task = Work { work: Some(work), result: None, settled: &settled, limit: options.timeout };
+    let over = Over::default();
+    program::scoped(Box::new(task), &over, |task| {
+        let call = pool.add_call(options);
+        let request = Request { call, task, options: options.clone() };
+        match Cx::current() {
+            Some(cx) => pool.perform(cx.inside(), request, false),
+            None => pool.push(request),
+        }
+    });
+    match settled.into_inner() {
+        Some(Ok(result)) => result,
+        Some(Err(panic)) => resume_unwind(panic),
+        // The threads have ended.
+        None => Err(Error::Aborted),
+    }
+}
+
+/// Has `task` done on a Lisp thread. The number of the call, by which it can be ended.
+pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64, Error> {
+    let pool = POOL.get().ok_or(Error::NotBooted)?;
+    let call = pool.add_call(options);
+    pool.push(Request { call, task, options: options.clone() });
+    Ok(call)
+}
+
+/// Ends a call, if it is not over.
+pub(super) fn interrupt_call(call: u64) {
+    if let Some(pool) = POOL.get() {
+        pool.end_calls(|number, _| number == call);
+    }
+}
+
+/// Ends the calls of a group.
+pub(super) fn interrupt_group(group: u64) {
+    if let Some(pool) = POOL.get() {
+        pool.end_calls(|_, call| call.group == group);
+    }
+}
+
+impl Pool {
+    fn push(&self, request: Request) {
+        self.queue.lock().push_back(request);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            // The lock: one may be about to sleep.
+            drop(self.queue.lock());
+            self.pushed.notify_one();
+        }
+    }
+
+    /// Waits for the next request, or for handles to be let go of: `None`.
+    fn next(&self) -> Option<Request> {
+        let mut looks = 0;
+        let mut end = None;
+        loop {
+            if self.waiting.load(Ordering::SeqCst) > 0
+                && let Some(request) = self.queue.lock().pop_front()
+            {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+                return Some(request);
+            }
+            looks += 1;
+            if looks < LOOKS {
+                std::hint::spin_loop();
+                continue;
+            }
+            if message::has_released() {
+                return None;
+            }
+            let now = Instant::now();
+            if now < *end.get_or_insert(now + AWAKE) {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut queue = self.queue.lock();
+            self.asleep.fetch_add(1, Ordering::SeqCst);
+            if queue.is_empty() {
+                self.pushed.wait(&mut queue);
+            }
+            self.asleep.fetch_sub(1, Ordering::SeqCst);
+            (looks, end) = (0, None);
+        }
+    }
+
+    fn add_call(&self, options: &Options) -> u64 {
+        let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut calls = self.calls.lock();
+        calls.known.insert(call, Call { group: options.group, thread: None, end: None });
+        if let Some(due) = options.timeout.and_then(|limit| Instant::now().checked_add(limit)) {
+            let first = calls.due.peek().is_none_or(|Reverse((other, _))| due < *other);
+            calls.due.push(Reverse((due, call)));
+            if first {
+                self.call_changed.notify_one();
+            }
+        }
+        call
+    }
+
+    /// Has the calls ended that `matches`.
+    fn end_calls(&self, matches: impl Fn(u64, &Call) -> bool) {
+        let now = Instant::now();
+        let mut calls = self.calls.lock();
+        let numbers: Vec<u64> =
+            calls.known.iter().filter(|(number, call)| matches(**number, call)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            if let Some(call) = calls.known.get_mut(&number) {
+                call.end.get_or_insert(End::Interrupted);
+            }
+            calls.due.push(Reverse((now, number)));
+        }
+        self.call_changed.notify_one();
+    }
+
+    /// Does what is requested, on this thread. True when something in Lisp unwinds past it.
+    fn perform(&self, inside: &Inside, request: Request, own: bool) {
+        let Request { call, task, options } = request;
+        let cx = Cx::new(*inside);
+        let thread = match NUMBER.get() {
+            Some(number) => Thread::Own(number),
+            None if own => Thread::Own(0),
+            None => Thread::Other(cx.eval("sb-thread:*current-thread*").unwrap_or_else(|_| Value::nil())),
+        };
+        let late = {
+            let mut calls = self.calls.lock();
+            calls.known.get_mut(&call).and_then(|known| {
+                known.thread = Some(thread);
+                known.end.take()
+            })
+        };
+        if let Some(end) = late {
+            self.calls.lock().known.remove(&call);
+            return task.settle(end);
+        }
+        let number = TASKS.with_borrow_mut(|tasks| {
+            tasks.push(Some(task));
+            tasks.len() - 1
+        });
+        OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
+        let mut writer = Writer::new();
+        call.write(&mut writer);
+        number.write(&mut writer);
+        options.package.write(&mut writer);
+        options.handler.is_some().write(&mut writer);
+        options.variables.write(&mut writer);
+        options.values.write(&mut writer);
+        let (status, words) = inside.call(Entry::RunUnderConditions as u64, 0, writer.0.words(), writer.0.objects());
+        OPTIONS.with_borrow_mut(Vec::pop);
+        let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
+        let known = self.calls.lock().known.remove(&call);
+        let end = match status {
+            CallStatus::Values => match cx.read::<Option<i64>>((status, words)) {
+                Ok(None) => End::Done,
+                Ok(Some(0)) => End::Aborted,
+                _ => known.and_then(|known| known.end).unwrap_or(End::Interrupted),
+            },
+            CallStatus::Unwinding if own => End::Aborted,
+            CallStatus::Unwinding => End::Unwound,
+            CallStatus::Failed | CallStatus::Panicked => match cx.read::<()>((status, words)) {
+                Err(error) => End::Failed(Box::new(error)),
+                Ok(()) => End::Aborted,
+            },
+        };
+        if let Some(task) = task {
+            task.settle(end);
+        }
+    }
+
+    /// Interrupts calls whose time has come, for ever.
+    fn interrupt_calls(&self, cx: &Cx) {
+        loop {
+            let (thread, call) = self.next_to_interrupt();
+            let result: Result<(), Error> = match &thread {
+                Thread::Own(number) => cx.ask_with(Entry::Interrupt, &(*number, call, 1)),
+                Thread::Other(thread) => cx.ask_with(Entry::Interrupt, &(thread, call, 1)),
+            };
+            if let Err(error) = result {
+                tracing::error!("a call could not be interrupted: {error}");
+            }
+        }
+    }
+
+    fn next_to_interrupt(&self) -> (Thread, u64) {
+        let mut calls = self.calls.lock();
+        loop {
+            let now = Instant::now();
+            let Some(&Reverse((due, number))) = calls.due.peek() else {
+                self.call_changed.wait(&mut calls);
+                continue;
+            };
+            if due > now {
+                self.call_changed.wait_until(&mut calls, due);
+                continue;
+            }
+            calls.due.pop();
+            let Some(call) = calls.known.get_mut(&number) else { continue };
+            let end = call.end.get_or_insert(End::Timeout).again();
+            if let Some(thread) = call.thread.clone() {
+                calls.due.push(Reverse((now + INTERRUPT_AGAIN, number)));
+                return (thread, number);
+            }
+            // It still waits.
+            let request = {
+                let mut queue = self.queue.lock();
+                let place = queue.iter().position(|request| request.call == number);
+                place.and_then(|place| queue.remove(place))
+            };
+            if let Some(request) = request {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+                calls.known.remove(&number);
+                drop(calls);
+                request.task.settle(end);
+                calls = self.calls.lock();
+            }
+        }
+    }
+}
+
+impl Program for Pool {
+    fn serve(&self, inside: &Inside, thread: u32) -> bool {
+        let cx = Cx::new(*inside);
+        if thread == 0 {
+            self.interrupt_calls(&cx);
+            return false;
+        }
+        NUMBER.set(Some(thread));
+        loop {
+            let released = message::take_released();
+            if !released.is_empty()
+                && let Err(error) = cx.ask_with::<()>(Entry::Release, &released)
+            {
+                if matches!(error, Error::Unwinding) {
+                    return true;
+                }
+                tracing::error!("handles could not be released: {error}");
+            }
+            if let Some(request) = self.next() {
+                self.perform(inside, request, true);
+                if inside.is_unwinding() {
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn call(&self, inside: &Inside, function: u64, message: Words, answer: &mut Vec<u64>) -> CallStatus {
+        let cx = Cx::new(*inside);
+        let mut writer = Writer::new();
+        let result = catch_unwind(AssertUnwindSafe(|| match function {
+            RUN => run_task(&cx, &message),
+            ASK => ask(&cx, &message, &mut writer),
+            _ => define::call(&cx, function, &message, &mut writer),
+        }));
+        let status = match result {
+            Ok(Ok(())) => CallStatus::Values,
+            Ok(Err(failure)) => {
+                writer = Writer::new();
+                failure.write(&mut writer)
+            }
+            Err(panic) => {
+                let message = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_else(|| "a panic without a message".to_owned());
+                writer = Writer::new();
+                (define::name(function), message).write(&mut writer);
+                CallStatus::Panicked
+            }
+        };
+        answer.extend_from_slice(writer.0.words());
+        let kept = writer.0.take_kept();
+        // Those of the answer before are dropped outside: that is a program's own business.
+        let before = KEPT.with_borrow_mut(|last| std::mem::replace(last, kept));
+        drop(before);
+        status
+    }
+}
+
+/// Numbers of the functions that are there from the beginning: `enum sbcl_program_function`.
+const RUN: u64 = 0;
+const ASK: u64 = 1;
+
+/// Why a function of the program's has no value.
+pub(super) enum Failure {
+    /// It returned an error.
+    Error(Value, String, String),
+    /// Lisp is unwinding.
+    Unwinding,
+}
+
+impl Failure {
+    pub(super) fn of(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        match error.downcast::<Error>() {
+            Ok(error) => match *error {
+                Error::Unwinding => Self::Unwinding,
+                Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
+                other => Self::Error(Value::nil(), name, other.to_string()),
+            },
+            Err(other) => Self::Error(Value::nil(), name, other.to_string()),
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) -> CallStatus {
+        match self {
+            Self::Unwinding => return CallStatus::Unwinding,
+            Self::Error(condition, name, message) if condition.is_nil() => (name, message).write(writer),
+            Self::Error(condition, ..) => condition.write(writer),
+        }
+        CallStatus::Failed
+    }
+}
+
+fn run_task(cx: &Cx, message: &[u64]) -> Result<(), Failure> {
+    let number = Reader::new(cx, message).read::<usize>().unwrap_or(usize::MAX);
+    let task = TASKS.with_borrow_mut(|tasks| tasks.get_mut(number).and_then(Option::take));
+    let Some(mut task) = task else { return Ok(()) };
+    task.run(cx.inside());
+    TASKS.with_borrow_mut(|tasks| tasks[number] = Some(task));
+    if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
+}
+
+fn ask(cx: &Cx, message: &[u64], writer: &mut Writer) -> Result<(), Failure> {
+    let handler = OPTIONS.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
+    let condition = Condition::read_from(&mut Reader::new(cx, message)).ok();
+    match handler.zip(condition).and_then(|(handler, condition)| handler(&condition)) {
+        Some(restart) => restart.write(writer),
+        None => writer.0.nil(),
+    }
+    if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
+}

@@ -1,0 +1,477 @@
+//! The embedding API against one image, which all tests of this file share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use sbcl::{BootError, Complex, Condition, Error, Function, Lisp, Ratio, Restart, Symbol, Value, keyword};
+
+fn lisp() -> Lisp {
+    Lisp::get_or_boot().expect("SBCL boots")
+}
+
+fn condition(error: Error) -> Box<Condition> {
+    match error {
+        Error::Condition(condition) => condition,
+        other => panic!("no condition: {other:?}"),
+    }
+}
+
+#[test]
+fn a_second_boot_is_an_error_to_match_on() {
+    let lisp = lisp();
+    let again = Lisp::boot();
+    assert!(matches!(again, Err(Error::Boot(BootError::AlreadyBooted))), "{again:?}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn values_are_read_as_what_rust_asks_for() {
+    let lisp = lisp();
+    assert_eq!(lisp.eval::<(i64, i64)>("(floor 17 5)").unwrap(), (3, 2));
+    assert_eq!(lisp.eval::<i64>("(floor 17 5)").unwrap(), 3);
+    assert_eq!(lisp.eval::<Vec<String>>(r#"(list "ada" "grace")"#).unwrap(), ["ada", "grace"]);
+    assert_eq!(lisp.eval::<Vec<Vec<u8>>>("'((1 2) #(3))").unwrap(), [vec![1, 2], vec![3]]);
+    assert_eq!(lisp.eval::<Option<f64>>("nil").unwrap(), None);
+    assert_eq!(lisp.eval::<Option<f64>>("1/4").unwrap(), Some(0.25));
+    assert_eq!(lisp.eval::<(String, char)>(r#"(values "größe λ😀" #\λ)"#).unwrap(), ("größe λ😀".to_owned(), 'λ'));
+    assert_eq!(lisp.eval::<(bool, bool)>("(values nil 7)").unwrap(), (false, true));
+    assert_eq!(lisp.eval::<Vec<(String, i64)>>(r#"'(("a" . 1) ("b" 2))"#).unwrap(), [("a".into(), 1), ("b".into(), 2)]);
+    assert_eq!(lisp.eval::<Symbol>("'car").unwrap(), Symbol::new("COMMON-LISP", "CAR"));
+    assert_eq!(lisp.eval::<Symbol>(":rate").unwrap(), keyword("rate"));
+    assert_eq!(lisp.eval::<Ratio>("(/ 6 -4)").unwrap(), Ratio { numerator: -3, denominator: 2 });
+    assert_eq!(lisp.eval::<Complex>("#c(1 2.5d0)").unwrap(), Complex { re: 1.0, im: 2.5 });
+    assert_eq!(lisp.eval::<u128>("(1- (expt 2 128))").unwrap(), u128::MAX);
+    assert_eq!(lisp.eval::<i128>("(- (expt 2 127))").unwrap(), i128::MIN);
+    assert_eq!(lisp.eval::<u64>("(1- (expt 2 64))").unwrap(), u64::MAX);
+    assert_eq!(
+        lisp.eval::<Vec<f64>>("(make-array 2 :element-type 'double-float :initial-element 1d0)").unwrap(),
+        [1.0; 2]
+    );
+    assert_eq!(lisp.eval::<[i64; 2]>("#(1 2)").unwrap(), [1, 2]);
+    let map: HashMap<String, i64> =
+        lisp.eval(r#"(let ((h (make-hash-table :test 'equal))) (setf (gethash "x" h) 1) h)"#).unwrap();
+    assert_eq!(map, HashMap::from([("x".to_owned(), 1)]));
+    lisp.eval::<()>("(values)").unwrap();
+    assert_eq!(lisp.eval::<Option<i64>>("(values)").unwrap(), None);
+}
+
+#[test]
+fn what_is_given_to_lisp_comes_back() {
+    let lisp = lisp();
+    macro_rules! same {
+        ($($value:expr),* $(,)?) => {$({
+            let value = $value;
+            assert_eq!(lisp.call("identity", (&value,)).ok(), Some(value));
+        })*};
+    }
+    same!(i64::MIN, u64::MAX, i128::MIN, i128::MAX, u128::MAX, -1_i8, 1.5_f32, f64::MIN_POSITIVE, 'ß', true, false);
+    same!(String::new(), "odd".to_owned(), "größe 😀".to_owned(), "nul\0".to_owned(), "x".repeat(5000));
+    same!(vec![1_i64, 2, 3], Vec::<i64>::new(), vec![1_u8, 2, 3], (0..=255).collect::<Vec<u8>>());
+    same!(Some(3_i32), None::<i32>, vec![(1_i64, "a".to_owned(), 'c')], vec![vec!["deep".to_owned()]]);
+    same!(BTreeMap::from([("a".to_owned(), vec![1_i64]), ("b".to_owned(), vec![])]), keyword("k"), [1.5_f64, 2.5]);
+    same!(Ratio { numerator: 1, denominator: 3 }, Complex { re: 1.0, im: -1.0 });
+    assert!(
+        lisp.call::<bool>("typep", (vec![1_u8], lisp.eval::<Value>("'(vector (unsigned-byte 8))").unwrap())).unwrap()
+    );
+}
+
+#[test]
+fn a_conversion_says_what_was_expected_what_came_and_where() {
+    let lisp = lisp();
+    let text = |error: Error| error.to_string();
+    assert_eq!(
+        text(lisp.eval::<i64>(r#""abc""#).unwrap_err()),
+        r#"expected an integer from -9223372036854775808 to 9223372036854775807, but found the string "abc""#
+    );
+    assert_eq!(
+        text(lisp.eval::<Vec<(String, u8)>>(r#"'(("a" 1) ("b" 256))"#).unwrap_err()),
+        "expected an integer from 0 to 255, but found 256 (in element 1, element 1)"
+    );
+    assert_eq!(text(lisp.eval::<String>("'(1 2)").unwrap_err()), "expected a string, but found (1 2)");
+    assert_eq!(text(lisp.eval::<(i64, i64)>("1").unwrap_err()), "expected 2 values, but found one value");
+    assert_eq!(
+        text(lisp.eval::<String>("(string (code-char #xd800))").unwrap_err()),
+        "expected text, but found a string with the surrogate code point 0xd800"
+    );
+    assert!(text(lisp.eval::<i64>("(make-hash-table)").unwrap_err()).contains("#<HASH-TABLE"));
+    // What holds itself has an end.
+    assert!(lisp.eval::<Vec<i64>>("(let ((l (list 1))) (setf (cdr l) l))").is_err());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_condition_has_classes_message_restarts_frames_and_slots() {
+    let lisp = lisp();
+    let condition = condition(lisp.eval::<i64>("(/ 1 0)").unwrap_err());
+    assert_eq!(condition.class(), "division-by-zero");
+    assert!(condition.is("arithmetic-error") && condition.is("ERROR") && !condition.is("type-error"));
+    assert!(condition.message().contains("DIVISION-BY-ZERO"), "{condition}");
+    assert!(condition.frames().iter().any(|frame| frame.call == "(/ 1 0)"), "{:?}", condition.frames());
+    assert_eq!(condition.slot::<Vec<i64>>("operands").unwrap(), [1, 0]);
+    assert!(condition.slots().unwrap().iter().any(|(name, value)| name == "operands" && value == "(1 0)"));
+
+    let missing = lisp.call::<()>("no-such-function-at-all", ()).unwrap_err();
+    assert!(missing.to_string().contains("NO-SUCH-FUNCTION-AT-ALL"), "{missing}");
+    let undefined = lisp.eval::<()>("(undefined-in-this-test 1)").unwrap_err();
+    let undefined = undefined.condition().unwrap();
+    assert!(undefined.is("undefined-function"));
+    assert!(undefined.restarts().iter().any(|restart| restart.name == "USE-VALUE"), "{undefined:?}");
+
+    // It is an ordinary error of Rust's.
+    fn ordinary(lisp: &Lisp) -> Result<i64, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(lisp.eval("(error \"on purpose: ~a\" 7)")?)
+    }
+    assert_eq!(ordinary(&lisp).unwrap_err().to_string(), "simple-error: on purpose: 7");
+}
+
+#[test]
+fn functions_follow_their_redefinition() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(defpackage :shop (:use :cl) (:export #:price))
+         (in-package :shop)
+         (defun price (n &key (rate 2)) (* n rate))",
+    )
+    .unwrap();
+    let price: Function = lisp.function("shop:price").unwrap();
+    assert_eq!(price.call::<i64>((21,)).unwrap(), 42);
+    assert_eq!(lisp.call::<i64>("shop:price", (21, keyword("rate"), 3)).unwrap(), 63);
+    lisp.load_str("(in-package :shop) (defun price (n) n)").unwrap();
+    assert_eq!(price.call::<i64>((21,)).unwrap(), 21);
+    assert_eq!(lisp.eval::<String>("(package-name *package*)").unwrap(), "COMMON-LISP-USER");
+    assert_eq!(lisp.call::<i64>("+", [1, 2, 3]).unwrap(), 6);
+    assert_eq!(lisp.call::<i64>("+", &vec![1; 50]).unwrap(), 50);
+    assert!(lisp.function("when").is_err());
+}
+
+#[test]
+fn handles_keep_objects_alive_and_let_go_of_them() {
+    let lisp = lisp();
+    let table: Value = lisp.eval("(make-hash-table :test 'equal)").unwrap();
+    lisp.call::<()>("(setf gethash)", ("value", "key", &table)).unwrap();
+    assert_eq!(table.get::<String>("key").unwrap().as_deref(), Some("value"));
+    assert_eq!(table.get::<String>("none").unwrap(), None);
+    assert_eq!(table.type_of().unwrap(), "hash-table");
+    assert_eq!(table.to::<HashMap<String, String>>().unwrap().len(), 1);
+    std::thread::spawn(move || drop(table)).join().unwrap();
+
+    let list: Value = lisp.eval("(list 1 \"two\" '(3))").unwrap();
+    assert_eq!(list.len().unwrap(), 3);
+    assert_eq!(list.to_string(), "(1 \"two\" (3))");
+    let elements = list.elements().unwrap();
+    assert_eq!(elements[1].to::<String>().unwrap(), "two");
+    assert!(elements[0].eql(&lisp.value(1).unwrap()).unwrap());
+    assert!(elements[2].equal(&lisp.value(vec![3]).unwrap()).unwrap());
+    assert!(!elements[2].eql(&lisp.value(vec![3]).unwrap()).unwrap());
+    // A handle and something that is written out, of one call.
+    let (object, numbers): (Value, Vec<i64>) = lisp.eval("(values (list 1) (list 2 3))").unwrap();
+    assert_eq!((object.to_string(), numbers), ("(1)".to_owned(), vec![2, 3]));
+
+    let weak: Value = lisp.eval("(defparameter *kept* (list 1)) (sb-ext:make-weak-pointer *kept*)").unwrap();
+    let kept: Value = lisp.eval("(prog1 *kept* (setf *kept* nil))").unwrap();
+    lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+    let alive = |weak: &Value| !lisp.call::<Value>("sb-ext:weak-pointer-value", (weak,)).unwrap().is_nil();
+    assert!(alive(&weak));
+    drop(kept);
+    // What is on the stack is taken for a reference: other calls have to overwrite it.
+    for _ in 0..50 {
+        lisp.eval::<()>("(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (deep 500)) (sb-ext:gc :full t)")
+            .unwrap();
+        if !alive(&weak) {
+            return;
+        }
+    }
+    panic!("what a dropped handle kept is still there");
+}
+
+#[test]
+fn calls_on_a_lisp_thread_are_direct_and_nest() {
+    let lisp = lisp();
+    let sum: u64 = lisp
+        .enter(|cx| {
+            let bytes = cx.eval::<Value>("(make-array 1000000 :element-type '(unsigned-byte 8) :initial-element 1)")?;
+            let mut copy = vec![0; cx.len(&bytes)?];
+            cx.copy_bytes(&bytes, &mut copy)?;
+            assert!(cx.copy_bytes(&bytes, &mut [0; 3]).is_err());
+            Ok(copy.iter().map(|&b| u64::from(b)).sum())
+        })
+        .unwrap();
+    assert_eq!(sum, 1_000_000);
+    let nested: i64 = lisp
+        .enter(|_| {
+            let thread = std::thread::current().id();
+            lisp.enter(|_| {
+                assert_eq!(std::thread::current().id(), thread);
+                lisp.eval("(+ 1 2)")
+            })
+        })
+        .unwrap();
+    assert_eq!(nested, 3);
+    // A closure may borrow, and panics as if it had been called here.
+    let text = String::from("borrowed");
+    assert_eq!(lisp.enter(|cx| cx.call::<usize>("length", (&text,))).unwrap(), 8);
+    let panic = std::panic::catch_unwind(|| lisp.enter::<()>(|_| panic!("on purpose")));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"on purpose"));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn rust_functions_are_called_by_lisp() {
+    let lisp = lisp();
+    lisp.define("host:add", "Return the sum.", |a: i64, b: i64| a + b).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:add 1 2)").unwrap(), 3);
+    assert_eq!(lisp.eval::<String>("(documentation 'host:add 'function)").unwrap(), "Return the sum.");
+    let described: String = lisp.eval("(with-output-to-string (*standard-output*) (describe 'host:add))").unwrap();
+    assert!(described.contains("(ARGUMENT-1 ARGUMENT-2)") && described.contains("Return the sum."), "{described}");
+    lisp.define_as(
+        "host:join",
+        "first &optional second &rest more",
+        "Join.",
+        |a: String, b: Option<String>, more: Vec<String>| a + &b.unwrap_or_default() + &more.concat(),
+    )
+    .unwrap();
+    assert_eq!(lisp.eval::<String>(r#"(host:join "a")"#).unwrap(), "a");
+    assert_eq!(lisp.eval::<String>(r#"(host:join "a" "b" "c" "d")"#).unwrap(), "abcd");
+
+    lisp.define("host:read", "Return the text of the file PATH.", |path: String| std::fs::read_to_string(path))
+        .unwrap();
+    let handled: String =
+        lisp.eval(r#"(handler-case (host:read "/nowhere") (rust:host-error (e) (format nil "no: ~a" e)))"#).unwrap();
+    assert!(handled.starts_with("no: host:read: No such file"), "{handled}");
+    assert_eq!(
+        lisp.eval::<String>(
+            r#"(handler-bind ((error (lambda (e) (declare (ignore e)) (use-value "instead")))) (host:read "/nowhere"))"#
+        )
+        .unwrap(),
+        "instead"
+    );
+    lisp.define("host:panic", "Panic.", |text: String| -> i64 { panic!("on purpose: {text}") }).unwrap();
+    let panic = condition(lisp.eval::<i64>(r#"(host:panic "x")"#).unwrap_err());
+    assert!(panic.is("rust:host-panic") && panic.message().contains("on purpose: x"), "{panic}");
+    let wrong = condition(lisp.eval::<i64>(r#"(host:add 1 "x")"#).unwrap_err());
+    assert!(wrong.message().contains(r#"but found the string "x" (in argument 2)"#), "{wrong}");
+    // What Lisp signalled is passed on as what it is.
+    let inner = lisp.clone();
+    lisp.define("host:divide", "Divide.", move |a: i64, b: i64| inner.call::<i64>("/", (a, b))).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:divide 6 3)").unwrap(), 2);
+    assert_eq!(
+        lisp.eval::<Symbol>("(handler-case (host:divide 6 0) (division-by-zero () :caught))").unwrap(),
+        keyword("caught")
+    );
+    // Defined anew.
+    lisp.define("host:add", "Return the difference.", |a: i64, b: i64| a - b).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:add 1 2)").unwrap(), -1);
+    // On a thread of Lisp's own.
+    assert_eq!(
+        lisp.eval::<i64>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:add 5 2))))").unwrap(),
+        3
+    );
+}
+
+/// Counts how many are dropped.
+struct Dropped(Arc<AtomicUsize>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn exits_of_lisp_run_the_destructors_of_the_rust_frames_that_they_cross() {
+    let lisp = lisp();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = dropped.clone();
+    lisp.define("host:through", "Call FUNCTION.", move |function: Function| -> Result<Value, Error> {
+        let _dropped = Dropped(count.clone());
+        let value = function.call::<Value>(());
+        if let Err(Error::Unwinding) = &value {
+            // Lisp is on its way out: it does nothing else for us.
+            assert!(matches!(function.call::<Value>(()), Err(Error::Unwinding)));
+        }
+        value
+    })
+    .unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:through (lambda () 7))").unwrap(), 7);
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 1);
+    assert_eq!(
+        lisp.eval::<(i64, i64, i64, i64)>("(block nil (host:through (lambda () (return (values 1 2 3 4)))) 9)")
+            .unwrap(),
+        (1, 2, 3, 4)
+    );
+    assert_eq!(lisp.eval::<i64>("(block nil (host:through (lambda () (return 5))) 9)").unwrap(), 5);
+    assert_eq!(
+        lisp.eval::<i64>("(catch 'out (host:through (lambda () (host:through (lambda () (throw 'out 8))))) 9)")
+            .unwrap(),
+        8
+    );
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 4);
+    assert_eq!(
+        lisp.eval::<Vec<i64>>(
+            "(let ((seen '()))
+               (catch 'out
+                 (unwind-protect
+                     (host:through (lambda () (unwind-protect (throw 'out nil) (push 1 seen))))
+                   (push 2 seen)))
+               (reverse seen))"
+        )
+        .unwrap(),
+        [1, 2]
+    );
+    // Restarts, and tagbodies.
+    assert_eq!(
+        lisp.eval::<i64>("(restart-case (host:through (lambda () (invoke-restart 'mine 3))) (mine (n) (1+ n)))")
+            .unwrap(),
+        4
+    );
+    assert_eq!(
+        lisp.eval::<i64>(
+            "(let ((n 0)) (tagbody again (incf n) (host:through (lambda () (when (< n 3) (go again))))) n)"
+        )
+        .unwrap(),
+        3
+    );
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 5);
+    // Errors are the Rust function's, which passes them on; signals are for whoever listens outside.
+    assert_eq!(lisp.eval::<i64>("(handler-case (host:through (lambda () (error \"x\"))) (error () 6))").unwrap(), 6);
+    assert_eq!(
+        lisp.eval::<i64>("(let ((n 0)) (handler-bind ((condition (lambda (c) (declare (ignore c)) (incf n)))) (host:through (lambda () (signal 'condition)))) n)").unwrap(),
+        1
+    );
+    // And none of that has hurt the thread.
+    lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn an_exhausted_stack_is_a_condition_even_with_rust_in_between() {
+    let lisp = lisp();
+    let overflow = condition(lisp.eval::<i64>("(labels ((deep (n) (1+ (deep n)))) (deep 0))").unwrap_err());
+    assert!(overflow.is("storage-condition"), "{overflow}");
+    let inner = lisp.clone();
+    lisp.define("host:recurse", "Recurse.", move |n: i64| inner.call::<i64>("recurse-by-host", (n,))).unwrap();
+    lisp.load_str("(defun recurse-by-host (n) (1+ (host:recurse (1+ n))))").unwrap();
+    let overflow = lisp.call::<i64>("recurse-by-host", (0,)).unwrap_err();
+    assert!(overflow.condition().is_some_and(|condition| condition.is("storage-condition")), "{overflow}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_host_function_that_waits_delays_no_collection() {
+    let lisp = lisp();
+    let (entered, told) = mpsc::channel();
+    lisp.define("host:wait", "Wait.", move |seconds: f64| {
+        entered.send(()).unwrap();
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+    })
+    .unwrap();
+    // On a Lisp thread of its own: the collection is asked for by one of the program's.
+    let thread: Value = lisp.eval("(sb-thread:make-thread (lambda () (host:wait 2)))").unwrap();
+    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    let start = Instant::now();
+    let took: i64 =
+        lisp.eval("(let ((start (get-internal-real-time))) (sb-ext:gc) (- (get-internal-real-time) start))").unwrap();
+    // Microseconds.
+    assert!(took < 1_000_000 && start.elapsed() < Duration::from_millis(1900), "{took} µs");
+    lisp.call::<()>("sb-thread:join-thread", (&thread,)).unwrap();
+}
+
+#[test]
+fn handles_are_derived_with_options_of_their_own() {
+    let lisp = lisp();
+    let start = Instant::now();
+    let late = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop)");
+    assert!(matches!(late, Err(Error::Timeout { limit }) if limit == Duration::from_millis(100)), "{late:?}");
+    let late = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop (ignore-errors (sleep 1)))");
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+
+    let careful = lisp.with_handler(|c: &Condition| c.is("division-by-zero").then(|| Restart::invoke("USE-VALUE", 0)));
+    assert_eq!(careful.eval::<i64>("(+ 1 (restart-case (/ 1 0) (use-value (v) v)))").unwrap(), 1);
+    // It is asked before anything is unwound, and once.
+    assert_eq!(
+        careful
+            .eval::<i64>(
+                "(let ((n 0)) (unwind-protect (restart-case (progn (/ 1 0) 5) (use-value (v) (+ n v))) (setf n 7)))"
+            )
+            .unwrap(),
+        0
+    );
+    assert!(careful.eval::<i64>("(/ 1 0)").is_err());
+    assert!(careful.eval::<i64>("(error \"other\")").is_err());
+    // Errors that Lisp handles are Lisp's.
+    assert_eq!(careful.eval::<i64>("(restart-case (handler-case (/ 1 0) (error () 3)) (use-value (v) v))").unwrap(), 3);
+
+    lisp.load_str("(defpackage :elsewhere (:use :cl)) (in-package :elsewhere) (defun here () :here)").unwrap();
+    let elsewhere = lisp.with_package("elsewhere");
+    assert_eq!(elsewhere.eval::<Symbol>("(here)").unwrap(), keyword("here"));
+    assert_eq!(elsewhere.call::<Symbol>("here", ()).unwrap(), keyword("here"));
+    assert!(lisp.with_package("no-such").eval::<()>("1").is_err());
+
+    lisp.load_str("(defvar *level* 1)").unwrap();
+    let bound = lisp.with_bindings(&[("*level*", lisp.value(5).unwrap())]).unwrap();
+    assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
+    assert_eq!(lisp.eval::<i64>("*level*").unwrap(), 1);
+    assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
+    // Together, and on a Lisp thread.
+    let both = bound.with_timeout(Duration::from_millis(100));
+    assert_eq!(lisp.enter(|_| both.eval::<i64>("(1+ *level*)")).unwrap(), 6);
+    let late = lisp.enter(|_| both.eval::<()>("(loop)"));
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_call_is_interrupted_from_another_thread() {
+    let lisp = lisp().separate();
+    let stop = lisp.interrupt_handle();
+    let (began, told) = mpsc::channel();
+    lisp.define("host:began", "Tell that it has begun.", move || began.send(()).unwrap()).unwrap();
+    let caller = {
+        let lisp = lisp.clone();
+        std::thread::spawn(move || lisp.eval::<()>("(host:began) (loop)"))
+    };
+    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    stop.interrupt();
+    assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
+    let lisp = lisp();
+    assert!(matches!(lisp.eval::<()>("(abort)"), Err(Error::Aborted)));
+    assert!(matches!(lisp.eval::<()>("(sb-thread:abort-thread)"), Err(Error::Aborted)));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn the_session_is_on_the_same_image() {
+    let lisp = lisp();
+    lisp.load_str("(defparameter *shared* 12)").unwrap();
+    let outcome = lisp.session().evaluate(sbcl::Evaluation::new("*shared*"));
+    assert_eq!(outcome.result.unwrap()[0].text, "12");
+    lisp.define("host:twice", "Double.", |n: i64| 2 * n).unwrap();
+    let outcome = lisp.session().evaluate(sbcl::Evaluation::new("(host:twice *shared*)"));
+    assert_eq!(outcome.result.unwrap()[0].text, "24");
+}
+
+#[test]
+fn futures_are_of_no_particular_runtime() {
+    let lisp = lisp();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    assert_eq!(tokio.block_on(lisp.eval_async::<i64>("(progn (sleep 0.05) 7)")).unwrap(), 7);
+    assert_eq!(tokio.block_on(lisp.call_async::<i64>("+", (1, 2))).unwrap(), 3);
+    assert_eq!(smol::block_on(lisp.eval_async::<i64>("(+ 1 2)")).unwrap(), 3);
+    assert!(smol::block_on(lisp.eval_async::<i64>("(/ 1 0)")).is_err());
+    let limited = lisp.with_timeout(Duration::from_millis(50));
+    assert!(matches!(smol::block_on(limited.eval_async::<()>("(loop)")), Err(Error::Timeout { .. })));
+    // Dropping one ends it, running or waiting.
+    let late = tokio
+        .block_on(async { tokio::time::timeout(Duration::from_millis(50), lisp.eval_async::<()>("(loop)")).await });
+    assert!(late.is_err());
+    drop(lisp.eval_async::<()>("(loop)"));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
