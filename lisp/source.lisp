@@ -494,33 +494,38 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
       (visit form '() 0)
       (values '() nil))))
 
-(defun location-conses (location)
-  "Return the conses, as CONSES-AT-PATH does, that lead to the form of LOCATION, in code that was evaluated."
-  (let ((root (sb-di::core-debug-source-form (sb-di:code-location-debug-source location))))
-    (multiple-value-bind (path found) (path-of-number root (sb-di:code-location-form-number location))
+(defun source-form-conses (source number)
+  "Return the conses, as CONSES-AT-PATH does, that lead to the form with NUMBER of SOURCE, an SB-DI:DEBUG-SOURCE of code
+that was evaluated."
+  (let ((root (sb-di::core-debug-source-form source)))
+    (multiple-value-bind (path found) (path-of-number root number)
       (and found (conses-at-path root path)))))
 
-(defun find-location-place (location)
-  "Return the place of LOCATION, as LOCATION-PLACE does."
-  (let* ((source (sb-di:code-location-debug-source location))
-         (file (sb-di:debug-source-namestring source))
-         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+(defun source-form-place (source toplevel number name)
+  "Return the place of the form with NUMBER in the top-level form TOPLEVEL, or NIL, of SOURCE, an SB-DI:DEBUG-SOURCE; NIL
+when it is SBCL's own or not known. NAME is what the function is called that it is in."
+  (let ((file (sb-di:debug-source-namestring source))
+        (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
                              (and (sb-di::core-debug-source-form source)
-                                  (guarded (location-conses location) (failure) '()))))
+                                  (guarded (source-form-conses source number) (failure) '()))))
           ((or (null file) (system-file-p file)) nil)
           (t
-           (let ((starts (sb-di:debug-source-start-positions source))
-                 (number (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil))
-                 (form (guarded (sb-di:code-location-form-number location) (failure) 0)))
+           (let ((starts (sb-di:debug-source-start-positions source)))
              (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
                (file-place (sb-ext:native-namestring (parse-namestring file))
                            (sb-di:debug-source-created source)
-                           (start number) (and number (start (1+ number)))
-                           (lambda (map) (position-of-number map form))
-                           (let ((name (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))
-                             (and (symbolp name) (symbol-name name))))))))))
+                           (start toplevel) (and toplevel (start (1+ toplevel)))
+                           (lambda (map) (position-of-number map number))
+                           (and (symbolp name) (symbol-name name)))))))))
+
+(defun find-location-place (location)
+  "Return the place of LOCATION, as LOCATION-PLACE does."
+  (source-form-place (sb-di:code-location-debug-source location)
+                     (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil)
+                     (guarded (sb-di:code-location-form-number location) (failure) 0)
+                     (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))
 
 (defun location-place (location)
   "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or not known."
