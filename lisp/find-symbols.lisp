@@ -220,14 +220,12 @@
   "Return the lambda list of SYMBOL, a function or macro, as text, or NIL when it is not known."
   (multiple-value-bind (lambda-list unknown) (lambda-list-of symbol)
     (unless (eq unknown t)
-      (guarded (let ((text (if lambda-list
-                               (with-output-to-string (stream) (print-lambda-list lambda-list stream))
-                               "()")))
-                 (if (> (length text) +shown-lambda-list+)
-                     (concatenate 'string (subseq text 0 (1- +shown-lambda-list+)) "…")
-                     text))
-          (failure)
-        nil))))
+      (if lambda-list
+          (multiple-value-bind (text result)
+              (bounded-text +shown-lambda-list+ (lambda (stream) (print-lambda-list lambda-list stream)))
+            (cond ((null result) text)
+                  ((eq result :enough) (concatenate 'string text "…"))))
+          "()"))))
 
 ;;; Finding
 
@@ -424,3 +422,7 @@ PACKAGE-NAME, of KIND, or EXTERNAL ones, unless these are NIL. Then how many mor
                (push-nothing-found name package kinds kind external (search-result-excluded result))))
             ((> (search-result-found result) limit)
              (push-record "more" :count (- (search-result-found result) limit)))))))
+
+(define-query :find-symbols (&key query package kind external limit)
+  "Push records of symbols and packages, as PUSH-FOUND-SYMBOLS does."
+  (push-found-symbols query package kind external limit))
