@@ -42,6 +42,7 @@ enum sbcl_job_kind {
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
 #define SBCL_EVALUATE_HOLD 2u /* when it fails, hold it there */
+#define SBCL_EVALUATE_RECORD_ERRORS 4u /* tell of the errors that the code handles, too */
 
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* with the text of definitions */
@@ -110,8 +111,14 @@ enum sbcl_event {
                                     column, 0 if unknown */
   SBCL_EVENT_WARNING_FORM = 33,  /* text: what the form around it is called, as in (DEFUN F) */
   SBCL_EVENT_FRAME_CODE = 34,    /* text: the line of source at the frame begun last */
-  SBCL_EVENT_FRAME_MACHINERY = 35 /* text: whose machinery that frame belongs to, as in "ASDF" */
+  SBCL_EVENT_FRAME_MACHINERY = 35, /* text: whose machinery that frame belongs to, as in "ASDF" */
+  SBCL_EVENT_UNHANDLED = 39      /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
+                                    job fails with it */
 };
+
+/* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that
+ * the job fails with. */
+#define SBCL_JOB_SIGNALLED (1ull << 48)
 
 /* What an SBCL_EVENT_ITEM is. */
 enum sbcl_item {

@@ -251,7 +251,10 @@ lead where they did at first that hold no open stream."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+    (flet ((run ()
+             (if (logtest +evaluate-record-errors+ (job-flags job))
+                 (call-with-recorded-errors (lambda () (evaluate-and-print (job-text job) (job-name job))))
+                 (evaluate-and-print (job-text job) (job-name job)))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)
                  (run))

@@ -26,7 +26,8 @@
     :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
-    :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35)
+    :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
+    :unhandled 39)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
@@ -40,6 +41,8 @@
   "Flag of :EVALUATE: measure it.")
 (defconstant +evaluate-hold+ 2
   "Flag of :EVALUATE: hold it where it fails.")
+(defconstant +evaluate-record-errors+ 4
+  "Flag of :EVALUATE: record the errors that it handles.")
 (defconstant +describe-source+ 1
   "Flag of :DESCRIBE: with the text of definitions.")
 (defconstant +interrupt-timeout+ 1

@@ -3,7 +3,9 @@
 pub const SBCL_HOST_CONTRACT: u32 = 4;
 pub const SBCL_EVALUATE_TIMING: u32 = 1;
 pub const SBCL_EVALUATE_HOLD: u32 = 2;
+pub const SBCL_EVALUATE_RECORD_ERRORS: u32 = 4;
 pub const SBCL_DESCRIBE_SOURCE: u32 = 1;
+pub const SBCL_JOB_SIGNALLED: u64 = 281474976710656;
 pub mod sbcl_lane {
     pub type Type = ::core::ffi::c_uint;
     pub const SBCL_LANE_EVALUATION: Type = 0;
@@ -105,6 +107,7 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_WARNING_FORM: Type = 33;
     pub const SBCL_EVENT_FRAME_CODE: Type = 34;
     pub const SBCL_EVENT_FRAME_MACHINERY: Type = 35;
+    pub const SBCL_EVENT_UNHANDLED: Type = 39;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;
