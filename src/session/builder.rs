@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::operation::RecordsBuilder;
 use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
@@ -69,7 +70,7 @@ impl ClippedBuffer {
     }
 
     /// True when there is no point in going on.
-    fn enough(&self) -> bool {
+    pub(super) fn enough(&self) -> bool {
         self.omitted >= COUNTED
     }
 }
@@ -290,6 +291,7 @@ pub(super) struct OutcomeBuilder {
     code: String,
     evaluation: u64,
     defined: Vec<DefiningForm>,
+    records: RecordsBuilder,
 }
 
 impl OutcomeBuilder {
@@ -299,6 +301,7 @@ impl OutcomeBuilder {
             code,
             evaluation,
             defined: Vec::new(),
+            records: RecordsBuilder::default(),
             limits,
             timeout,
             stdout: Clipped::default(),
@@ -471,6 +474,7 @@ impl OutcomeBuilder {
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
+            event @ (Event::Record(_) | Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
             other => return self.error.as_mut().is_some_and(|error| error_event(error, other, &self.limits)),
         }
         false
@@ -586,6 +590,7 @@ impl OutcomeBuilder {
             timing: self.timing,
             held: false,
             defined: self.defined,
+            records: self.records.records(),
         }
     }
 }
