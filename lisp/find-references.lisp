@@ -60,14 +60,14 @@
                     nil)))
     (and (functionp function) (function-code function))))
 
-(defun method-name-p (name)
+(defun method-body-name-p (name)
   "True when NAME, of a simple function, is of a method's body."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun defined-name (name)
   "Return the function name that calls of the simple function called NAME go to, and true; or NIL when it has none. A
 method's is its generic function's."
-  (cond ((method-name-p name) (values (second name) t))
+  (cond ((method-body-name-p name) (values (second name) t))
         ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
         ((and name (sb-int:valid-function-name-p name)) (values name t))))
 
@@ -77,7 +77,7 @@ method's is its generic function's."
          (code (sb-kernel:fun-code-header function)))
     (multiple-value-bind (defined found) (defined-name name)
       (cond ((not found) :unknown)
-            ((method-name-p name)
+            ((method-body-name-p name)
              (let ((generic (and (sb-int:valid-function-name-p defined) (fboundp defined) (fdefinition defined))))
                (and (typep generic 'generic-function)
                     (some (lambda (method) (eq code (method-code method)))
@@ -167,10 +167,17 @@ if NAME is a symbol."
                           (code-functions code)))
              (somewhere "as data"))))))
 
+(defun core-name-p (name)
+  "True when NAME, a function name or symbol, came with the image."
+  (let ((package (symbol-package (if (consp name) (second name) name))))
+    (and (member package **system-packages** :test #'eq) t)))
+
 (defun all-references (name kinds index)
   "Return the references to NAME in all code, as CODE-REFERENCES does of one component."
-  (loop for code across (the simple-vector (image-code))
-        when (code-source code)
+  (loop with core = (core-name-p name)
+        for code across (the simple-vector (image-code))
+        ;; The system's code does not refer to the user's.
+        when (if core (code-source code) (not (system-code-p code)))
           nconc (code-references code name kinds index)))
 
 ;;; Where
@@ -191,17 +198,27 @@ form in that."
       (failure)
     (values nil 0)))
 
+(defun named-position (map text name)
+  "Return where NAME, a string, first stands as a symbol in MAP, of a form of TEXT; or NIL."
+  (labels ((visit (form)
+             (cond ((consp form) (mapc #'visit (rest form)))
+                   ((and (constituent-p (schar text form))
+                         (string= name (token-name text form)))
+                    (return-from named-position form)))))
+    (visit map)
+    nil))
+
 (defun move-place (place name)
   "Have PLACE be where NAME, a string, first stands in the form there, if it does."
   (let* ((text (place-text place))
          (start (place-position place))
-         (form (and text (guarded (form-text text start) (failure) nil)))
-         (found (and form (token-position name (coerce form 'source-text)))))
+         (found (and text (let ((map (map-form text start)))
+                            (and map (named-position map text name))))))
     (when found
-      (incf (place-line place) (count #\Newline text :start start :end (+ start found)))
-      (setf (place-position place) (+ start found)
+      (incf (place-line place) (count #\Newline text :start start :end found))
+      (setf (place-position place) found
             (place-column place) 0
-            (place-code place) (line-at text (line-start text (+ start found)))))
+            (place-code place) (line-at text (line-start text found))))
     place))
 
 (defun line-start (text position)
@@ -215,7 +232,7 @@ stands in FUNCTION. NIL when no place is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
       (let ((place (guarded (source-form-place source toplevel (or number own)
-                                               (defined-name (sb-kernel:%simple-fun-name function)))
+                                               (sb-kernel:%simple-fun-name function))
                        (failure)
                      nil)))
         (if (and place (null number) name)
@@ -225,7 +242,7 @@ stands in FUNCTION. NIL when no place is known."
 (defun function-title (function)
   "Return what FUNCTION, a simple function, is called in a list of references."
   (let ((name (sb-kernel:%simple-fun-name function)))
-    (if (method-name-p name)
+    (if (method-body-name-p name)
         `(:method ,@(rest name))
         name)))
 
@@ -336,7 +353,7 @@ are. Return how many there are in all."
     (when (zerop count)
       (push-note "Nothing that is loaded ~:[calls~;expands~] ~A." macro (printed-name name)))
     (cond ((and macro (not (name-recorded-p name)))
-           (push-note "SBCL keeps no records of where macros of its own, as ~A, are expanded." (printed-name name)))
+           (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
           (macro
            (push-note "Not looked at: files that are not loaded, and code compiled with (space 3)."))
           ((name-recorded-p name)
@@ -391,7 +408,7 @@ are. Return how many there are in all."
                 (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
                       (or (find t functions :key #'current-p) (first functions)) nil nil)))))))
     (let ((names (sort (loop for callee being the hash-keys of callees
-                             unless (or (equal callee name) (method-name-p callee)) collect callee)
+                             unless (or (equal callee name) (method-body-name-p callee)) collect callee)
                        #'list< :key #'callee-order)))
       (dolist (callee names)
         (when (< count limit)
@@ -407,21 +424,23 @@ are. Return how many there are in all."
       (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push where the variable SYMBOL is read, set or bound, after RELATION, or where a symbol is referred to at all."
+  "Push where the variable SYMBOL is read, set or bound, after RELATION, or each of them when that is NIL; or where a symbol
+is referred to at all."
   (let ((count (push-references (all-references symbol
-                                                (cond ((string= relation "sets") '((:sets nil)))
+                                                (cond ((null relation)
+                                                       '((:references nil) (:sets "sets") (:binds "binds")))
+                                                      ((string= relation "sets") '((:sets nil)))
                                                       ((string= relation "binds") '((:binds nil)))
                                                       (t '((:references nil))))
                                                 0)
                                 (symbol-name symbol) limit)))
     (when (zerop count)
-      (push-note "Nothing that is loaded ~A ~A." (cond ((string= relation "sets") "sets")
-                                                       ((string= relation "binds") "binds")
-                                                       (t "refers to"))
+      (push-note "Nothing that is loaded ~A ~A."
+                 (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
     (if (name-recorded-p symbol)
         (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not loaded.")
-        (push-note "SBCL keeps no cross-references of its own names, as ~A: only code that names it was found."
+        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
                    (printed-name symbol)))))
 
 (defun push-expansions (symbol limit)
@@ -430,11 +449,15 @@ are. Return how many there are in all."
     (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
       (push-note "Not looked at: files that are not loaded, and code compiled with (space 3).")
-      (push-note "SBCL keeps no records of where macros of its own, as ~A, are expanded." (printed-name symbol))))
+      (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
 (defun definition-source-place (object name)
   "Return the place of the definition of OBJECT, a method or class, whose name is the string NAME; or NIL."
-  (guarded (definition-place (sb-introspect:find-definition-source object) name)
+  (guarded (definition-place (sb-introspect:find-definition-source object)
+                             (if (typep object 'sb-mop:standard-accessor-method)
+                                 ;; The class's definition brings it.
+                                 (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
+                                 name))
       (failure)
     nil))
 
@@ -522,20 +545,25 @@ lisp-unit, lisp-unit2, RT, and what is like them."
   (let ((package (find-package package)))
     (and package (find-symbol name package))))
 
-(defun mentions-p (form names)
-  "True when FORM has one of NAMES, a hash table of function names, in it. Looks at no more than 20,000 conses."
+(defun mentioned (form names)
+  "Return the first symbol in FORM that is one of NAMES, a hash table of function names, or NIL. Looks at no more than
+20,000 conses."
   (let ((left 20000))
     (declare (type fixnum left))
     (labels ((visit (form)
                (loop while (consp form)
                      do (when (minusp (decf left)) (return nil))
                         (let ((element (pop form)))
-                          (when (if (consp element) (visit element) (and element (symbolp element) (gethash element names)))
-                            (return t))))))
+                          (cond ((consp element)
+                                 (let ((found (visit element)))
+                                   (when found (return found))))
+                                ((and element (symbolp element) (gethash element names))
+                                 (return element)))))))
       (visit form))))
 
 (defun data-tests ()
-  "Return the tests that frameworks keep as data: lists of a name and the forms that a run of it evaluates."
+  "Return the tests that frameworks keep as data: lists of a name, the forms that a run of it evaluates, and the simple
+function that does so, or NIL."
   (append
    ;; FiveAM compiles the body when the test is run: it is a constant of the function that does so.
    (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
@@ -556,7 +584,8 @@ lisp-unit, lisp-unit2, RT, and what is like them."
                                   (loop for index from sb-vm:code-constants-offset
                                           below (sb-kernel:code-header-words code)
                                         for constant = (sb-kernel:code-header-ref code index)
-                                        when (consp constant) collect constant))))))
+                                        when (consp constant) collect constant))
+                                (sb-kernel:%fun-fun function)))))
    ;; RT evaluates the form.
    (loop for package in '("SB-RT" "RT" "REGRESSION-TEST")
          for entries = (symbol-called "*ENTRIES*" package)
@@ -604,9 +633,9 @@ lisp-unit, lisp-unit2, RT, and what is like them."
   (let ((table (caller-table))
         ;; From function names that lead to NAME to the one that each calls.
         (leading (make-hash-table :test 'equal))
+        ;; From functions to the name that each calls.
         (seen (make-hash-table :test 'eq))
-        (found '())
-        (tests (data-tests)))
+        (found '()))
     (setf (gethash name leading) t)
     (labels ((via (name)
                (loop for step = name then (gethash step leading)
@@ -614,7 +643,11 @@ lisp-unit, lisp-unit2, RT, and what is like them."
                      until (eq step t)
                      collect step))
              (note-test (title place way)
-               (unless (find title found :key #'first :test #'equal)
+               (unless (find-if (lambda (known)
+                                  (or (equal title (first known))
+                                      (and place (second known) (plusp (place-line place))
+                                           (string= (written-place place) (written-place (second known))))))
+                                found)
                  (push (list title place way) found))))
       (loop repeat +caller-depth+
             for level = (list name) then next
@@ -623,29 +656,24 @@ lisp-unit, lisp-unit2, RT, and what is like them."
             do (dolist (called level)
                  (dolist (function (gethash called table))
                    (unless (gethash function seen)
-                     (setf (gethash function seen) t)
-                     (multiple-value-bind (caller named) (defined-name (sb-kernel:%simple-fun-name function))
-                       ;; A test is called by no code.
-                       (let* ((place (and (or (not named) (null (gethash caller table)))
-                                          (code-place function nil nil)))
-                              (test (heading-test place)))
-                         (cond (test (note-test test place (via called)))
-                               ((and named (not (gethash caller leading)))
-                                (setf (gethash caller leading) called)
-                                (push caller next))))))))
+                     (setf (gethash function seen) called)
+                     (let ((caller (defined-name (sb-kernel:%simple-fun-name function))))
+                       (when (and caller (not (gethash caller leading)))
+                         (setf (gethash caller leading) called)
+                         (push caller next))))))
                (setf next (nreverse next)))
-      (loop for (test forms) in tests
-            do (when (mentions-p forms leading)
-                 (let* ((direct (make-hash-table :test 'equal)))
-                   (setf (gethash name direct) t)
-                   (note-test test (test-name-place test)
-                              (if (mentions-p forms direct)
-                                  '()
-                                  (loop for lead being the hash-keys of leading
-                                        do (let ((one (make-hash-table :test 'equal)))
-                                             (setf (gethash lead one) t)
-                                             (when (mentions-p forms one)
-                                               (return (via lead)))))))))))
+      (loop for (test forms function) in (data-tests)
+            for called = (or (and function (gethash function seen)) (mentioned forms leading))
+            when called
+              do (note-test test (and function (code-place function nil nil)) (via called)))
+      (loop for function being the hash-keys of seen using (hash-value called)
+            for caller = (defined-name (sb-kernel:%simple-fun-name function))
+            ;; A test is called by no code.
+            do (when (or (null caller) (null (gethash caller table)))
+                 (let* ((place (code-place function nil nil))
+                        (test (heading-test place)))
+                   (when test
+                     (note-test test place (via called)))))))
     (setf found (stable-sort (reverse found) #'< :key (lambda (entry) (length (third entry)))))
     (loop for (test place way) in found
           repeat limit
@@ -657,13 +685,8 @@ lisp-unit, lisp-unit2, RT, and what is like them."
       (push-record "more" :count (- (length found) limit)))
     (when (null found)
       (push-note "No test that is loaded is known to call ~A." (printed-name name)))
-    (push-note "Tests were recognised by the form that defines them, and those of FiveAM and RT by their registries. Not ~
-                seen: calls by way of variables, data and FUNCALL of computed names.")))
-
-(defun test-name-place (test)
-  "Return the place of the definition of TEST, a symbol that names one; or NIL."
-  (declare (ignore test))
-  nil)
+    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or TEST ~
+                defines.")))
 
 ;;; The question
 
@@ -715,7 +738,8 @@ PACKAGE-NAME, and notes on what was not looked at."
     (let ((*pushed-references* '()))
       (with-source-files ()
         (with-inspection-syntax ()
-          (let* ((relation (or relation (if found (natural-relation name) "callers")))
+          (let* ((asked relation)
+                 (relation (or relation (if found (natural-relation name) "callers")))
                  (problem (and found (relation-problem name relation))))
             (cond ((not found)
                    (push-note "~A" (not-found-text looked-for package)))
@@ -729,7 +753,7 @@ PACKAGE-NAME, and notes on what was not looked at."
                          ((string= relation "subclasses") (push-subclasses name limit))
                          ((string= relation "tests") (push-tests name limit))
                          ((consp name) (push-callers name limit))
-                         (t (push-variable-references name relation limit)))))))))))
+                         (t (push-variable-references name (and asked relation) limit)))))))))))
 
 (define-query :find-references (&key name package relation limit)
   "Push records of what stands in RELATION to the NAME, as PUSH-RELATED does."

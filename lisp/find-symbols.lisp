@@ -176,10 +176,29 @@
     (typed-case (first (sort (or nicknames (cons (package-name package) (copy-list (package-nicknames package))))
                              #'< :key #'length)))))
 
+(defun typed-package (symbol)
+  "Return the package that one would type SYMBOL by: of those that export it, the one with the shortest name; but SBCL's own
+are as they are. NIL for an uninterned symbol."
+  (let* ((home (symbol-package symbol))
+         (name (symbol-name symbol))
+         (best home))
+    (when (and home (not (eq home (find-package "KEYWORD")))
+               (eq :external (nth-value 1 (find-symbol name home)))
+               (not (eql 3 (mismatch "SB-" (package-name home)))))
+      (let ((length (length (typed-package-name home))))
+        (dolist (package (list-all-packages))
+          (multiple-value-bind (found status) (find-symbol name package)
+            (when (and (eq status :external) (eq found symbol))
+              (let ((typed (typed-package-name package)))
+                (when (< (length typed) length)
+                  (setf best package
+                        length (length typed)))))))))
+    best))
+
 (defun typed-symbol (symbol &optional package)
   "Return SYMBOL as one would type it in the current package, by way of PACKAGE if it is accessible there."
   (let* ((name (symbol-name symbol))
-         (package (if (and package (eq symbol (find-symbol name package))) package (symbol-package symbol)))
+         (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
          (bare (let ((*package* (or package *package*))
                      (*print-case* :downcase)
                      (*print-gensym* nil))
@@ -268,11 +287,13 @@
        (member package **system-packages** :test #'eq)
        t))
 
-(defun search-rank (match symbol package external system)
+(defun search-rank (match symbol package external system meaning)
   "Return what SYMBOL of PACKAGE is sorted by, if it is MATCH to the query: what is one's own first, then what is exported,
-then short names. EXTERNAL is true when PACKAGE exports it, SYSTEM when that is the system's."
+then short names. EXTERNAL is true when PACKAGE exports it, SYSTEM when that is the system's; MEANING when it means
+anything."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
+                  (if meaning 0 6)
                   (cond ((eq package *package*) 0)
                         ((and external (not system)) (if (eq package (find-package "COMMON-LISP")) 2 1))
                         (external 3)
@@ -293,14 +314,16 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
                             (funcall matcher (symbol-name symbol))))
                 (exported (eq status :external)))
             (when match
-              (let ((meanings (symbol-kinds symbol)))
+              (let ((meanings (if (eq kinds :any)
+                                  (or (fboundp symbol) (boundp symbol) (symbol-kinds symbol))
+                                  (symbol-kinds symbol))))
                 (cond ((if (eq kinds :any)
                            ;; One that means nothing is of interest only where it is meant to be used.
                            (not (or meanings (and exported (or wanted (= match +exact+)))))
                            (not (intersection kinds meanings)))
                        (when meanings (incf (search-result-excluded result))))
                       ((and external (not exported)) (incf (search-result-excluded result)))
-                      (t (note-found result (search-rank match symbol package exported system) symbol)))))))))))
+                      (t (note-found result (search-rank match symbol package exported system meanings) symbol)))))))))))
 
 (defun search-packages (matcher result)
   "Note in RESULT the packages whose names or nicknames match by MATCHER."

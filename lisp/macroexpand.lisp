@@ -44,10 +44,10 @@ name."
             do (multiple-value-bind (symbol status) (find-symbol name package)
                  ;; Unless somebody else has found a use for it.
                  (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
-                            (null (symbol-kinds symbol)))
+                            (or (keywordp symbol) (null (symbol-kinds symbol))))
                    (sb-ext:without-package-locks (unintern symbol package))))))))
 
-(defun read-form (text)
+(defun read-first-form (text)
   "Return the first form of TEXT, read as the session would, but for #., and true when another one follows."
   (let ((*read-eval* nil)
         (*read-suppress* nil))
@@ -76,12 +76,15 @@ this happened in a row.")
 (defvar *expanding* nil
   "The form that is being expanded.")
 
+(defvar *noting-steps* t
+  "False while macros are expanded that are no part of the form: in the definitions of local ones.")
+
 (defun note-step (form expansion)
   "Note in *STEPS* that FORM was expanded to EXPANSION."
   (let ((step (list (form-operator form) (form-operator expansion))))
     (if (and *steps* (equal step (butlast (first *steps*))))
         (incf (third (first *steps*)))
-        (push (append step '(1)) *steps*))))
+        (push (append step (list 1)) *steps*))))
 
 (defun call-with-noted-steps (function)
   "Call FUNCTION, which expands macros, and note in *STEPS* which."
@@ -89,12 +92,14 @@ this happened in a row.")
   (let* ((hook *macroexpand-hook*)
          (*macroexpand-hook*
            (lambda (expander form environment)
-             (when (> (incf *expanded*) +expansions+)
-               (error "More than ~D macro forms have been expanded, and there is no end." +expansions+))
-             (let ((expansion (progn (setf *expanding* form)
-                                     (let ((*macroexpand-hook* hook))
-                                       (funcall hook expander form environment)))))
-               (note-step form expansion)
+             (when *noting-steps*
+               (when (> (incf *expanded*) +expansions+)
+                 (error "More than ~D macro forms have been expanded, and there is no end." +expansions+))
+               (setf *expanding* form))
+             (let ((expansion (let ((*macroexpand-hook* hook))
+                                (funcall hook expander form environment))))
+               (when *noting-steps*
+                 (note-step form expansion))
                expansion))))
     (funcall function)))
 
@@ -253,7 +258,7 @@ name of its own; or NIL when FORM is too large, or circular."
                             :while when)
                (return-from expansion)))
         (multiple-value-bind (form more)
-            (guarded (read-form text)
+            (guarded (read-first-form text)
                 (condition)
               (fail condition "reading the form"))
           (multiple-value-bind (expansion expanded)

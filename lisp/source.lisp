@@ -119,6 +119,27 @@ after its closing parenthesis."
                    (push element elements)
                    (setf position end))))))))
 
+(defvar *source-package* nil
+  "The package that the text is taken to have been read in, or NIL.")
+
+(defvar *values-read* '()
+  "The lists that #. has stood for so far in this form: SBCL numbers the conses of each once.")
+
+(defun scan-read-value (text position start)
+  "Return what represents what #. at START of TEXT stands for with the form at POSITION: START for an atom, as it is taken
+to be unless POSITION names a variable whose value is a list now, as with declarations that are kept in one."
+  (let* ((name (and (< position (length text)) (constituent-p (schar text position)) (token-name text position)))
+         (symbol (and name *source-package* (find-symbol name *source-package*)))
+         (value (and symbol (boundp symbol) (symbol-value symbol)))
+         (left 1000))
+    (labels ((represent (value)
+               (if (and (consp value) (ignore-errors (list-length value)) (plusp (decf left)))
+                   (cons start (mapcar #'represent value))
+                   start)))
+      (cond ((or (atom value) (member value *values-read* :test #'eq)) start)
+            (t (push value *values-read*)
+               (represent value))))))
+
 (defun scan-dispatching (text start depth)
   "Scan the form of TEXT that begins with # at START."
   (declare (type source-text text) (type index start depth))
@@ -132,8 +153,8 @@ after its closing parenthesis."
                (values (list start start form) end)))
         (#\( (values start (nth-value 1 (scan-elements text next depth))))
         ((#\: #\*) (values start (token-end text next)))
-        ;; What #. comes to is not known: an atom is likeliest.
-        ((#\. #\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
+        (#\. (values (scan-read-value text next start) (nth-value 1 (scan-form text next depth))))
+        ((#\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
         (#\= (scan-form text next depth))
         (#\# (values start next))
         (t (confused))))))
@@ -161,7 +182,8 @@ after its closing parenthesis."
 (defun map-form (text &optional (start 0))
   "Return what represents the first form of TEXT at START or after it, and where it ends; or NIL when its syntax is not
 understood."
-  (catch 'confused (scan-form text start 0)))
+  (let ((*values-read* '()))
+    (catch 'confused (scan-form text start 0))))
 
 (defun form-position (form)
   "Return where FORM, of a map, begins."
@@ -501,11 +523,24 @@ that was evaluated."
     (multiple-value-bind (path found) (path-of-number root number)
       (and found (conses-at-path root path)))))
 
+(defun name-package (name)
+  "Return the package of the first symbol in NAME, of a function, that is not the system's; or NIL."
+  (typecase name
+    (null nil)
+    (symbol (let ((package (symbol-package name)))
+              (and package
+                   (not (eq package (find-package "COMMON-LISP")))
+                   (not (eq package (find-package "KEYWORD")))
+                   (not (eql 3 (mismatch "SB-" (package-name package))))
+                   package)))
+    (cons (or (name-package (car name)) (name-package (cdr name))))))
+
 (defun source-form-place (source toplevel number name)
   "Return the place of the form with NUMBER in the top-level form TOPLEVEL, or NIL, of SOURCE, an SB-DI:DEBUG-SOURCE; NIL
 when it is SBCL's own or not known. NAME is what the function is called that it is in."
   (let ((file (sb-di:debug-source-namestring source))
-        (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+        (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
+        (*source-package* (name-package name)))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
                              (and (sb-di::core-debug-source-form source)
