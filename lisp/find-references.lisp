@@ -44,10 +44,12 @@
 
 (defun once-only-p (function)
   "True when FUNCTION, a simple function, is what a top-level form was compiled to: it has run and will not again."
-  (let ((name (sb-kernel:%simple-fun-name function)))
+  (let ((name (sb-kernel:%simple-fun-name function))
+        (code (sb-kernel:fun-code-header function)))
     (or (equal name "top level form")
         (and (equal name '(lambda ()))
-             (null (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function))))))))
+             (eq function (sb-kernel:%code-entry-point code 0))
+             (null (sb-c::debug-source-namestring (code-source code)))))))
 
 (defun function-code (function)
   "Return the component that FUNCTION, any function, runs."
@@ -136,16 +138,19 @@ a top-level form."
 
 (defun code-references (code name kinds index)
   "Return the references in the component CODE to NAME: the cross-references of KINDS, lists of a kind of SBCL's and a
-word or NIL; without any, a full call through the linkage cell INDEX unless that is 0; without that, among the constants
-if NAME is a symbol."
-  (let ((references '()))
+word or NIL; without any of any kind, a full call through the linkage cell INDEX unless that is 0, or else among the
+constants if that is not NIL."
+  (let ((references '())
+        (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
           for function = (sb-kernel:%code-entry-point code entry)
           do (map-xrefs (lambda (kind what number)
-                          (let ((wanted (assoc kind kinds)))
-                            (when (and wanted (if (symbolp name) (eq what name) (equal what name)))
-                              (push (make-reference :function function :number number :how (second wanted))
-                                    references))))
+                          (when (if (symbolp name) (eq what name) (equal what name))
+                            (let ((wanted (assoc kind kinds)))
+                              (setf recorded t)
+                              (when wanted
+                                (push (make-reference :function function :number number :how (second wanted))
+                                      references)))))
                         function))
     (flet ((somewhere (how)
              (let ((functions (live-functions code)))
@@ -160,6 +165,7 @@ if NAME is a symbol."
                      do (when (and live (not (member function live)))
                           (setf (reference-function reference) (first (last live))))
                      when live collect reference)))
+            ((or recorded (null index)) '())
             ((and (plusp index) (member index (linkage-indices code))) (somewhere nil))
             ((and (symbolp name) name (constant-p name code)
                   (notany (lambda (function)
@@ -432,7 +438,7 @@ is referred to at all."
                                                       ((string= relation "sets") '((:sets nil)))
                                                       ((string= relation "binds") '((:binds nil)))
                                                       (t '((:references nil))))
-                                                0)
+                                                (if (member relation '("sets" "binds") :test #'equal) nil 0))
                                 (symbol-name symbol) limit)))
     (when (zerop count)
       (push-note "Nothing that is loaded ~A ~A."
@@ -445,7 +451,7 @@ is referred to at all."
 
 (defun push-expansions (symbol limit)
   "Push where the macro SYMBOL is expanded."
-  (when (zerop (push-references (all-references symbol '((:macroexpands nil)) 0) (symbol-name symbol) limit))
+  (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
     (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
       (push-note "Not looked at: files that are not loaded, and code compiled with (space 3).")

@@ -170,11 +170,16 @@
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun typed-package-name (package)
-  "Return what one would type in the current package for PACKAGE: the shortest local nickname, else the shortest name."
-  (let ((nicknames (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
-                         when (eq named package) collect nickname)))
-    (typed-case (first (sort (or nicknames (cons (package-name package) (copy-list (package-nicknames package))))
-                             #'< :key #'length)))))
+  "Return what one would type in the current package for PACKAGE: the shortest local nickname, else its name, or in place of
+one like UIOP/DRIVER or ALEXANDRIA.1.0.0 the shortest nickname that is a word."
+  (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
+         (word-p (name) (and (plusp (length name)) (alpha-char-p (char name 0)) (not (find-if (lambda (c) (find c "/.")) name)))))
+    (let ((name (package-name package)))
+      (typed-case (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
+                                      when (eq named package) collect nickname))
+                      (and (not (word-p name))
+                           (shortest (remove-if-not #'word-p (package-nicknames package))))
+                      name)))))
 
 (defun typed-package (symbol)
   "Return the package that one would type SYMBOL by: of those that export it, the one with the shortest name; but SBCL's own
@@ -402,7 +407,7 @@ is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
-                      ~@[~%Without that: ~D match~:P.~]~@[~%Near names: ~{~A~^, ~}.~]"
+                      ~@[~%Without that: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
                  query (and package (package-name package))
                  (append (and kind (list (format nil "only kind ~A" kind)))
                          (and external '("only exported symbols")))

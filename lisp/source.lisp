@@ -454,7 +454,8 @@ function is called that is meant, or NIL."
     (let ((in (shown-path namestring)))
       (cond ((null octets) (make-place :in in))
             ((and created (not (eql date created))) (changed-file-place namestring))
-            ((or (null start) (> start (length octets))) (make-place :in in))
+            ((null start) (make-place :in in))
+            ((> start (length octets)) (if created (changed-file-place namestring) (make-place :in in)))
             (t
              (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
@@ -543,7 +544,9 @@ when it is SBCL's own or not known. NAME is what the function is called that it 
         (*source-package* (name-package name)))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
-                             (and (sb-di::core-debug-source-form source)
+                             ;; Where there is next to no debug information, there is no form.
+                             (and (typep source 'sb-c::core-debug-source)
+                                  (sb-di::core-debug-source-form source)
                                   (guarded (source-form-conses source number) (failure) '()))))
           ((or (null file) (system-file-p file)) nil)
           (t

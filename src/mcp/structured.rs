@@ -250,8 +250,7 @@ fn symbols(records: &[Record]) -> Value {
 
 fn references(records: &[Record]) -> Value {
     let fields = [("name", "name"), ("where", "where"), ("code", "code"), ("how", "how")];
-    let references: Vec<_> =
-        report::of_kind(records, "reference").map(|record| properties(record, &fields)).collect();
+    let references: Vec<_> = report::of_kind(records, "reference").map(|record| properties(record, &fields)).collect();
     let mut map = json!({"references": references, "more": report::more(records), "notes": texts(records, "note")});
     if let Some(relation) = report::of_kind(records, "relation").next() {
         map["relation"] = report::field(relation, "name").into();
@@ -337,8 +336,10 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             json!({"relation": text(), "references": list(&reference), "more": count(), "notes": list(&text())})
         }
         "macroexpand" => {
-            let step = object(json!({"macro": text(), "result": text(), "count": count()}), &["macro", "result", "count"]);
-            let error = object(json!({"type": text(), "message": text(), "while": text()}), &["type", "message", "while"]);
+            let step =
+                object(json!({"macro": text(), "result": text(), "count": count()}), &["macro", "result", "count"]);
+            let error =
+                object(json!({"type": text(), "message": text(), "while": text()}), &["type", "message", "while"]);
             json!({"steps": list(&step), "expansion": text(), "error": error, "notes": list(&text())})
         }
         "reset-session" => json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),

@@ -159,7 +159,9 @@ fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: 
     let rest = all - shown;
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
-            format!("no room for them here: {narrower} narrows the list down, a larger max-answer (configure-limits) makes room")
+            format!(
+                "no room for them here: {narrower} narrows the list down, a larger max-answer (configure-limits) makes room"
+            )
         } else if all <= WORTH_ASKING {
             format!("ask for limit {all} to see them all")
         } else {
