@@ -357,3 +357,8 @@ fn who_cannot_be_asked_again_debugs() {
     let (text, is_error) = outcome(&call(&mut server, &json!({}), CODE, Value::Null));
     assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
+}
