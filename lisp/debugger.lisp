@@ -462,13 +462,24 @@ is shown now otherwise."
                        when (guarded (funcall (sb-kernel::restart-test-function restart) condition) (failure) nil)
                          collect restart))))
 
+(defconstant +restarts+ 100
+  "Of more restarts than this only the first ones are shown, and the last two: RETRY and ABORT.")
+
+(defun numbered-restarts (restarts)
+  "Return those of RESTARTS that are shown, as a list of conses of number, from 1, and restart."
+  (loop with last = (- (length restarts) 2)
+        for restart in restarts
+        for number from 1
+        when (or (<= number (- +restarts+ 2)) (> number last))
+          collect (cons number restart)))
+
 (defun push-restarts (condition)
   "Push the restarts that apply to CONDITION."
-  (dolist (restart (restarts-for condition))
-    (event *job-id* (event-code :restart) 0 (string (restart-name restart)))
-    (with-server-syntax ()
-      (let ((*print-escape* nil))
-        (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
+  (loop for (number . restart) in (numbered-restarts (restarts-for condition))
+        do (event *job-id* (event-code :restart) number (string (restart-name restart)))
+           (with-server-syntax ()
+             (let ((*print-escape* nil))
+               (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
 
 ;;; The whole of it
 

@@ -178,9 +178,8 @@ this is not held."
             (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
         (refuse "There is no restart ~A. There are: ~{~A~^, ~}."
                 (if (plusp number) number name)
-                (loop for restart in restarts
-                      for index from 1
-                      collect (format nil "~D ~A" index (restart-name restart)))))))
+                (loop for (number . restart) in (numbered-restarts restarts)
+                      collect (format nil "~D ~A" number (restart-name restart)))))))
 
 (defun evaluate-arguments (text)
   "Return a list of the values of the expressions in TEXT. The second value is true unless one failed, which has been

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Server, bad, good, last_error};
+use common::{Server, bad, fail, good, last_error};
 use serde_json::{Value, json};
 
 const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \
@@ -185,6 +185,43 @@ fn an_undefined_function_is_defined_and_the_form_evaluated_again() {
     assert_eq!(restart(&mut server, "retry"), "=> 21");
     // The failing form alone was evaluated again.
     assert_eq!(server.evaluate("*log*"), "=> (5 5 :BEFORE)");
+}
+
+#[test]
+fn retry_and_abort_are_among_the_restarts_of_any_number() {
+    let mut server = Server::ready();
+    for count in [97, 98, 99, 10_000] {
+        let code = format!(
+            "(labels ((f (n) (if (zerop n) (error \"deep\") (restart-case (f (1- n)) (foo () 1))))) (f {count}))"
+        );
+        let report = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+        let own = format!(
+            "\n  {}. RETRY - Evaluate this form again.\n  {}. ABORT - Return to top level.\n",
+            count + 1,
+            count + 2
+        );
+        for text in [report, last_error(&mut server)] {
+            assert!(text.contains(&own), "{text}");
+            let omitted = count - 98;
+            assert_eq!(text.contains(&format!("\n  [... {omitted} more restarts omitted]")), omitted > 0, "{text}");
+            assert_eq!(text.contains("\n  98. FOO - FOO\n"), count >= 98, "{text}");
+        }
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "no-such"}));
+        assert!(text.ends_with(&format!(" FOO, {} RETRY, {} ABORT.", count + 1, count + 2)), "{text}");
+        good(&mut server, "invoke-restart", json!({"restart": count + 2}));
+    }
+    // There is little room: they are the last to go.
+    good(&mut server, "configure-limits", json!({"max-answer": 6_000}));
+    let text = fail(
+        &mut server,
+        "(labels ((f (n) (if (zerop n) (error (make-string 3000 :initial-element #\\x))
+                             (restart-case (f (1- n)) (foo () :report \"This says at some length what it does.\" 1)))))
+           (f 200))",
+    );
+    assert!(text.starts_with("[ERROR]"), "{text}");
+    let text = last_error(&mut server);
+    assert!(text.contains("\n  201. RETRY - ") && text.contains("\n  202. ABORT - "), "{text}");
+    assert!(text.chars().count() <= 6_000 && text.contains(" more restarts omitted]"), "{text}");
 }
 
 #[test]
