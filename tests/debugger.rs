@@ -176,6 +176,20 @@ fn an_undefined_function_is_defined_and_called_again() {
 }
 
 #[test]
+fn code_in_a_frame_without_variables_is_said_to_be_evaluated_globally() {
+    let mut server = Server::ready();
+    let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n=> 3";
+    let report = hold(&mut server, "(defun none () (/ 1 0)) (defun some-are (x) (list (none) x)) (some-are 1)");
+    let frames = report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0;
+    for (number, frame) in (0..).zip(frames.lines()) {
+        let own = frame.contains("(SOME-ARE 1)") && !frame.contains("EVAL");
+        let answer = in_frame(&mut server, number, "(+ 1 2)");
+        assert_eq!(answer, if own { "=> 3" } else { said }, "{frame}");
+    }
+    assert!(frames.lines().count() >= 6, "{frames}");
+}
+
+#[test]
 fn an_undefined_function_is_defined_and_the_form_evaluated_again() {
     let mut server = Server::ready();
     server.evaluate("(defvar *log* '())\n(defun area (r) (push r *log*) (* 2 (factor r)))");

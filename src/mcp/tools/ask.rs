@@ -157,8 +157,7 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
         message.push('…');
     }
     let restarts = error.restarts.iter();
-    let restarts =
-        restarts.map(|restart| format!("{}. {} - {}", restart.number, restart.name, restart.description));
+    let restarts = restarts.map(|restart| format!("{}. {} - {}", restart.number, restart.name, restart.description));
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
     let values = StringSchema::new()
         .title("Values")

@@ -158,9 +158,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         symbol::NAME => symbol::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
-        unknown => {
-            Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None)))
-        }
+        unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),
     };
     match step {
         Ok(Step::Later(work)) => work(call),
