@@ -50,6 +50,8 @@ pub(crate) enum JobKind {
         timing: bool,
         /// When it fails, hold it there.
         hold: bool,
+        /// Tell of the errors that the code handles, too.
+        record_errors: bool,
     },
     /// Remove what the session defined.
     Reset,
@@ -77,6 +79,9 @@ pub(crate) enum JobKind {
     RestartFrame(u64),
     /// Unwind the held evaluation.
     Release,
+    /// Answer the query that the operation is.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    Query,
     /// Interrupt another job.
     Interrupt {
         /// The other job.
@@ -110,16 +115,19 @@ pub(crate) struct Job {
     pub(crate) evaluation: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
+    /// What is asked by name; empty for nothing.
+    pub(crate) operation: Vec<u32>,
 }
 
 impl Job {
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing, hold } => (
+            JobKind::Evaluate { timing, hold, record_errors } => (
                 sbcl_job_kind::SBCL_JOB_EVALUATE,
                 if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
-                    | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 },
+                    | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 }
+                    | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 },
                 0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
@@ -135,6 +143,7 @@ impl Job {
             JobKind::Describe { source } => {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
+            JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -155,6 +164,8 @@ impl Job {
             name: self.name.as_ptr(),
             name_length: self.name.len() as u64,
             evaluation: self.evaluation,
+            operation: self.operation.as_ptr(),
+            operation_length: self.operation.len() as u64,
         }
     }
 }
@@ -265,6 +276,13 @@ pub(crate) enum Event<'a> {
     FrameCode(Text<'a>),
     /// Whose machinery the frame begun last belongs to.
     FrameMachinery(Text<'a>),
+    /// Its kind.
+    Record(Text<'a>),
+    /// Its name, and its value if no text follows.
+    Field(Text<'a>, i64),
+    FieldText(Text<'a>),
+    /// Which of the errors that were told of where they were signalled, from 0, the job fails with.
+    Unhandled(u64),
 }
 
 impl<'a> Event<'a> {
@@ -308,6 +326,10 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_WARNING_FORM => Self::WarningForm(text),
             sbcl_event::SBCL_EVENT_FRAME_CODE => Self::FrameCode(text),
             sbcl_event::SBCL_EVENT_FRAME_MACHINERY => Self::FrameMachinery(text),
+            sbcl_event::SBCL_EVENT_RECORD => Self::Record(text),
+            sbcl_event::SBCL_EVENT_FIELD => Self::Field(text, number),
+            sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
+            sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             _ => return None,
         })
     }
@@ -341,7 +363,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the lane's next job; `None` ends the lane.
     fn next_job(&self, lane: Lane) -> Option<Job>;
 
-    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept, or as the
-    /// event says.
-    fn event(&self, job: u64, event: Event<'_>) -> bool;
+    /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
+    /// no more of the text begun last is kept, or as the event says.
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }
