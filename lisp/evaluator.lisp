@@ -2,9 +2,6 @@
 
 (in-package "SBCL-HOST")
 
-(defvar *reading* nil
-  "The stream of the submitted code while a form is read from it.")
-
 ;;; The end of an evaluation
 
 (defvar *hold-errors* nil
@@ -22,37 +19,6 @@
     (abandon-evaluation :error nil)))
 
 ;;; Reading
-
-(defun push-reader-position (condition)
-  "When CONDITION stops the reading of the submitted code, push where, unless it says so itself."
-  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
-  (when (and *reading*
-             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
-    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
-      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
-        (event *job-id* (event-code :error-text) 0
-               (format nil "~%~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
-                            line ~D, column ~D.~;~
-                            The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
-                            a closing parenthesis or quote is missing.~]"
-                       (and (typep condition 'end-of-file)
-                            (eq *reading* (ignore-errors (stream-error-stream condition))))
-                       line column start-line start-column))))))
-
-(defun push-quicklisp-advice (condition)
-  "When CONDITION is that a package of Quicklisp's does not exist, push what to do about that."
-  (when (and (typep condition 'package-error)
-             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
-                     :test #'equal)
-             (not (find-package "QUICKLISP-CLIENT")))
-    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
-      (event *job-id* (event-code :error-text) 0
-             (with-server-syntax ()
-               (format nil "~%Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
-                            (asdf:load-system ...) loads the systems that are on this machine.~;~
-                            (load ~S) loads it.~]"
-                       (and setup (probe-file setup))
-                       (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp")))))))
 
 (defun whitespace-end (stream)
   "Skip whitespace and comments of STREAM and return its position."
@@ -148,6 +114,30 @@ this one."
             (return result))
           (setf result values))))))
 
+(defun run-operation (text code)
+  "Do the operation in TEXT, CODE being what was sent along. Return the list of values that are to be printed. What it
+defined is made again by evaluating CODE."
+  (declare (type text text code))
+  (multiple-value-bind (name arguments) (read-operation text)
+    (let ((function (gethash name **operations**))
+          (definitions (evaluation-definitions *evaluation*))
+          (evaluated nil)
+          (*form-number* 1)
+          (*form-start* 0))
+      (declare (type function function))
+      (with-reader-settings (package)
+        (prog1 (call-with-form-restarts
+                (lambda ()
+                  (prog1 (with-boundary ()
+                           (apply function
+                                  (lambda ()
+                                    (setf evaluated t)
+                                    (evaluate-forms code))
+                                  arguments))
+                    (check-failure))))
+          (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
+            (push-defining-form 0 (length code) package)))))))
+
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
   (declare (type text name) (type function function))
@@ -195,8 +185,9 @@ lead where they did at first that hold no open stream."
                (say "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
                     symbol (standard-variable-target variable))))))))
 
-(defun evaluate-and-print (code package)
-  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."
+(defun evaluate-and-print (code package operation)
+  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not empty,
+says what does it."
   (nth-value
    1 (call-until-abandoned
       (lambda ()
@@ -213,7 +204,9 @@ lead where they did at first that hold no open stream."
                (call-with-user-package
                 package
                 (lambda ()
-                  (let ((values (evaluate-forms code)))
+                  (let ((values (if (zerop (length operation))
+                                    (evaluate-forms code)
+                                    (run-operation operation code))))
                     (current-package)
                     (with-boundary ()
                       (mapc #'push-value values)))))))))))))
@@ -251,7 +244,11 @@ lead where they did at first that hold no open stream."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+    (flet ((run ()
+             (flet ((evaluate () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
+               (if (logtest +evaluate-record-errors+ (job-flags job))
+                   (call-with-recorded-errors #'evaluate)
+                   (evaluate)))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)
                  (run))

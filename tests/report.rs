@@ -65,8 +65,10 @@ prop_compose! {
             form: None,
             slots: slots.into_iter().map(|(name, value)| Slot { name, value }).collect(),
             slots_omitted: 0,
-            restarts: restarts.into_iter().map(|(name, description)| Restart { name, description }).collect(),
-            restarts_omitted: 0,
+            restarts: (1..)
+                .zip(restarts)
+                .map(|(number, (name, description))| Restart { number, name, description })
+                .collect(),
             total_frames: frames.len() as u64 + more,
             frames,
             evaluation,
@@ -97,6 +99,7 @@ prop_compose! {
             result: error.map_or(Ok(values), |error| Err(Arc::new(error))),
             timing: None,
             defined: Vec::new(),
+            records: Vec::new(),
         }
     }
 }
@@ -163,6 +166,7 @@ proptest! {
             timing: None,
             held: false,
             defined: Vec::new(),
+            records: Vec::new(),
         };
         prop_assert_eq!(report::evaluation(&report::fitted(&outcome, 9_500)), report::evaluation(&outcome));
     }
@@ -236,6 +240,7 @@ fn the_marker_says_where_to_go_on() {
         timing: None,
         held: false,
         defined: Vec::new(),
+        records: Vec::new(),
     };
     let max = usize::try_from(Limits::default().max_answer).unwrap();
     let text = report::evaluation(&report::fitted(&outcome, max));

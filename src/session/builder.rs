@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::operation::RecordsBuilder;
 use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
@@ -24,6 +25,12 @@ const MAX_PARTS: usize = 100;
 const MAX_VALUES: usize = 1_000;
 /// Bytes of an error's frames, local variables, slots and restarts together.
 const MAX_RECORD: usize = 1 << 20;
+
+/// Bytes of one that the code handles.
+const MAX_SIGNALLED: usize = 100 << 10;
+
+/// How many of these are kept, should there be more than Lisp records.
+const SIGNALLED: usize = 100;
 
 /// How many errors are kept that others came after in the same evaluation.
 const SUPERSEDED: usize = 10;
@@ -63,7 +70,7 @@ impl ClippedBuffer {
     }
 
     /// True when there is no point in going on.
-    fn enough(&self) -> bool {
+    pub(super) fn enough(&self) -> bool {
         self.omitted >= COUNTED
     }
 }
@@ -121,8 +128,7 @@ struct ErrorBuilder {
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
     slots_omitted: u64,
-    restarts: Vec<(String, ClippedBuffer)>,
-    restarts_omitted: u64,
+    restarts: Vec<(u64, String, ClippedBuffer)>,
     frames: Vec<FrameBuilder>,
     total_frames: u64,
     /// Bytes that there is room for.
@@ -163,7 +169,6 @@ impl ErrorBuilder {
             slots: Vec::new(),
             slots_omitted: 0,
             restarts: Vec::new(),
-            restarts_omitted: 0,
             frames: Vec::new(),
             total_frames: 0,
             left: MAX_RECORD,
@@ -193,9 +198,8 @@ impl ErrorBuilder {
             restarts: self
                 .restarts
                 .into_iter()
-                .map(|(name, text)| Restart { name, description: whole(text) })
+                .map(|(number, name, text)| Restart { number, name, description: whole(text) })
                 .collect(),
-            restarts_omitted: self.restarts_omitted,
             frames: self
                 .frames
                 .into_iter()
@@ -276,10 +280,15 @@ pub(super) struct OutcomeBuilder {
     error: Option<ErrorBuilder>,
     /// Errors before that one: cleanup forms failed in turn, or stopped the unwinding.
     superseded: Vec<ErrorBuilder>,
+    /// Errors where they were signalled, but for those that nothing handled; `None` if they are not recorded.
+    signalled: Option<Vec<Option<ErrorBuilder>>>,
+    /// How many of them there were before this evaluation was held and went on.
+    signalled_before: usize,
     timing: Option<Timing>,
     code: String,
     evaluation: u64,
     defined: Vec<DefiningForm>,
+    records: RecordsBuilder,
 }
 
 impl OutcomeBuilder {
@@ -289,6 +298,7 @@ impl OutcomeBuilder {
             code,
             evaluation,
             defined: Vec::new(),
+            records: RecordsBuilder::default(),
             limits,
             timeout,
             stdout: Clipped::default(),
@@ -303,8 +313,15 @@ impl OutcomeBuilder {
             value_left: limits.max_value,
             error: None,
             superseded: Vec::new(),
+            signalled: None,
+            signalled_before: 0,
             timing: None,
         }
+    }
+
+    /// Keeps the errors that the code handles, too.
+    pub(super) fn record_errors(&mut self) {
+        self.signalled.get_or_insert_default();
     }
 
     /// An empty one for what this evaluation comes to when it goes on.
@@ -312,6 +329,10 @@ impl OutcomeBuilder {
         let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed();
+        if let Some(signalled) = &self.signalled {
+            builder.record_errors();
+            builder.signalled_before = self.signalled_before + signalled.len();
+        }
         builder
     }
 
@@ -374,6 +395,14 @@ impl OutcomeBuilder {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
+            Event::Unhandled(number) => {
+                let known = usize::try_from(number).ok().and_then(|number| number.checked_sub(self.signalled_before));
+                if let (Some(signalled), Some(known)) = (&mut self.signalled, known)
+                    && let Some(error) = signalled.get_mut(known)
+                {
+                    *error = None;
+                }
+            }
             Event::Stdout(text) => self.print(false, text),
             Event::Stderr(text) => self.print(true, text),
             Event::Warning(kind, line) => {
@@ -442,6 +471,7 @@ impl OutcomeBuilder {
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
+            event @ (Event::Record(_) | Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
             other => return self.error.as_mut().is_some_and(|error| error_event(error, other, &self.limits)),
         }
         false
@@ -450,6 +480,32 @@ impl OutcomeBuilder {
     /// The last form that defined something.
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         self.defined.last()
+    }
+
+    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
+        match event {
+            // What print methods print.
+            Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
+            Event::Error(kind) => {
+                if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < SIGNALLED) {
+                    let error = ErrorBuilder::new(name(kind), &self.limits);
+                    signalled.push(Some(ErrorBuilder { left: MAX_SIGNALLED, ..error }));
+                }
+            }
+            event => {
+                let error = self.signalled.as_mut().and_then(|signalled| signalled.last_mut()?.as_mut());
+                return error.is_some_and(|error| error_event(error, event, &self.limits));
+            }
+        }
+        false
+    }
+
+    /// Takes the errors that the code handled, in their order; `None` if they are not recorded.
+    pub(super) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
+        let signalled = self.signalled.as_mut().map(std::mem::take)?;
+        let errors = signalled.into_iter().flatten();
+        Some(errors.map(|error| Arc::new(error.finish(&self.code, 0))).collect())
     }
 
     /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order.
@@ -531,6 +587,7 @@ impl OutcomeBuilder {
             timing: self.timing,
             held: false,
             defined: self.defined,
+            records: self.records.records(),
         }
     }
 }
@@ -563,12 +620,13 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             error.message.push(text);
             return error.message.enough();
         }
-        Event::Restart(name) => match error.part(error.restarts.len(), name) {
-            Some(name) => error.restarts.push((name, ClippedBuffer::new(limits.max_frame))),
-            None => error.restarts_omitted += 1,
-        },
+        Event::Restart(number, name) => {
+            if let Some(name) = error.part(error.restarts.len(), name) {
+                error.restarts.push((number, name, ClippedBuffer::new(limits.max_frame)));
+            }
+        }
         Event::RestartText(text) => {
-            if let Some((_, description)) = error.restarts.last_mut().filter(|_| !error.skips) {
+            if let Some((.., description)) = error.restarts.last_mut().filter(|_| !error.skips) {
                 push_bounded(&mut error.left, description, text);
                 return description.enough();
             }
