@@ -126,10 +126,9 @@ pub fn check(text: &str, known: &[String]) -> Checked {
         Err(imbalance) => {
             let edits = repair::edits(&lines).unwrap_or_default();
             let repaired = apply(&lines, &edits);
-            let repaired = (!edits.is_empty() && balance(&lines_of(&repaired), |_, _| {}).is_ok()).then_some(repaired);
-            let mut findings = match &repaired {
-                Some(repaired) => explain(&lines, &edits, &lines_of(repaired)),
-                None => vec![plain(&lines, imbalance)],
+            let mut findings = match edits[..] {
+                [] => vec![plain(&lines, imbalance)],
+                _ => explain(&lines, &edits, &lines_of(&repaired)),
             };
             // The reader may well have another opinion.
             if reader::has_own_syntax(&lines) {
@@ -139,9 +138,17 @@ pub fn check(text: &str, known: &[String]) -> Checked {
                 }
                 return Checked { findings, repaired: None };
             }
-            Checked { findings, repaired }
+            let reads = !edits.is_empty() && reads(&repaired);
+            Checked { findings, repaired: reads.then_some(repaired) }
         }
     }
+}
+
+/// Whether nothing is known that a reader would refuse.
+fn reads(text: &str) -> bool {
+    let lines = lines_of(text);
+    balance(&lines, |_, _| {}).is_ok()
+        && reader::findings(&lines, &lexed(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
 }
 
 /// Says where the indentation of code that the reader came to no end with went wrong: `line 7: …`, or `None` when the
@@ -154,6 +161,9 @@ pub(crate) fn hint(code: &str) -> Option<String> {
     }
     let lines = lines_of(code);
     balance(&lines, |_, _| {}).err()?;
+    if reader::has_own_syntax(&lines) {
+        return None;
+    }
     let edits = repair::edits(&lines)?;
     let repaired = apply(&lines, &edits);
     let findings = explain(&lines, &edits, &lines_of(&repaired));

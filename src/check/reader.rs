@@ -9,8 +9,8 @@ const DEEPEST: usize = 500;
 /// What dispatching macros SBCL has (CLHS 2.4.8).
 const DISPATCHING: &str = "'(*+-.:=#ABCOPRSX\\|";
 
-/// Operators that define a package, by name without package.
-const DEFINING: [&str; 3] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PACKAGE"];
+/// Operators that define a package, or say what defines others, by name without package.
+const DEFINING: [&str; 4] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PACKAGE", "DEFSYSTEM"];
 
 /// Operators that bring packages of the name that they are given, or something like it.
 const BRINGING: [&str; 6] =
@@ -18,8 +18,17 @@ const BRINGING: [&str; 6] =
 
 /// The packages of this image that are neither an implementation's (`SB-…`) nor ASDF's parts (`ASDF/…`).
 const PACKAGES: [&str; 11] = [
-    "ASDF", "ASDF-ACTION", "ASDF-USER", "ASDF-UTILITIES", "CL", "CL-USER", "COMMON-LISP", "COMMON-LISP-USER", "KEYWORD",
-    "SEQUENCE", "UIOP",
+    "ASDF",
+    "ASDF-ACTION",
+    "ASDF-USER",
+    "ASDF-UTILITIES",
+    "CL",
+    "CL-USER",
+    "COMMON-LISP",
+    "COMMON-LISP-USER",
+    "KEYWORD",
+    "SEQUENCE",
+    "UIOP",
 ];
 
 /// Those of SBCL's that begin with `SB-`.
@@ -75,7 +84,9 @@ pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<
                 let hint = near.map(|near| format!(" (is {near} meant?)")).unwrap_or_default();
                 // Each is told once.
                 walk.packages.push(name.clone());
-                let message = format!("no package {name} is known here: what defines it must be loaded before this is read{hint}");
+                let message = format!(
+                    "no package {name} is known here: what defines it must be loaded before this is read{hint}"
+                );
                 (Severity::Note, message)
             }
         };
@@ -126,6 +137,8 @@ struct Walk<'a> {
     items: Vec<(usize, Item)>,
     found: Vec<(usize, usize, Wrong)>,
     packages: Vec<String>,
+    /// The form that was looked for last is missing: there is the end of its list, or of the text.
+    nothing: bool,
 }
 
 /// What a form is in.
@@ -139,8 +152,9 @@ struct Context {
 
 impl<'a> Walk<'a> {
     fn new(lines: &'a [&'a str], lexed: &[Line]) -> Self {
-        let items = lexed.iter().enumerate().flat_map(|(number, line)| line.items.iter().map(move |item| (number, *item)));
-        Self { lines, items: items.collect(), found: Vec::new(), packages: Vec::new() }
+        let items =
+            lexed.iter().enumerate().flat_map(|(number, line)| line.items.iter().map(move |item| (number, *item)));
+        Self { lines, items: items.collect(), found: Vec::new(), packages: Vec::new(), nothing: false }
     }
 
     fn run(&mut self) {
@@ -186,8 +200,11 @@ impl<'a> Walk<'a> {
         if context.depth > 2 * DEEPEST {
             return self.items.len();
         }
-        match self.kind(at) {
-            None | Some(Kind::Close) => at,
+        let end = match self.kind(at) {
+            None | Some(Kind::Close) => {
+                self.nothing = true;
+                return at;
+            }
             Some(Kind::Text) => at + 1,
             Some(Kind::Token) => {
                 if !context.skipped {
@@ -198,12 +215,19 @@ impl<'a> Walk<'a> {
             Some(Kind::Feature) => {
                 let skipped = Context { skipped: true, ..context };
                 let feature = self.form(at + 1, skipped);
-                let conditional = self.form(feature, skipped);
-                self.form(conditional, context)
+                let conditional = if self.nothing { feature } else { self.form(feature, skipped) };
+                if self.nothing {
+                    self.refuse(at, "a feature expression with nothing after it");
+                    return conditional;
+                }
+                // There need be none after it: then this stands last in its list.
+                return self.form(conditional, context);
             }
             Some(Kind::Prefix) => self.prefixed(at, context),
             Some(Kind::Open) => self.list(at, context),
-        }
+        };
+        self.nothing = false;
+        end
     }
 
     fn prefixed(&mut self, at: usize, context: Context) -> usize {
@@ -224,7 +248,11 @@ impl<'a> Walk<'a> {
             }
             _ => context.backquotes,
         };
-        self.form(at + 1, Context { backquotes, ..context })
+        let end = self.form(at + 1, Context { backquotes, ..context });
+        if self.nothing {
+            self.refuse(at, &format!("{prefix} with nothing after it"));
+        }
+        end
     }
 
     /// Looks at the dispatching macro at `at`.
@@ -277,7 +305,8 @@ impl<'a> Walk<'a> {
             match kind {
                 Kind::Open => {
                     depth += 1;
-                    if exported.is_none() && matches!(bare_name(self.text(at + 1)).as_str(), "EXPORT" | "DOCUMENTATION") {
+                    if exported.is_none() && matches!(bare_name(self.text(at + 1)).as_str(), "EXPORT" | "DOCUMENTATION")
+                    {
                         exported = Some(depth);
                     }
                 }

@@ -359,7 +359,14 @@ fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
     };
     // A top-level form is seldom one of a list.
     let doubled = if mode == Mode::Code && text.starts_with("((") { 3 } else { 0 };
-    begins + doubled + UNLIKELY * line.crowded + if line.end == Mode::Bars { UNLIKELY } else { 0 }
+    // A quote with nothing after it, which cannot be read.
+    let nothing = line.items.windows(2).any(|pair| pair[0].kind == Kind::Prefix && pair[1].kind == Kind::Close)
+        || line.items.windows(3).any(|three| three[0].kind == Kind::Feature && three[2].kind == Kind::Close);
+    begins
+        + doubled
+        + if nothing { EDIT } else { 0 }
+        + UNLIKELY * line.crowded
+        + if line.end == Mode::Bars { UNLIKELY } else { 0 }
 }
 
 /// What a line does.
@@ -368,15 +375,16 @@ fn effect(mode: Mode, line: &Line) -> Effect {
     let mut elements: Vec<u32> = Vec::new();
     // Where the form begins that prefixes stand before.
     let mut begun: Option<u32> = None;
-    let element = |item: &Item, begun: &mut Option<u32>, elements: &mut Vec<u32>, opened: &mut Vec<(u32, Option<u32>)>| {
-        let column = begun.take().unwrap_or(item.column);
-        if let (Some(count), Some((_, argument))) = (elements.last_mut(), opened.last_mut()) {
-            *count += 1;
-            if *count == 2 {
-                *argument = Some(column);
+    let element =
+        |item: &Item, begun: &mut Option<u32>, elements: &mut Vec<u32>, opened: &mut Vec<(u32, Option<u32>)>| {
+            let column = begun.take().unwrap_or(item.column);
+            if let (Some(count), Some((_, argument))) = (elements.last_mut(), opened.last_mut()) {
+                *count += 1;
+                if *count == 2 {
+                    *argument = Some(column);
+                }
             }
-        }
-    };
+        };
     for item in &line.items {
         match item.kind {
             Kind::Prefix | Kind::Feature => {
@@ -444,10 +452,14 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool) -> Vec<V
 
     // Where the code of the line ends, and where the closing parentheses there begin.
     let end = line.items.last().map_or(0, |item| item.end);
-    let closing = line.items.iter().rev().take_while(|item| item.kind == Kind::Close).last().map_or(end, |item| item.start);
+    let closing =
+        line.items.iter().rev().take_while(|item| item.kind == Kind::Close).last().map_or(end, |item| item.start);
     if line.end == Mode::Code && !line.items.is_empty() {
         let last = lines[number + 1..].iter().all(|line| line.trim().is_empty())
-            || lines[number + 1..].iter().find(|line| !line.trim().is_empty()).is_some_and(|line| line.starts_with('('));
+            || lines[number + 1..]
+                .iter()
+                .find(|line| !line.trim().is_empty())
+                .is_some_and(|line| line.starts_with('('));
         let mut inserted = String::new();
         for count in 0..if last { MOST_CLOSING } else { 4 } {
             inserted.push(')');
@@ -467,8 +479,10 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool) -> Vec<V
     for item in line.items.iter().filter(|item| item.kind != Kind::Prefix).take(MOST_PLACES) {
         add(item.end, 0, ")", EDIT + 1);
     }
+    // Strings have two: where one stands alone, the other is missing, if that helps as much.
+    let alone = u32::from(line.quotes.len() == 1);
     for &quote in &line.quotes {
-        add(quote, 1, "", EDIT);
+        add(quote, 1, "", EDIT + alone);
     }
     if matches!(mode, Mode::Code | Mode::String) && !text.trim().is_empty() {
         let trimmed = text.trim_end();
@@ -506,6 +520,5 @@ fn words(text: &str) -> impl Iterator<Item = usize> + '_ {
     let inside = |at: Option<usize>| {
         at.and_then(|at| bytes.get(at)).is_some_and(|&byte| !is_blank(byte) && byte != b'(' && byte != b')')
     };
-    (0..=bytes.len())
-        .filter(move |&at| text.is_char_boundary(at) && inside(at.checked_sub(1)) != inside(Some(at)))
+    (0..=bytes.len()).filter(move |&at| text.is_char_boundary(at) && inside(at.checked_sub(1)) != inside(Some(at)))
 }
