@@ -188,7 +188,7 @@ constants if that is not NIL."
 
 ;;; Where
 
-(defun bare-name (name)
+(defun source-name (name)
   "Return the string that NAME, a function name, stands as in source."
   (symbol-name (if (consp name) (second name) name)))
 
@@ -355,7 +355,7 @@ are. Return how many there are in all."
                                                      '((:macroexpands nil) (:calls nil))
                                                      '((:calls nil) (:macroexpands "expands its compiler macro")))
                                                  (linkage-index name))
-                                 (bare-name name) limit)))
+                                 (source-name name) limit)))
     (when (zerop count)
       (push-note "Nothing that is loaded ~:[calls~;expands~] ~A." macro (printed-name name)))
     (cond ((and macro (not (name-recorded-p name)))
@@ -386,7 +386,7 @@ are. Return how many there are in all."
     (list (cond ((or (null package) (not (system-package-p package)))
                  (if (eq package (find-package "COMMON-LISP")) 1 0))
                 (t 2))
-          (bare-name name))))
+          (source-name name))))
 
 (defun push-callees (name limit)
   "Push what the function NAME calls, and the macros that it expands, where it does so first."
@@ -422,7 +422,7 @@ are. Return how many there are in all."
             (incf count)
             (push-reference-record callee
                                    (code-place (reference-function reference) (reference-number reference)
-                                               (bare-name callee))
+                                               (source-name callee))
                                    (reference-how reference)
                                    :unplaced (system-place (reference-function reference))))))
       (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
@@ -500,7 +500,7 @@ string; or the note NOTHING."
                   #'method-title
                   (lambda (method)
                     (let ((generic (sb-mop:method-generic-function method)))
-                      (bare-name (if generic (sb-mop:generic-function-name generic) 'nil))))
+                      (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                   limit
                   (format nil "~A has no methods, and none specialises on it." (printed-name symbol)))))
 
