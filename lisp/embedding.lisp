@@ -3,10 +3,13 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +program-job+ (1- (ash 1 64))
+(defconstant +program-job+ (ash 1 62)
   "SBCL_JOB_PROGRAM: the job that threads of the program's print into.")
 
 ;;; The threads
+
+(defglobal **program-input** nil
+  "What *STANDARD-INPUT* is in those threads.")
 
 (defun call-as-program-thread (function)
   "Call FUNCTION with what a thread that works for the program has of its own."
@@ -16,6 +19,7 @@
         (*spare-buffer* nil)
         (*output* (make-output))
         (*unwinding* nil)
+        (*standard-input* **program-input**)
         (*package* **user-package**)
         (*readtable* (copy-readtable nil))
         (*interruptible* t)
@@ -54,6 +58,53 @@
   (dotimes (number (1+ count))
     (start-program-thread serve number)))
 
+;;; Input
+
+(defstruct (program-input (:include sb-kernel:ansi-stream
+                           (in #'read-program-character)
+                           (misc #'operate-program-input))
+                          (:constructor make-program-input ())
+                          (:copier nil)
+                          (:predicate nil))
+  "The program's standard input, which is the same for all threads."
+  (text "" :type text)
+  (position 0 :type index)
+  (ended nil))
+
+(defun fill-program-input (stream)
+  "Get the next part of STREAM's text. Return true unless it is at its end."
+  (declare (type program-input stream))
+  (let ((text (and (not (program-input-ended stream))
+                   (call-program +read-input+ (lambda (scratch) (declare (ignore scratch)))))))
+    (if text
+        (setf (program-input-text stream) text
+              (program-input-position stream) 0)
+        (setf (program-input-ended stream) t))
+    (and text t)))
+
+(defun read-program-character (stream end-of-file-error end-of-file-value)
+  "The stream's READ-CHAR."
+  (declare (type program-input stream))
+  (flet ((next ()
+           (let ((position (program-input-position stream)))
+             (when (< position (length (program-input-text stream)))
+               (setf (program-input-position stream) (1+ position))
+               (schar (program-input-text stream) position)))))
+    (or (next)
+        (and (fill-program-input stream) (next))
+        (sb-impl::eof-or-lose stream end-of-file-error end-of-file-value))))
+
+(defun operate-program-input (stream operation argument)
+  "The stream's other operations."
+  (declare (type program-input stream) (ignorable argument))
+  (case operation
+    (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
+                      ((program-input-ended stream) :eof)))
+    (1 (setf (program-input-position stream) (max 0 (1- (program-input-position stream)))) nil)
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+external-format+ :utf-8)
+    (#.+close+ t)))
+
 ;;; Calls under conditions
 
 (defvar *program-calls* '()
@@ -71,7 +122,8 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
           (*package* (if package (find-user-package package) *package*)))
       (restart-case
           (progv variables values
-            (call-program +run+ (lambda (scratch) (put-integer scratch closure)))
+            (unwind-protect (call-program +run+ (lambda (scratch) (put-integer scratch closure)))
+              (finish-output-of-job))
             nil)
         (abort ()
           :report "Return to the program."
@@ -340,6 +392,7 @@ a property list or an association list."
   (grow-values)
   (dolist (entry *program-entries*)
     (make-handle entry))
-  (setf **program** (sap-ref-64 library 16)
+  (setf **program-input** (make-program-input)
+        **program** (sap-ref-64 library 16)
         (sap-ref-64 library 24) (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
   (start-program-threads (sap-ref-32 library 0) (sap-ref-64 library 8)))

@@ -43,14 +43,17 @@ those with near names that are accessible in PACKAGE."
   (let ((package (package-error-package condition))
         (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
-    (cond ((and (packagep package) (typep condition 'reader-error) (stringp (first arguments)))
-           ;; No such symbol there, or an internal one.
-           (suggestion (remove (format nil "~A:~A" (package-name package) (first arguments))
+    (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
+                (stringp (first arguments)))
+           ;; No such symbol there, or an internal one; or one that the package is locked against.
+           (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
                                                (eq :external
                                                    (nth-value 1 (find-symbol (symbol-name symbol) package)))))
                                :test #'string=)))
+             (multiple-value-bind (symbol internal) (find-symbol (first arguments) package)
+               (suggestion (if internal (adjoin (symbol-text symbol) near :test #'string=) near)))))
           ((and (typep package '(or string symbol character))
                 (not (find-package package))
                 (not (and (stringp control) (search "Did you mean" control))))
@@ -119,9 +122,38 @@ those with near names that are accessible in PACKAGE."
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 
-(defun push-hint (condition)
+(defun reader-position-hint (condition)
+  "When CONDITION stops the reading of the submitted code, return where, unless it says so itself; or NIL."
+  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
+  (when (and *reading*
+             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
+    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
+      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
+        (format nil "~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
+                     line ~D, column ~D.~;~
+                     The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
+                     a closing parenthesis or quote is missing.~]"
+                (and (typep condition 'end-of-file)
+                     (eq *reading* (ignore-errors (stream-error-stream condition))))
+                line column start-line start-column)))))
+
+(defun quicklisp-hint (condition)
+  "When CONDITION is that a package of Quicklisp's does not exist, return what to do about that; or NIL."
+  (when (and (typep condition 'package-error)
+             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
+                     :test #'equal)
+             (not (find-package "QUICKLISP-CLIENT")))
+    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
+      (with-server-syntax ()
+        (format nil "Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
+                     (asdf:load-system ...) loads the systems that are on this machine.~;~
+                     (load ~S) loads it.~]"
+                (and setup (probe-file setup))
+                (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))
+
+(defun push-hints (condition)
   "Push what the report of CONDITION adds to the condition's own, as lines of their own."
-  (dolist (function '(hint file-hint))
+  (dolist (function '(reader-position-hint quicklisp-hint hint file-hint))
     (let ((hint (guarded (funcall function condition) (failure) nil)))
       (when hint
         (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))

@@ -10,10 +10,12 @@
   :components ((:file "package")
                (:file "host") (:file "streams") (:file "printing")
                (:file "evaluation") (:file "source") (:file "definitions")
-               (:file "debugger") (:file "inspection") (:file "hints")
+               (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
-               (:file "compiler") (:file "operations") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
-               (:file "threads") (:file "values") (:file "calls") (:file "lanes") (:file "embedding") (:file "contribs") (:file "patches") (:file "start"))
+               (:file "compiler") (:file "operations") (:file "find-symbols") (:file "find-references")
+               (:file "macroexpand") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
+               (:file "threads") (:file "values") (:file "calls") (:file "lanes") (:file "embedding") (:file "contribs")
+               (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 
 (asdf:defsystem "sbcl-host/tests"

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 15] = [
+const TOOLS: [&str; 18] = [
     "evaluate-lisp",
     "describe-last-error",
     "get-backtrace",
@@ -25,6 +25,9 @@ const TOOLS: [&str; 15] = [
     "evaluation",
     "list-definitions",
     "describe-symbol",
+    "find-symbols",
+    "find-references",
+    "macroexpand",
     "reset-session",
     "configure-limits",
 ];
@@ -297,6 +300,19 @@ fn calls_that_do_not_fit_are_invalid_params() {
     ] {
         let answer = server.request("tools/call", params.clone());
         assert_eq!(answer["error"]["code"], -32602, "{params}: {answer}");
+    }
+    // An unknown tool: near names, and all there are.
+    for (name, near) in [
+        ("evaluate-lips", " Did you mean evaluate-lisp"),
+        ("Evaluate_Lisp", " Did you mean evaluate-lisp"),
+        ("get_backtrace", " Did you mean get-backtrace? "),
+        ("describe-sybmol", " Did you mean describe-symbol"),
+        ("frobnicate", " There are: "),
+    ] {
+        let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
+        let message = answer["error"]["message"].as_str().expect("a sentence");
+        assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
+        assert!(message.contains(" There are: evaluate-lisp, describe-last-error, "), "{message}");
     }
     server.goes_on();
 }
@@ -754,4 +770,9 @@ fn a_server_that_cannot_start_says_why() {
     let end = server.end();
     assert_eq!(end.status.code(), Some(1));
     assert!(end.stderr.contains("heap"), "{}", end.stderr);
+}
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
 }

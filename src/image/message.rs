@@ -64,9 +64,11 @@ const MANY: usize = 1024;
 impl Drop for Handle {
     fn drop(&mut self) {
         let released = &*RELEASED;
+        // Counted first: who takes it counts it off.
+        let count = released.count.fetch_add(1, Ordering::AcqRel) + 1;
         // The receiver is never dropped.
         let _ = released.sender.send(self.0);
-        if (released.count.fetch_add(1, Ordering::AcqRel) + 1).is_multiple_of(MANY)
+        if count.is_multiple_of(MANY)
             && let Some(wake) = WAKE.get()
         {
             wake();

@@ -11,6 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 use super::float_traps::{self, Masked};
+use super::protocol::Event;
 use super::{process, signals};
 
 /// How a call ended.
@@ -33,6 +34,17 @@ pub(crate) trait Program: Send + Sync + 'static {
 
     /// Calls a function, whose answer it writes.
     fn call(&self, inside: &Inside, function: u64, message: Words, answer: &mut Vec<u64>) -> CallStatus;
+
+    /// Takes what a thread that works for the program prints, or warns of.
+    fn event(&self, event: Event<'_>);
+}
+
+/// Hands an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
+pub(super) fn event(event: Event<'_>) {
+    if let Some(program) = PROGRAM.get() {
+        // What panics there has nobody to be told.
+        let _ = catch_unwind(AssertUnwindSafe(|| program.event(event)));
+    }
 }
 
 static PROGRAM: OnceCell<Arc<dyn Program>> = OnceCell::new();

@@ -8,7 +8,6 @@ use super::enter::Cx;
 use super::value::Value;
 use crate::error::BootError;
 use crate::image::program::Words;
-pub use crate::outcome::Restart as RestartOffer;
 
 /// Why a call of the library failed.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +77,16 @@ pub struct Condition {
     message: String,
     restarts: Vec<RestartOffer>,
     frames: Vec<Frame>,
+}
+
+/// A restart that was there where a condition was signalled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RestartOffer {
+    /// Its name, without package, in upper case as a rule.
+    pub name: String,
+    /// What it says it does.
+    pub description: String,
 }
 
 /// A function call that was under way where a condition was signalled.

@@ -1,5 +1,6 @@
 //! The handle on the image.
 
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::options::{Options, Restart};
+use super::output::{STREAMS, Streams};
 use super::pool;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
@@ -47,16 +49,22 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 /// let lisp = sbcl::Lisp::builder().heap(2 << 30).threads(2).boot()?;
 /// # Ok::<(), sbcl::Error>(())
 /// ```
-#[derive(Debug, Clone)]
 #[must_use = "nothing is booted before `boot` is called"]
 pub struct Builder {
     image: ImageConfig,
     threads: u32,
+    streams: Streams,
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder").field("image", &self.image).field("threads", &self.threads).finish_non_exhaustive()
+    }
 }
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { image: ImageConfig::default(), threads: 1 }
+        Self { image: ImageConfig::default(), threads: 1, streams: Streams::default() }
     }
 }
 
@@ -85,6 +93,33 @@ impl Builder {
         self
     }
 
+    /// Where what Lisp prints to `*standard-output*` goes: to this process' own standard output unless it is set. It must
+    /// not call Lisp.
+    pub fn stdout(mut self, stream: impl Write + Send + 'static) -> Self {
+        self.streams.stdout = Some(Mutex::new(Box::new(stream)));
+        self
+    }
+
+    /// Where what Lisp prints to `*error-output*` goes: to this process' own standard error unless it is set. It must not
+    /// call Lisp.
+    pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
+        self.streams.stderr = Some(Mutex::new(Box::new(stream)));
+        self
+    }
+
+    /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set.
+    pub fn stdin(mut self, stream: impl Read + Send + 'static) -> Self {
+        self.streams.stdin = Some(Mutex::new(Box::new(stream)));
+        self
+    }
+
+    /// What is told of the warnings of code that is evaluated or loaded: their class and what they report. Unless it is
+    /// set they are events of `tracing`, of the target `sbcl`. It must not call Lisp.
+    pub fn on_warning(mut self, hook: impl Fn(&str, &str) + Send + Sync + 'static) -> Self {
+        self.streams.warnings = Some(Box::new(hook));
+        self
+    }
+
     /// Boots, which takes 10 to 30 ms.
     ///
     /// # Errors
@@ -95,6 +130,7 @@ impl Builder {
         // A second boot must not disturb the pool of the first: it fails before that is served.
         let program = pool::install();
         let session = Session::start_with(&self.image, Limits::default(), Some((program, threads)))?;
+        let _ = STREAMS.set(self.streams);
         let options = Options { group: Options::new_group(), ..Options::default() };
         let lisp = Lisp { session, options: Arc::new(options) };
         Ok(LISP.get_or_init(|| lisp).clone())

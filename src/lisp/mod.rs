@@ -8,6 +8,7 @@ mod function;
 mod future;
 mod handle;
 mod options;
+mod output;
 mod pool;
 mod value;
 

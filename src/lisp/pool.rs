@@ -16,9 +16,10 @@ use super::define;
 use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::options::Options;
+use super::output;
 use super::value::Value;
-use crate::image::message;
 use crate::image::program::{self, CallStatus, End, Inside, Over, Program, Task, Words};
+use crate::image::{Event, message};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
 /// makes one call after another comes back.
@@ -407,6 +408,10 @@ impl Program for Pool {
         let result = catch_unwind(AssertUnwindSafe(|| match function {
             RUN => run_task(&cx, &message),
             ASK => ask(&cx, &message, &mut writer),
+            READ_INPUT => {
+                output::read().write(&mut writer);
+                Ok(())
+            }
             _ => define::call(&cx, function, &message, &mut writer),
         }));
         let status = match result {
@@ -433,11 +438,16 @@ impl Program for Pool {
         drop(before);
         status
     }
+
+    fn event(&self, event: Event<'_>) {
+        output::take(event);
+    }
 }
 
 /// Numbers of the functions that are there from the beginning: `enum sbcl_program_function`.
 const RUN: u64 = 0;
 const ASK: u64 = 1;
+const READ_INPUT: u64 = 2;
 
 /// Why a function of the program's has no value.
 pub(super) enum Failure {
