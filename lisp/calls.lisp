@@ -121,30 +121,6 @@ and START. A single value is itself where START is, and counts as none."
 
 ;;; Conditions as the program gets them
 
-(defun bounded-text (limit function)
-  "Return what FUNCTION, of a stream, prints, at most LIMIT characters of it; and what PUSH-TEXT returns."
-  (declare (type function function))
-  (let* ((parts '())
-         (left limit)
-         (result (let ((*text-sink* (lambda (string start end)
-                                      (let ((end (min end (+ start left))))
-                                        (decf left (- end start))
-                                        (push (subseq string start end) parts)
-                                        (zerop left)))))
-                   (push-text 0 function))))
-    (values (if (and parts (null (rest parts)))
-                (first parts)
-                (apply #'concatenate 'string (nreverse parts)))
-            result)))
-
-(defun printed (object limit)
-  "Return OBJECT as PRIN1 has it, at most LIMIT characters, which are marked where some are missing."
-  (with-server-syntax ()
-    (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
-      (cond ((null result) text)
-            ((eq result :enough) (concatenate 'string text "..."))
-            (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))))
-
 (defun condition-message (condition)
   "Return what CONDITION reports of itself."
   (with-server-syntax (:length 100 :level 10)

@@ -185,7 +185,7 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
 
 ;;; Functions by name
 
-(defun token-end (text start)
+(defun name-end (text start)
   "Return where the part of a symbol's name that begins at START of TEXT ends: at a colon, or at the end."
   (let ((end (position #\: text :start start)))
     (or end (length text))))
@@ -198,7 +198,7 @@ is not interned unless INTERN is true; signal an error when there is none."
              (if (and (plusp end) (char= #\| (char part 0) (char part end)))
                  (subseq part 1 end)
                  (string-upcase part)))))
-    (let* ((colon (token-end text 0))
+    (let* ((colon (name-end text 0))
            (package (cond ((= colon (length text)) *package*)
                           ((zerop colon) (find-package "KEYWORD"))
                           (t (find-user-package (subseq text 0 colon)))))
@@ -264,7 +264,7 @@ such a symbol."
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
 variables are written in SHAPES. A package that does not exist is made, and the name is exported."
-  (let* ((colon (token-end name 0))
+  (let* ((colon (name-end name 0))
          (package (if (= colon (length name))
                       *package*
                       (or (user-package (subseq name 0 colon))
@@ -301,7 +301,7 @@ variables are written in SHAPES. A package that does not exist is made, and the 
 (defun printed-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1, or PRINC unless ESCAPE; at most LIMIT characters."
   (if escape
-      (printed object limit)
+      (with-server-syntax () (printed object limit))
       (with-server-syntax ()
         (let ((*print-escape* nil))
           (values (bounded-text limit (lambda (stream) (princ object stream))))))))
@@ -347,7 +347,7 @@ variables are written in SHAPES. A package that does not exist is made, and the 
         for name = (sb-mop:slot-definition-name slot)
         repeat 100
         when (slot-boundp object name)
-          collect (list (string-downcase (symbol-name name)) (printed (slot-value object name) 1000))))
+          collect (list (string-downcase (symbol-name name)) (with-server-syntax () (printed (slot-value object name) 1000)))))
 
 (defun element-of-object (object key)
   "Return what OBJECT has under KEY, and true; or NIL and NIL: an element of a sequence by number, an entry of a table, of

@@ -80,7 +80,7 @@ impl Value {
         pool::run(|cx| cx.ask(Entry::TypeOf, |writer| self.write(writer)))
     }
 
-    /// It as `prin1` has it, at most `limit` characters, and where there are more, three dots.
+    /// It as `prin1` has it, at most `limit` characters, and where there are more, `…`.
     ///
     /// # Errors
     /// When Lisp does not answer. That an object cannot be printed is told in the text.

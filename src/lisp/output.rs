@@ -1,0 +1,84 @@
+//! What Lisp prints and warns of on the threads that work for the program.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use crate::image::Event;
+
+type Sink = Mutex<Box<dyn Write + Send>>;
+/// Told of a warning's class and of what it reports.
+type WarningHook = Box<dyn Fn(&str, &str) + Send + Sync>;
+
+/// Where it all goes.
+#[derive(Default)]
+pub(super) struct Streams {
+    pub(super) stdout: Option<Sink>,
+    pub(super) stderr: Option<Sink>,
+    pub(super) stdin: Option<Mutex<Box<dyn Read + Send>>>,
+    pub(super) warnings: Option<WarningHook>,
+}
+
+/// Of the one image of this process.
+pub(super) static STREAMS: OnceLock<Streams> = OnceLock::new();
+
+thread_local! {
+    /// The class of the warning whose text is to come.
+    static WARNING: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+fn write(sink: Option<&Sink>, mut standard: impl Write, text: &str) {
+    // There is nobody to tell of a stream that takes nothing.
+    let _ = match sink {
+        Some(sink) => {
+            let mut sink = sink.lock();
+            sink.write_all(text.as_bytes()).and_then(|()| sink.flush())
+        }
+        None => standard.write_all(text.as_bytes()).and_then(|()| standard.flush()),
+    };
+}
+
+/// Takes what a thread prints, or warns of.
+pub(super) fn take(event: Event<'_>) {
+    let streams = STREAMS.get();
+    match event {
+        Event::Stdout(text) => {
+            write(streams.and_then(|streams| streams.stdout.as_ref()), io::stdout(), &text.to_owned());
+        }
+        Event::Stderr(text) => {
+            write(streams.and_then(|streams| streams.stderr.as_ref()), io::stderr(), &text.to_owned());
+        }
+        Event::Warning(class, _) => WARNING.set(class.to_owned()),
+        Event::WarningText { text, .. } => {
+            let (class, text) = (WARNING.take().to_lowercase(), text.to_owned());
+            match streams.and_then(|streams| streams.warnings.as_ref()) {
+                Some(hook) => hook(&class, &text),
+                None => tracing::warn!(target: "sbcl", "{class}: {text}"),
+            }
+        }
+        Event::Notice(text) => tracing::info!(target: "sbcl", "{}", text.to_owned()),
+        _ => {}
+    }
+}
+
+/// The next part of the input; `None` at its end, or where there is none.
+pub(super) fn read() -> Option<String> {
+    let stdin = STREAMS.get()?.stdin.as_ref()?;
+    let mut octets = Vec::new();
+    let mut stdin = stdin.lock();
+    let mut buffer = [0; 4096];
+    loop {
+        let room = if octets.is_empty() { buffer.len() } else { 1 };
+        let count = stdin.read(&mut buffer[..room]).ok()?;
+        octets.extend_from_slice(&buffer[..count]);
+        match std::str::from_utf8(&octets) {
+            Ok("") => return None,
+            Ok(text) => return Some(text.to_owned()),
+            // An unfinished character: what is left of it follows.
+            Err(error) if error.error_len().is_none() && count > 0 => {}
+            Err(_) => return Some(String::from_utf8_lossy(&octets).into_owned()),
+        }
+    }
+}

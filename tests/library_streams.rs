@@ -1,0 +1,121 @@
+//! Output, input, warnings and several threads: chosen at boot, so this is a program of its own.
+
+use std::io::{self, Cursor, Write};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sbcl::{Error, Lisp};
+
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Kept {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+#[test]
+fn streams_warnings_and_threads_are_what_they_were_booted_with() {
+    let (stdout, stderr, warnings) = (Kept::default(), Kept::default(), Kept::default());
+    let mut warned = warnings.clone();
+    let warned = Mutex::new(move |class: &str, text: &str| writeln!(warned, "{class}: {text}").unwrap());
+    let lisp = Lisp::builder()
+        .heap(1 << 30)
+        .threads(2)
+        .stdout(stdout.clone())
+        .stderr(stderr.clone())
+        .stdin(Cursor::new("first line\nzweite größe\n(:a 1)"))
+        .on_warning(move |class, text| warned.lock().unwrap()(class, text))
+        .boot()
+        .unwrap();
+
+    lisp.eval::<()>(r#"(format t "to stdout ~a" "λ")"#).unwrap();
+    lisp.eval::<()>(r#"(format *error-output* "to stderr")"#).unwrap();
+    assert_eq!((stdout.text().as_str(), stderr.text().as_str()), ("to stdout λ", "to stderr"));
+
+    assert_eq!(
+        lisp.eval::<(String, String)>("(values (read-line) (read-line))").unwrap(),
+        ("first line".into(), "zweite größe".into())
+    );
+    assert_eq!(lisp.eval::<String>("(prin1-to-string (read))").unwrap(), "(:A 1)");
+    assert!(lisp.eval::<()>("(read)").unwrap_err().condition().unwrap().is("end-of-file"));
+
+    lisp.load_str("(defun unwarned () (undefined-in-streams)) (warn \"by hand\")").unwrap();
+    let text = warnings.text();
+    assert!(text.contains("simple-warning: by hand") && text.contains("undefined function"), "{text}");
+    assert_eq!(stderr.text(), "to stderr");
+
+    // Two calls at once: each waits for what the other one does.
+    lisp.load_str("(defvar *one* (sb-thread:make-semaphore)) (defvar *other* (sb-thread:make-semaphore))").unwrap();
+    let caller = {
+        let lisp = lisp.clone();
+        std::thread::spawn(move || {
+            lisp.eval::<bool>(
+                "(progn (sb-thread:signal-semaphore *one*) (sb-thread:wait-on-semaphore *other* :timeout 20))",
+            )
+        })
+    };
+    let met = lisp
+        .eval::<bool>("(prog1 (sb-thread:wait-on-semaphore *one* :timeout 20) (sb-thread:signal-semaphore *other*))")
+        .unwrap();
+    assert!(met && caller.join().unwrap().unwrap());
+
+    // Many callers, errors, callbacks, collections and drops at once.
+    let inner = lisp.clone();
+    lisp.define("host:half", "Half of N.", move |n: i64| -> Result<i64, Error> {
+        if n % 2 == 0 { inner.call("floor", (n, 2)) } else { Err(Error::Other(format!("{n} is odd").into())) }
+    })
+    .unwrap();
+    let end = Instant::now() + Duration::from_secs(2);
+    let threads: Vec<_> = (0..16_i64)
+        .map(|number| {
+            let lisp = lisp.clone();
+            std::thread::spawn(move || {
+                let mut calls = 0;
+                while Instant::now() < end {
+                    let n = number + calls;
+                    let half = lisp.eval::<i64>(&format!("(host:half {n})"));
+                    assert_eq!(half.ok(), (n % 2 == 0).then_some(n / 2));
+                    let list = lisp.value(vec![n; 10]).unwrap();
+                    assert_eq!(lisp.call::<i64>("reduce", (lisp.function("+").unwrap(), &list)).unwrap(), 10 * n);
+                    if number == 0 {
+                        lisp.eval::<()>("(sb-ext:gc)").unwrap();
+                    }
+                    std::thread::spawn(move || drop(list)).join().unwrap();
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .collect();
+    let calls: i64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert!(calls > 16, "{calls}");
+
+    // A million handles leave no more behind than there were at once.
+    lisp.enter(|cx| {
+        let make = cx.function("list")?;
+        for _ in 0..1000 {
+            let handles: Result<Vec<sbcl::Value>, Error> = (0..1000).map(|n| make.call((n,))).collect();
+            drop(handles?);
+        }
+        Ok(())
+    })
+    .unwrap();
+    // Each call lets go of some.
+    for _ in 0..2000 {
+        lisp.eval::<()>("1").unwrap();
+    }
+    let kept: i64 = lisp.eval("(count-if #'consp sbcl-host::**values**)").unwrap();
+    assert!(kept < 2000, "{kept}");
+}
