@@ -567,3 +567,8 @@ fn frame_locals_come_in_the_same_order() {
     assert_eq!(good(&mut server, "frame-locals", json!({"frame": 1})), "Z = 1\nY = (1)\nA = ((1))");
     good(&mut server, "abort-evaluation", json!({}));
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
+}
