@@ -116,26 +116,27 @@ the thread that evaluates, while it has nothing else to do."
     (setf **checkpoint** name)
     ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
     (without-interrupts
-      (setf begin (get-internal-real-time))
+      (setf begin (monotonic-milliseconds))
       (sb-impl::finalizer-thread-stop)
       (unwind-protect
            (when (eql 0 (setf process (fork-image)))
              (save-image path))
         (sb-impl::finalizer-thread-start))
-      (setf end (get-internal-real-time)))
+      (setf end (monotonic-milliseconds)))
     (when (minusp process)
       (setf **checkpoint** before)
       (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
     (push-record "saving" :process process
-                          :stopped (round (* 1000000 (- end begin)) internal-time-units-per-second)
+                          :stopped (values (round (* 1000 (- end begin))))
                           :timers (let ((timers (length (sb-ext:list-all-timers))))
                                     (and (plusp timers) timers)))
     (dolist (thread threads)
       (push-record "thread" :name (thread-title thread)))))
 
 (define-query :image-name (&key)
-  "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was."
-  (push-record "image" :name **checkpoint**))
+  "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's
+`package`."
+  (push-record "image" :name **checkpoint** :package (package-name (current-package))))
 
 (defun begin-after-checkpoint ()
   "Give this image, which was booted from a checkpoint, what saving it took away."

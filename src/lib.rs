@@ -24,6 +24,8 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+#[cfg(feature = "mcp")]
+mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;
