@@ -1,5 +1,7 @@
 //! The command line.
 
+mod check;
+
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
@@ -86,6 +88,19 @@ enum Command {
     Probe {
         #[command(flatten)]
         options: Options,
+    },
+    /// Say what the reader would refuse in Lisp source, without evaluating it: parentheses, by what the indentation says
+    /// of where they went wrong, strings, comments, syntax; a line each, `file:line:column: message`. Exits with status 0
+    /// when the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a
+    /// file cannot be read or written.
+    Check {
+        /// Put parentheses, quotes and comment marks where the indentation suggests, if the reader then gets through: files
+        /// are changed in place, `-` is written to stdout. What is repaired counts as fine.
+        #[arg(long)]
+        fix: bool,
+        /// Files, directories with Lisp source in them, or `-` for stdin.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
     },
     /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
     #[command(hide = true)]
@@ -219,6 +234,12 @@ pub fn main() -> ! {
                 work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory)
             }
             Command::Probe { options } => probe(options, stdio),
+            Command::Check { fix, files } => {
+                check::run(&files, fix, stdio.input, stdio.output).unwrap_or_else(|reason| {
+                    say(&reason);
+                    EVAL_IMPOSSIBLE
+                })
+            }
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),

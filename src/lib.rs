@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+pub mod check;
 #[cfg(feature = "mcp")]
 mod checkpoints;
 mod config;

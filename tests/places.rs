@@ -293,6 +293,97 @@ fn what_a_files_top_level_form_signals_has_its_place() {
 }
 
 #[test]
+fn what_a_file_compiles_as_it_is_loaded_has_its_place() {
+    let mut server = Server::ready();
+    let path = directory("nested").join("n.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n; é\n(defun make-it ()\n  (compile nil '(lambda (x) x\n     (car 1 2))))\n\
+         (defparameter *made* (make-it))\n\n(progn\n  (eval '(defun evaluated (y)\n           (let ((z 1)) (+ \"a\" y)))))\n\
+         (eval '(defun again (z) 1))\n(warn \"loading\")\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    let expected = [
+        format!("CAR is called with two arguments, but wants exactly one. ({place}:6, in (DEFPARAMETER *MADE*))\n"),
+        format!("The variable Z is defined but never used. ({place}:"),
+        format!("Constant \"a\" conflicts with its asserted type NUMBER. ({place}:"),
+        format!("({place}:11, in (EVAL '(DEFUN AGAIN)))\n"),
+        format!("SIMPLE-WARNING: loading ({place}:12, in (WARN))"),
+    ];
+    for code in ["(load {})", "(load (compile-file {}))", "(list 1)\n(load {})", "(list 1)\n(load (compile-file {}))"] {
+        let text = server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        for warning in &expected {
+            assert!(text.contains(warning), "{code}: {warning}\n{text}");
+        }
+        let (_, warnings) = text.split_once("[warnings]\n").unwrap();
+        let (warnings, _) = warnings.split_once("\n\n=> ").unwrap();
+        for warning in warnings.lines() {
+            assert!(warning.contains(&format!(" ({place}:")), "{code}: {text}");
+        }
+    }
+    // What is not of the file is not said to be.
+    let text = server.evaluate("(list 1)\n(eval '(defun later (x) 1))");
+    assert!(text.contains("never used. (line 2)") || text.ends_with("never used.\n\n=> LATER"), "{text}");
+}
+
+#[test]
+fn an_error_while_a_file_is_loaded_names_file_line_and_form() {
+    let mut server = Server::ready();
+    let directory = directory("loading");
+    let path = directory.join("late.lisp");
+    std::fs::write(directory.join("late.asd"), "(defsystem \"late\" :components ((:file \"late\")))").unwrap();
+    server.evaluate(&format!("(asdf:load-asd {:?})", directory.join("late.asd")));
+    let place = shown(&path);
+    // The form that fails; the line that is told of a source file, and of a compiled one; and what the form is called.
+    for (form, source, compiled, heading) in [
+        ("(error \"at top\")", 4, 4, "(ERROR)"),
+        ("(let ((é (read-from-string \"nowhere\")))\n  (list é\n    (symbol-value é)))", 4, 6, "(LET)"),
+        ("(defvar *v*\n  (symbol-value 'unbound-here))", 4, 5, "(DEFVAR *V*)"),
+        ("(defun deep (x) (list (car x)))\n(progn\n  (list\n    (deep 5)))", 5, 7, "(PROGN)"),
+        ("#+no-such (error \"not this\")\n(no-such-function 5)", 5, 5, "(NO-SUCH-FUNCTION 5)"),
+    ] {
+        std::fs::write(&path, format!("(in-package :cl-user) ; ünïcödé\n\n#| (error |#\n{form}\n(print :after)\n"))
+            .unwrap();
+        for (code, line) in [
+            ("(load {})", source),
+            ("(load (compile-file {}))", compiled),
+            ("(progn {} (asdf:load-system \"late\" :force t))", compiled),
+        ] {
+            let text = fail(&mut server, &code.replace("{}", &format!("{path:?}")));
+            assert!(text.contains(&format!("\nIn {place}:{line}, in {heading}.\n")), "{code}: {form}\n{text}");
+            assert!(text.contains("[ERROR] ") && text.chars().count() < 1_500, "{code}: {form}\n{text}");
+            if line == compiled && code != "(load {})" {
+                let text = backtrace_of(&mut server);
+                let line = form.lines().nth(compiled - 4).unwrap().trim();
+                assert!(
+                    location(&text, "(\"top level form\")").ends_with(&format!(": {line}")),
+                    "{form}: {line}\n{text}"
+                );
+            }
+        }
+    }
+    // The innermost file counts, and none does once all are loaded.
+    let outer = directory.join("outer.lisp");
+    std::fs::write(&outer, format!("(in-package :cl-user)\n(load (compile-file {path:?}))\n")).unwrap();
+    let text = fail(&mut server, &format!("(load {outer:?})"));
+    assert!(text.contains(&format!("\nIn {place}:5, in (NO-SUCH-FUNCTION 5).\n")), "{text}");
+    std::fs::write(&path, "(in-package :cl-user)\n(defun fine () (error \"x\"))").unwrap();
+    std::fs::write(&outer, format!("(in-package :cl-user)\n(progn (load (compile-file {path:?}))\n (fine))\n"))
+        .unwrap();
+    let text = fail(&mut server, &format!("(load (compile-file {outer:?}))"));
+    assert!(text.contains(&format!("\nIn {}:3, in (PROGN).\n", shown(&outer))), "{text}");
+    assert!(!fail(&mut server, "(fine)").contains("\nIn "));
+    // The text of another version is not shown for it.
+    std::fs::write(&path, "(in-package :cl-user)\n\n(error \"old\")").unwrap();
+    set_age(&path, 50);
+    server.evaluate(&format!("(compile-file {path:?}) nil"));
+    std::fs::write(&path, "(in-package :cl-user)\n; changed\n\n(error \"new\")").unwrap();
+    let text = fail(&mut server, &format!("(load {:?})", path.with_extension("fasl")));
+    assert!(text.contains(&format!("\nIn {place} (changed since).\n")), "{text}");
+}
+
+#[test]
 fn errors_of_the_reader_have_line_and_column() {
     let mut server = Server::ready();
     for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
@@ -382,13 +473,22 @@ fn locals_come_once_in_the_order_of_the_code() {
 #[test]
 fn what_is_not_there_gets_near_names() {
     let mut server = Server::ready();
-    server.evaluate("(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ()) (defpackage :my-app)");
+    server.evaluate(
+        "(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ())
+                     (defpackage :my-app (:export #:public)) (intern \"INTERNAL\" :my-app)",
+    );
     for (code, hint) in [
         ("(frobnicat 1)", "Did you mean FROBNICATE?"),
         ("(list *setting*)", "Did you mean *SETTINGS*?"),
         ("(make-instance 'rectangel)", "Did you mean RECTANGLE?"),
         ("(in-package :my-ap)", "Did you mean MY-APP?"),
         ("(sb-ext:qiut)", "Did you mean QUIT?"),
+        ("(sb-ext::qiut)", "Did you mean QUIT?"),
+        ("cl::defunn", "Did you mean DEFUN?"),
+        ("(my-app:internal 1)", "Did you mean MY-APP::INTERNAL?"),
+        ("(my-app:publik 1)", "Did you mean MY-APP:PUBLIC?"),
+        ("(my-ap:public 1)", "Did you mean MY-APP?"),
+        ("(use-package :my-ap)", "Did you mean MY-APP?"),
     ] {
         let text = fail(&mut server, code);
         assert!(text.contains(&format!("\n{hint}\n\n[Backtrace]")), "{code}:\n{text}");
@@ -529,6 +629,70 @@ fn methods_and_slots_are_described() {
         text.starts_with("ONLY-A-PACKAGE [PACKAGE]\n  Nicknames: OAP\n  Uses: COMMON-LISP\n  Exports: 2 symbols"),
         "{text}"
     );
+}
+
+#[test]
+fn inherited_slots_writers_and_setf_functions_are_described() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defclass shape () ((name :initarg :name :accessor shape-name) (id :reader shape-id :writer set-id)))\n\
+         (defclass circle (shape) ((r :type real)))\n(defstruct base a)\n(defstruct (derived (:include base)) (b 1 :type fixnum))\n\
+         (define-condition failed (error) ((code :initarg :code :reader failed-code)))\n\
+         (defun side (x) x)\n(defun (setf side) (v x) (list v x))\n(defsetf edge set-edge)",
+    );
+    for (name, details) in [
+        (
+            "circle",
+            "\n  Slots: 3\n    R, type REAL\n    NAME, initarg :NAME, accessor SHAPE-NAME, from SHAPE\n    \
+             ID, accessor SHAPE-ID, writer SET-ID, from SHAPE\n",
+        ),
+        ("derived", "\n  Slots: 2\n    B, type FIXNUM, accessor DERIVED-B\n    A, accessor DERIVED-A, from BASE\n"),
+        ("failed", "\n  Slots: 1\n    CODE, initarg :CODE, accessor FAILED-CODE\n"),
+        ("side", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
+        ("(setf side)", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
+        ("#'side", "COMMON-LISP-USER::SIDE [FUNCTION]\n  Arglist: (X)\n"),
+        ("edge", "(SETF COMMON-LISP-USER::EDGE) [SETF EXPANDER]"),
+    ] {
+        let text = good(&mut server, "describe-symbol", json!({"name": name}));
+        assert!(text.contains(details), "{name}: {text}");
+    }
+    // The system's own are as short as they are.
+    let text = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(text.starts_with("COMMON-LISP:CAR [FUNCTION]\n") && !text.contains("SETF"), "{text}");
+    assert!(!good(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
+    // A condition's accessors go with it, too; what is no macro function is said to be what it is.
+    server.evaluate("(define-symbol-macro here 1) (define-compiler-macro side (x) x)");
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
+    assert!(text.contains("[Macros]\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
+}
+
+#[test]
+fn the_text_of_methods_and_packages_can_be_had() {
+    let mut server = Server::ready();
+    let path = directory("methods").join("m.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n(defgeneric run (x) (:method ((x list)) x))\n\n(defmethod run ((x integer))\n  (list x))\n\
+         (progn\n  (defmethod run ((x string)) 1)\n  (defmethod run ((x symbol)) 2))\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    for code in ["(load {})", "(load (compile-file {}))"] {
+        server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        let text = good(&mut server, "describe-symbol", json!({"name": "run", "source": true}));
+        let expected = format!("\n    (INTEGER)  {place}:4\n      (defmethod run ((x integer))\n        (list x))\n");
+        assert!(text.contains(&expected), "{text}");
+        // Which of two is meant cannot be told.
+        assert!(!text.contains("(defmethod run ((x string))"), "{text}");
+        assert!(text.ends_with("\n  Text:\n    (defgeneric run (x) (:method ((x list)) x))"), "{text}");
+        assert!(!good(&mut server, "describe-symbol", json!({"name": "run"})).contains("defmethod"));
+    }
+    server.evaluate("(defmethod alone ((x integer)) x)\n(defpackage :texts (:use :cl)\n  (:export #:a))");
+    let text = good(&mut server, "describe-symbol", json!({"name": "alone", "source": true}));
+    assert!(text.ends_with(", line 1\n      (defmethod alone ((x integer)) x)"), "{text}");
+    let text = good(&mut server, "describe-symbol", json!({"name": "texts", "source": true}));
+    assert!(text.ends_with("\n  Text:\n    (defpackage :texts (:use :cl)\n      (:export #:a))"), "{text}");
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub(super) struct Worker {
     reset: Option<u64>,
     /// How the checkpoint is told of that the reset went back to.
     returned: Option<Result<Returned, String>>,
+    /// The last image was lost, not replaced as somebody asked.
+    crashed: bool,
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
@@ -67,6 +69,10 @@ impl Worker {
     /// The outcome of such a job, which is an error like any other.
     pub(super) fn lost(&self, session: &Session) -> Outcome {
         let mut outcome = self.lost.clone();
+        if !self.crashed {
+            // It was asked for before the reset, which has cleared the error state.
+            return outcome;
+        }
         if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
             session.withdraw_notice(&error.message.text);
             if error.id > 0 {
@@ -150,7 +156,18 @@ pub(super) fn take_over(
             Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, &report, &[])))
         }
     });
-    Worker { output, driver, status, through: init.through, reset: init.reset, returned, lost, told: Arc::default() }
+    let crashed = init.crash.is_some();
+    Worker {
+        output,
+        driver,
+        status,
+        through: init.through,
+        reset: init.reset,
+        returned,
+        crashed,
+        lost,
+        told: Arc::default(),
+    }
 }
 
 /// How restoring went.
@@ -222,7 +239,7 @@ fn shortened(text: &str) -> String {
 fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     let Some(crash) = &init.crash else {
         let by = if init.returned.is_some() { "a checkpoint" } else { "reset-session" };
-        return failed("IMAGE-LOST", format!("The evaluation ended with its image, which {by} has replaced."));
+        return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
     };
     let restored = restored(init, report, crash);
     let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
