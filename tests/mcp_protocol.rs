@@ -109,7 +109,7 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes = ["evaluate-lisp", "evaluation", "reset-session"].contains(&name) || debugs.contains(&name);
+        let changes = ["evaluate-lisp", "evaluation", "checkpoint", "reset-session"].contains(&name) || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");

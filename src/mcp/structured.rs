@@ -478,27 +478,6 @@ fn object(properties: Value, required: &[&str]) -> Value {
     schema
 }
 
-#[cfg(test)]
-mod tests {
-    use super::parts;
-
-    #[test]
-    fn calls_are_taken_apart() {
-        for (call, function, arguments) in [
-            ("(FOO 1 \"x y\")", "FOO", "1 \"x y\""),
-            ("(FOO)", "FOO", ""),
-            ("((LAMBDA (X) :IN BAR) 3)", "(LAMBDA (X) :IN BAR)", "3"),
-            ("((SETF |a b|) 1 2)", "(SETF |a b|)", "1 2"),
-            ("(|a b| 1)", "|a b|", "1"),
-            ("(\"foreign function: read\")", "\"foreign function: read\"", ""),
-            ("((FLET \"BODY (1\" :IN A\\ B))", "(FLET \"BODY (1\" :IN A\\ B)", ""),
-            ("", "", ""),
-        ] {
-            assert_eq!(parts(call), (function, arguments), "{call}");
-        }
-    }
-}
-
 /// What is told of a checkpoint.
 fn checkpoint_properties() -> Value {
     json!({"name": text(), "evaluation": count(), "saved": text(), "bytes": count()})
@@ -522,5 +501,26 @@ fn checkpoint(reply: &CheckpointReply) -> Value {
             "restored": told(checkpoint), "forgotten": forgotten, "package": package, "notices": notices,
         }),
         CheckpointReply::Deleted(name) => json!({"deleted": name}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn calls_are_taken_apart() {
+        for (call, function, arguments) in [
+            ("(FOO 1 \"x y\")", "FOO", "1 \"x y\""),
+            ("(FOO)", "FOO", ""),
+            ("((LAMBDA (X) :IN BAR) 3)", "(LAMBDA (X) :IN BAR)", "3"),
+            ("((SETF |a b|) 1 2)", "(SETF |a b|)", "1 2"),
+            ("(|a b| 1)", "|a b|", "1"),
+            ("(\"foreign function: read\")", "\"foreign function: read\"", ""),
+            ("((FLET \"BODY (1\" :IN A\\ B))", "(FLET \"BODY (1\" :IN A\\ B)", ""),
+            ("", "", ""),
+        ] {
+            assert_eq!(parts(call), (function, arguments), "{call}");
+        }
     }
 }
