@@ -58,6 +58,7 @@ hold it here. What has been interrupted stays so."
                  (push-reader-position condition)
                  (push-quicklisp-advice condition)
                  (push-hint condition)
+                 (push-load-failure condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))

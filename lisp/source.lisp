@@ -500,6 +500,20 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
     (multiple-value-bind (path found) (path-of-number root (sb-di:code-location-form-number location))
       (and found (conses-at-path root path)))))
 
+(defun toplevel-octet (namestring number)
+  "Return where the form before the top-level form NUMBER, from 0, of the file NAMESTRING ends, in octets, or NIL: what
+SBCL keeps as the start of a form."
+  (let* ((octets (file-octets namestring))
+         (text (and octets (octets-text octets 0 (length octets))))
+         (end (and text
+                   (catch 'confused
+                     (let ((position 0))
+                       (loop repeat number
+                             do (setf position (nth-value 1 (scan-form text position 0))))
+                       position)))))
+    (and end
+         (length (sb-ext:string-to-octets text :end end :external-format :utf-8)))))
+
 (defun find-location-place (location)
   "Return the place of LOCATION, as LOCATION-PLACE does."
   (let* ((source (sb-di:code-location-debug-source location))
@@ -514,7 +528,11 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
            (let ((starts (sb-di:debug-source-start-positions source))
                  (number (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil))
                  (form (guarded (sb-di:code-location-form-number location) (failure) 0)))
-             (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
+             (flet ((start (number)
+                      (cond ((null number) nil)
+                            (starts (and (< number (length starts)) (aref starts number)))
+                            ;; SBCL has them only once the fasl is loaded.
+                            (t (toplevel-octet (sb-ext:native-namestring (parse-namestring file)) number)))))
                (file-place (sb-ext:native-namestring (parse-namestring file))
                            (sb-di:debug-source-created source)
                            (start number) (and number (start (1+ number)))

@@ -3,11 +3,15 @@
 //! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
 //! text, with the number of characters that were left out.
 
+use std::time::Duration;
+
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
 use super::tools::Reply;
-use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
+use crate::outcome::{
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+};
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
 /// The structured content of a reply whose text has at most `max` characters. Where there is nothing to tell of, the
@@ -95,6 +99,9 @@ fn evaluation(outcome: &Outcome) -> Value {
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
         Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
+    if let Some(record) = report::loaded(outcome) {
+        map["loaded"] = loaded(record);
+    }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
             "realMs": timing.real_ms,
@@ -102,6 +109,23 @@ fn evaluation(outcome: &Outcome) -> Value {
             "gcMs": timing.gc_ms,
             "bytesConsed": timing.bytes_consed,
         });
+    }
+    map
+}
+
+/// What was loaded.
+fn loaded(record: &Record) -> Value {
+    let number = |field| record.number(field).unwrap_or(0);
+    let mut map = json!({
+        "name": record.text("name"),
+        "files": number("files"),
+        "compiled": number("compiled"),
+        "upToDate": record.number("present").is_some(),
+        "seconds": Duration::from_millis(number("milliseconds").unsigned_abs()).as_secs_f64(),
+        "systems": record.text("systems").map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
+    });
+    if let Some(definition) = record.text("definition") {
+        map["definition"] = definition.into();
     }
     map
 }
@@ -237,6 +261,11 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
             properties
         }
+        "load" => {
+            let mut properties = evaluation_properties();
+            properties["loaded"] = loaded_schema();
+            properties
+        }
         "evaluation" => {
             // As evaluate-lisp for one that was waited for.
             let mut properties = evaluation_properties();
@@ -274,6 +303,19 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
         json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
     let Value::Object(schema) = object(properties, &[]) else { return None };
     Some(schema)
+}
+
+fn loaded_schema() -> Value {
+    let properties = json!({
+        "name": text(),
+        "files": count(),
+        "compiled": count(),
+        "upToDate": {"type": "boolean"},
+        "seconds": {"type": "number"},
+        "systems": list(&text()),
+        "definition": text(),
+    });
+    object(properties, &["name", "files", "compiled", "upToDate", "seconds", "systems"])
 }
 
 fn status_schema() -> Value {

@@ -9,6 +9,7 @@ mod evaluations;
 mod fit;
 mod frames;
 mod listings;
+mod load;
 
 use std::fmt::Write as _;
 
@@ -20,10 +21,12 @@ pub(crate) use errors::{signalled_error, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
-pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
+pub(crate) use fit::with_brief_output;
+pub use fit::{cut, fitted, fitted_error};
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
+pub(crate) use load::loaded;
 
 pub use crate::outcome::DefinitionFilter;
 

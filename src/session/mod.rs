@@ -32,7 +32,8 @@ use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
-use operation::{Operation, RecordsBuilder};
+pub(crate) use operation::Operation;
+use operation::RecordsBuilder;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -251,6 +252,16 @@ impl Session {
         let running = self.0.running[Lane::Evaluation as usize].lock();
         let running = running.as_ref().filter(|running| running.id == id.0)?;
         running.build.stdout().get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
+    /// [`output_so_far`](Self::output_so_far).
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let running = self.0.running[Lane::Evaluation as usize].lock();
+        let running = running.as_ref().filter(|running| running.id == id.0)?;
+        let text = running.build.progress();
+        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
     /// The error that the last evaluation ended with; `None` once one has succeeded.

@@ -9,6 +9,7 @@ mod errors;
 mod evaluate;
 mod evaluation;
 mod limits;
+mod load;
 mod reply;
 mod reset;
 mod symbol;
@@ -102,7 +103,7 @@ fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
     // Clients that show tools only on demand show this one at once.
     evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
-    let mut tools = vec![evaluate];
+    let mut tools = vec![evaluate, load::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
     tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
@@ -136,6 +137,10 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let step = match &*name {
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
+            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
+        },
+        load::NAME => match request_state {
+            None => load::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
         },
         errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
