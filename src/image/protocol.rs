@@ -241,7 +241,8 @@ pub(crate) enum Event<'a> {
         text: Text<'a>,
         again: bool,
     },
-    Restart(Text<'a>),
+    /// Its number, from 1, and its name.
+    Restart(u64, Text<'a>),
     RestartText(Text<'a>),
     Frame(u64),
     FrameText(Text<'a>),
@@ -303,7 +304,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
             sbcl_event::SBCL_EVENT_ERROR => Self::Error(text),
             sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, again: number != 0 },
-            sbcl_event::SBCL_EVENT_RESTART => Self::Restart(text),
+            sbcl_event::SBCL_EVENT_RESTART => Self::Restart(count, text),
             sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),
             sbcl_event::SBCL_EVENT_FRAME => Self::Frame(count),
             sbcl_event::SBCL_EVENT_FRAME_TEXT => Self::FrameText(text),

@@ -15,6 +15,8 @@ use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 const MESSAGE: usize = 2_000;
 /// Frames that are always shown.
 const FRAMES: usize = 10;
+/// Restarts that the server establishes itself, which are always shown: RETRY and ABORT, the outermost.
+const OWN_RESTARTS: usize = 2;
 /// Characters that a marker in place of what was cut may take.
 const MARKER: usize = 130;
 /// Characters of a notice, or of a warning, when not all fit.
@@ -379,9 +381,11 @@ fn error_within(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
         rest.marker(count, from)
     });
     error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(FRAMES)));
-    let restarts = error.restarts.len().saturating_sub(allowance.of(Part::Restarts));
-    error.restarts.truncate(allowance.of(Part::Restarts));
-    error.restarts_omitted += restarts as u64;
+    // The last ones are the server's own.
+    let (restarts, shown) = (error.restarts.len(), allowance.of(Part::Restarts).max(OWN_RESTARTS));
+    if shown < restarts {
+        error.restarts.drain(shown - OWN_RESTARTS..restarts - OWN_RESTARTS);
+    }
     let slots = error.slots.len().saturating_sub(allowance.of(Part::Slots));
     error.slots.truncate(allowance.of(Part::Slots));
     error.slots_omitted += slots as u64;

@@ -165,8 +165,8 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     if message.len() < error.message.text.len() {
         message.push('…');
     }
-    let restarts = error.restarts.iter().zip(1..);
-    let restarts = restarts.map(|(restart, number)| format!("{number}. {} - {}", restart.name, restart.description));
+    let restarts = error.restarts.iter();
+    let restarts = restarts.map(|restart| format!("{}. {} - {}", restart.number, restart.name, restart.description));
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
     let values = StringSchema::new()
         .title("Values")
@@ -248,7 +248,7 @@ fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult, 
 fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: Result<Option<Outcome>, HoldError>) {
     let error = before.result.as_ref().err();
     let kind = error.map_or_else(String::new, |error| error.kind.clone());
-    let restart = usize::try_from(number).ok().and_then(|number| error?.restarts.get(number.checked_sub(1)?));
+    let restart = error.and_then(|error| error.restarts.iter().find(|restart| restart.number == number));
     let name = restart.map_or_else(String::new, |restart| restart.name.clone());
     let mut after = match after {
         Ok(Some(outcome)) => outcome,
