@@ -60,7 +60,7 @@ that had warnings, which are told of already, is left out then.")
 
 (defvar *compile-failures* nil
   "A list of what makes the compilation of a file fail that is being compiled, newest first, with a NIL at its end: lists of
-the condition's type as told, the condition, file, line, column and form. NIL when nobody asks.")
+the condition's type as told, the condition or what it reports, file, line, column and form. NIL when nobody asks.")
 
 (defconstant +compile-failures+ 5
   "How many of them are kept.")
@@ -72,12 +72,18 @@ the condition's type as told, the condition, file, line, column and form. NIL wh
           ((typep condition 'style-warning) "STYLE-WARNING")
           (t "WARNING"))))
 
+(defun reader-report (condition)
+  "Return what CONDITION reports if it is one of SBCL's reader: later it would say where else the stream is by then."
+  (and (typep condition 'sb-c::input-error-in-compile-file)
+       (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
+       (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
+
 (defun note-compile-failure (type condition place)
   "Note that CONDITION, which is told to be of TYPE and to be at PLACE, makes the compilation of a file fail."
   (when (and *compile-failures*
              (not (typep condition 'style-warning))
              (<= (length *compile-failures*) +compile-failures+))
-    (push (list* type condition place) *compile-failures*)))
+    (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
 
 (defun record-warning (condition)
   "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that

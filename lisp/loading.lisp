@@ -329,7 +329,9 @@ where else SYSTEM was looked for."
        (loop for (type cause file line column form) in (rest (reverse *compile-failures*))
              do (push-line "~@[~A~]~:[:~D~;~*~]~:[:~D~;~*~]~@[ in ~A~]: ~A: "
                            file (eql 0 line) line (eql 0 column) column form type)
-                (push-report (event-code :error-text) cause)))
+                (if (stringp cause)
+                    (event *job-id* (event-code :error-text) 0 cause)
+                    (push-report (event-code :error-text) cause))))
       (t
        (let ((place (and *loaded-file* (guarded (with-source-files () (toplevel-place)) (failure) nil))))
          (cond (place (push-line "In ~A~@[: ~A~]" (written-place place) (place-code place)))

@@ -11,10 +11,11 @@ pub(super) fn is_load(outcome: &Outcome) -> bool {
     outcome.records.iter().any(|record| matches!(record.kind.as_str(), "loading" | "loaded"))
 }
 
-/// True when the message of the error that a load failed with has what this warning says.
+/// True when the message of the error that a load failed with has this warning.
 pub(super) fn is_told(outcome: &Outcome, warning: &Warning) -> bool {
     let Err(error) = &outcome.result else { return false };
-    is_load(outcome) && !warning.message.is_empty() && error.message.text.contains(&warning.message.text)
+    let begins = format!("{}{}: ", place(warning), warning.kind);
+    is_load(outcome) && warning.file.is_some() && error.message.text.contains(&begins)
 }
 
 /// What was loaded; none when that failed, or nothing was to be.
@@ -59,16 +60,20 @@ fn counted(count: i64, what: &str) -> String {
 
 /// A warning, on a line of its own, where it is first: `src/a.lisp:40:3 in (DEFUN PAD): STYLE-WARNING: …`.
 pub(super) fn push_warning(target: &mut String, warning: &Warning) {
-    target.push('\n');
-    if let Some(file) = &warning.file {
-        target.push_str(&escape_markers(file));
-        for number in [warning.line, warning.column].into_iter().flatten() {
-            _ = write!(target, ":{number}");
-        }
-        if let Some(form) = &warning.form {
-            _ = write!(target, " in {}", escape_markers(form));
-        }
-        target.push_str(": ");
+    let (place, kind) = (escape_markers(&place(warning)), escape_markers(&warning.kind));
+    _ = write!(target, "\n{place}{kind}: {}", clipped_message(&warning.message));
+}
+
+/// Where a warning is, with a colon; nothing if it is in no file.
+fn place(warning: &Warning) -> String {
+    let Some(file) = &warning.file else { return String::new() };
+    let mut place = file.clone();
+    for number in [warning.line, warning.column].into_iter().flatten() {
+        _ = write!(place, ":{number}");
     }
-    _ = write!(target, "{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
+    if let Some(form) = &warning.form {
+        _ = write!(place, " in {form}");
+    }
+    place.push_str(": ");
+    place
 }
