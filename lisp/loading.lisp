@@ -307,14 +307,6 @@ where else SYSTEM was looked for."
                 (and (> (length directories) 8) (- (length directories) 8))
                 (fetching-advice))))))
 
-(defun toplevel-place ()
-  "Return the place of the top-level form that is being run, of a fasl, or NIL."
-  (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
-        repeat +all-frames+
-        while (and frame (< (frame-address frame) *boundary*))
-        when (equal "top level form" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
-          return (location-place (sb-di:frame-code-location frame))))
-
 (defun push-load-failure (condition)
   "Push what the report of CONDITION adds that happened while something was loaded, as lines of their own."
   (flet ((push-line (control &rest arguments)
@@ -333,7 +325,5 @@ where else SYSTEM was looked for."
                     (event *job-id* (event-code :error-text) 0 cause)
                     (push-report (event-code :error-text) cause))))
       (t
-       (let ((place (and *loaded-file* (guarded (with-source-files () (toplevel-place)) (failure) nil))))
-         (cond (place (push-line "In ~A~@[: ~A~]" (written-place place) (place-code place)))
-               (*action*
-                (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))))))
+       (when (and *action* (null (guarded (file-hint condition) (failure) nil)))
+         (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))))

@@ -253,7 +253,7 @@ progress
 notes/a.lisp:5:9 in (DEFUN PAD): STYLE-WARNING: The variable M is defined but never used.
 notes/a.lisp:4:1 in (DEFUN PAD): STYLE-WARNING: The variable N is defined but never used.
 notes/b.lisp:4:3 in (DEFUN CALL): STYLE-WARNING: The function PAD is called with zero arguments, but wants exactly one.
-NOTES::MINE: Condition NOTES::MINE was signalled.
+notes/b.lisp:6:1 in (WARN): NOTES::MINE: Condition NOTES::MINE was signalled.
 notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES::NOWHERE";
     assert_eq!(text, expected);
     // Long output is cut: the evaluation has it.
@@ -307,7 +307,7 @@ fn what_fails_names_file_line_form_and_condition() {
         (
             "at-load",
             b"(in-package :broken)\n(defun f (x)\n  (/ 1 x))\n\n(defvar *f*\n  (f 0))\n",
-            &["[ERROR] DIVISION-BY-ZERO", "\nIn at-load/a.lisp:6: (f 0))"],
+            &["[ERROR] DIVISION-BY-ZERO", "\nIn at-load/a.lisp:6, in (DEFVAR *F*)."],
         ),
     ];
     for (name, text, expected) in cases {
