@@ -228,9 +228,11 @@ pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
 }
 
 /// Characters of output that [`with_brief_output`] leaves.
+#[cfg(feature = "mcp")]
 const BRIEF: usize = 1_000;
 
 /// The outcome with little of what was printed: of code that prints for those who watch.
+#[cfg(feature = "mcp")]
 pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
     let mut parts = [usize::MAX; PARTS];
     parts[Part::Output as usize] = BRIEF;
