@@ -107,7 +107,11 @@ warning is recorded."
   (let ((cause (sb-int:encapsulated-condition condition)))
     (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
       (setf *recorded* cause)
-      (push-warning "COMPILE-TIME-ERROR" cause))))
+      (push-warning "COMPILE-TIME-ERROR" cause)
+      (when (typep cause 'sb-int:encapsulated-condition)
+        (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
+          (when hint
+            (event *job-id* (event-code :warning-text) 0 (format nil " ~A" hint))))))))
 
 ;;; The compilation unit
 
