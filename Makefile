@@ -47,4 +47,4 @@ bench: sbcl ## Measure
 
 clean: ## Remove what was built here (SBCL stays in the cache)
 	cargo clean
-	rm -rf tests/clients/typescript/node_modules
+	rm -rf tests/clients/*/node_modules

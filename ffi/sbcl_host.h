@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 4u
+#define SBCL_HOST_CONTRACT 5u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -24,7 +24,7 @@ enum sbcl_lane {
 };
 
 enum sbcl_job_kind {
-  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty */
+  SBCL_JOB_EVALUATE = 1,    /* text: code; name: package or empty; operation: who evaluates it, empty for plainly */
   SBCL_JOB_RESET = 2,       /* remove what the session defined */
   SBCL_JOB_DEFINITIONS = 3, /* list what the session defined; flags: only what is this sbcl_item, 0 for all; argument: at
                                most this many; name: only in this package, or empty */
@@ -36,7 +36,9 @@ enum sbcl_job_kind {
   SBCL_JOB_EVAL_IN_FRAME = 8,     /* argument: frame number; text: code */
   SBCL_JOB_RETURN_FROM_FRAME = 9, /* argument: frame number; text: code */
   SBCL_JOB_RESTART_FRAME = 10,    /* argument: frame number */
-  SBCL_JOB_RELEASE = 11           /* unwind */
+  SBCL_JOB_RELEASE = 11,          /* unwind */
+  /* operation: what is asked, by name */
+  SBCL_JOB_QUERY = 12
 };
 
 /* Flags of SBCL_JOB_EVALUATE. */
@@ -64,6 +66,8 @@ struct sbcl_job {
   const uint32_t *name;
   uint64_t name_length; /* characters */
   uint64_t evaluation;  /* number of the evaluation it belongs to, 0 for none: what is evaluated remembers it */
+  const uint32_t *operation; /* as (:NAME :ARGUMENT value …), values being strings, integers, T, NIL or lists of them */
+  uint64_t operation_length; /* characters */
 };
 
 /* What a job reports. Kinds that "begin" something carry its name as text; those that "continue" append to what was
@@ -110,7 +114,10 @@ enum sbcl_event {
                                     column, 0 if unknown */
   SBCL_EVENT_WARNING_FORM = 33,  /* text: what the form around it is called, as in (DEFUN F) */
   SBCL_EVENT_FRAME_CODE = 34,    /* text: the line of source at the frame begun last */
-  SBCL_EVENT_FRAME_MACHINERY = 35 /* text: whose machinery that frame belongs to, as in "ASDF" */
+  SBCL_EVENT_FRAME_MACHINERY = 35, /* text: whose machinery that frame belongs to, as in "ASDF" */
+  SBCL_EVENT_RECORD = 36,        /* begin: kind of a record, which an operation answers with */
+  SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value, if no text is */
+  SBCL_EVENT_FIELD_TEXT = 38     /* continue */
 };
 
 /* What an SBCL_EVENT_ITEM is. */

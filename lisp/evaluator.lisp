@@ -148,6 +148,30 @@ this one."
             (return result))
           (setf result values))))))
 
+(defun run-operation (text code)
+  "Do the operation in TEXT, CODE being what was sent along. Return the list of values that are to be printed. What it
+defined is made again by evaluating CODE."
+  (declare (type text text code))
+  (multiple-value-bind (name arguments) (read-operation text)
+    (let ((function (gethash name **operations**))
+          (definitions (evaluation-definitions *evaluation*))
+          (evaluated nil)
+          (*form-number* 1)
+          (*form-start* 0))
+      (declare (type function function))
+      (with-reader-settings (package)
+        (prog1 (call-with-form-restarts
+                (lambda ()
+                  (prog1 (with-boundary ()
+                           (apply function
+                                  (lambda ()
+                                    (setf evaluated t)
+                                    (evaluate-forms code))
+                                  arguments))
+                    (check-failure))))
+          (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
+            (push-defining-form 0 (length code) package)))))))
+
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
   (declare (type text name) (type function function))
@@ -195,8 +219,9 @@ lead where they did at first that hold no open stream."
                (say "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
                     symbol (standard-variable-target variable))))))))
 
-(defun evaluate-and-print (code package)
-  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed."
+(defun evaluate-and-print (code package operation)
+  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not empty,
+says what does it."
   (nth-value
    1 (call-until-abandoned
       (lambda ()
@@ -213,7 +238,9 @@ lead where they did at first that hold no open stream."
                (call-with-user-package
                 package
                 (lambda ()
-                  (let ((values (evaluate-forms code)))
+                  (let ((values (if (zerop (length operation))
+                                    (evaluate-forms code)
+                                    (run-operation operation code))))
                     (current-package)
                     (with-boundary ()
                       (mapc #'push-value values)))))))))))))
@@ -251,7 +278,7 @@ lead where they did at first that hold no open stream."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run () (evaluate-and-print (job-text job) (job-name job))))
+    (flet ((run () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)
                  (run))

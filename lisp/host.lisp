@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 4
+(defconstant +contract+ 5
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -26,14 +26,15 @@
     :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
-    :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35)
+    :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
+    :record 36 :field 37 :field-text 38)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
 (declaim (type simple-vector *job-kinds*))
 (defparameter *job-kinds*
   #(nil :evaluate :reset :definitions :describe :interrupt :invoke-restart :frame-locals :eval-in-frame
-    :return-from-frame :restart-frame :release)
+    :return-from-frame :restart-frame :release :query)
   "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
 
 (defconstant +evaluate-timing+ 1
@@ -108,6 +109,7 @@ x87 coprocessor, which takes longer than the rest of a call."
   (argument 0 :type (unsigned-byte 64))
   (text "" :type text)
   (name "" :type text)
+  (operation "" :type text)
   (evaluation 0 :type (unsigned-byte 64)))
 
 (defun copy-text (address length)
@@ -121,7 +123,7 @@ x87 coprocessor, which takes longer than the rest of a call."
 
 (defun next-job (lane)
   "Wait for the next job of LANE and return it, or NIL when the lane is to end."
-  (let ((words (make-array 8 :element-type '(unsigned-byte 64) :initial-element 0)))
+  (let ((words (make-array 10 :element-type '(unsigned-byte 64) :initial-element 0)))
     (when (eql 1 (with-pinned-objects (words)
                    (calling-host
                     (alien-funcall (sap-alien (int-sap **next-job**)
@@ -133,7 +135,8 @@ x87 coprocessor, which takes longer than the rest of a call."
                 :argument (aref words 2)
                 :text (copy-text (aref words 3) (aref words 4))
                 :name (copy-text (aref words 5) (aref words 6))
-                :evaluation (aref words 7)))))
+                :evaluation (aref words 7)
+                :operation (copy-text (aref words 8) (aref words 9))))))
 
 (defun prefer-large-pages ()
   "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a

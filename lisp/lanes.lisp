@@ -91,6 +91,7 @@ made."
      (run-guarded-inspection (lambda ()
                                (push-description (job-text job) (job-name job)
                                                  (logtest +describe-source+ (job-flags job))))))
+    (:query (run-guarded-inspection (lambda () (run-query (job-operation job)))))
     (:interrupt (run-interrupt job) t)
     (t (refuse "No evaluation is held."))))
 

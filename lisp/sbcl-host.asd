@@ -12,7 +12,7 @@
                (:file "evaluation") (:file "source") (:file "definitions")
                (:file "debugger") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
-               (:file "compiler") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
+               (:file "compiler") (:file "operations") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
                (:file "threads") (:file "lanes") (:file "contribs") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The end-to-end tests with the official SDKs: scripts/clients.sh python-1|python-2|typescript
+# The end-to-end tests with the official SDKs and tools: scripts/clients.sh python-1|python-2|typescript|conformance
 # All that they need is installed under the target directory, pinned, and again only when the pins change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,34 +33,38 @@ python_client() {
     "$directory/bin/python" -m pytest -q --color=no
 }
 
-# Distributions' Node.js is often too old for the SDK's 2.x line.
+# Distributions' Node.js is often too old for these: the Inspector asks for 22.19.
 node_serves() {
-    command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)' 2>/dev/null
+    command -v npm >/dev/null &&
+        node -e 'const [a, b] = process.versions.node.split("."); process.exit(a * 100 + +b < 2219 ? 1 : 0)' 2>/dev/null
 }
 
-typescript_client() {
+# node_client DIRECTORY NAME
+node_client() {
+    local directory=$tests/$1
     if ! node_serves; then
         local node
         node=$(environment node "$tests/typescript/node.txt")
         PATH=$node/bin:$PATH
     fi
-    local modules=$tests/typescript/node_modules lock=$tests/typescript/package-lock.json
+    local modules=$directory/node_modules lock=$directory/package-lock.json
     if ! cmp -s "$lock" "$modules/.installed.json"; then
-        echo "clients: installing the TypeScript SDKs"
-        (cd "$tests/typescript" && npm ci --silent --ignore-scripts)
+        echo "clients: installing $2"
+        (cd "$directory" && npm ci --silent --ignore-scripts)
         cp "$lock" "$modules/.installed.json"
     fi
-    echo "clients: TypeScript SDKs, Node.js $(node --version)"
-    cd "$tests/typescript"
+    echo "clients: $2, Node.js $(node --version)"
+    cd "$directory"
     npm --silent test
 }
 
 case ${1:-} in
     python-1) python_client 1 ;;
     python-2) python_client 2 ;;
-    typescript) typescript_client ;;
+    typescript) node_client typescript "the TypeScript SDKs" ;;
+    conformance) node_client conformance "the conformance suite and the Inspector" ;;
     *)
-        echo "usage: scripts/clients.sh python-1|python-2|typescript" >&2
+        echo "usage: scripts/clients.sh python-1|python-2|typescript|conformance" >&2
         exit 2
         ;;
 esac

@@ -33,6 +33,7 @@ suite "Rust" cargo test --release --workspace --no-fail-fast
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2
 suite "TypeScript SDKs" scripts/clients.sh typescript
+suite "Conformance" scripts/clients.sh conformance
 
 for name in ${failed[@]+"${failed[@]}"}; do
     echo "FAILED: $name"

@@ -263,6 +263,8 @@ pub struct Outcome {
     pub held: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
+    /// What an operation found, in its order.
+    pub records: Vec<Record>,
 }
 
 impl Outcome {
@@ -280,8 +282,14 @@ impl Outcome {
         };
         let warnings = self.warnings.iter().map(|warning| 64 + warning.kind.len() + warning.message.text.len());
         let notices = self.notices.iter().map(|notice| 24 + notice.len());
+        let records = self.records.iter().map(Record::bytes);
         let output = self.stdout.text.len() + self.stderr.text.len() + self.background.text.len();
-        512 + output + 4 * self.turns.len() + values + warnings.sum::<usize>() + notices.sum::<usize>()
+        512 + output
+            + 4 * self.turns.len()
+            + values
+            + warnings.sum::<usize>()
+            + notices.sum::<usize>()
+            + records.sum::<usize>()
     }
 
     /// What it printed to stdout and stderr, in the order printed, as far as that is kept.
@@ -323,8 +331,60 @@ impl Outcome {
             warnings: [self.warnings, after.warnings].concat(),
             warnings_omitted: self.warnings_omitted + after.warnings_omitted,
             defined: [self.defined, after.defined].concat(),
+            records: [self.records, after.records].concat(),
             ..after
         }
+    }
+}
+
+/// What a record says under one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Field {
+    /// A string.
+    Text(Clipped),
+    /// An integer.
+    Number(i64),
+}
+
+/// One thing that a query or an operation found: named fields.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// What it is, in lower case.
+    pub kind: String,
+    /// Names in lower case.
+    pub fields: Vec<(String, Field)>,
+}
+
+impl Record {
+    fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| field)
+    }
+
+    /// The text of a field, as far as it is kept.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.field(name)? {
+            Field::Text(text) => Some(&text.text),
+            Field::Number(_) => None,
+        }
+    }
+
+    /// The number that a field is.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<i64> {
+        match self.field(name)? {
+            Field::Number(number) => Some(*number),
+            Field::Text(_) => None,
+        }
+    }
+
+    /// How much memory it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let fields = self
+            .fields
+            .iter()
+            .map(|(name, field)| 64 + name.len() + if let Field::Text(text) = field { text.text.len() } else { 0 });
+        64 + self.kind.len() + fields.sum::<usize>()
     }
 }
 

@@ -97,6 +97,7 @@ prop_compose! {
             result: error.map_or(Ok(values), |error| Err(Arc::new(error))),
             timing: None,
             defined: Vec::new(),
+            records: Vec::new(),
         }
     }
 }
@@ -163,6 +164,7 @@ proptest! {
             timing: None,
             held: false,
             defined: Vec::new(),
+            records: Vec::new(),
         };
         prop_assert_eq!(report::evaluation(&report::fitted(&outcome, 9_500)), report::evaluation(&outcome));
     }
@@ -236,6 +238,7 @@ fn the_marker_says_where_to_go_on() {
         timing: None,
         held: false,
         defined: Vec::new(),
+        records: Vec::new(),
     };
     let max = usize::try_from(Limits::default().max_answer).unwrap();
     let text = report::evaluation(&report::fitted(&outcome, max));

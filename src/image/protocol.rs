@@ -77,6 +77,9 @@ pub(crate) enum JobKind {
     RestartFrame(u64),
     /// Unwind the held evaluation.
     Release,
+    /// Answer the query that the operation is.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    Query,
     /// Interrupt another job.
     Interrupt {
         /// The other job.
@@ -110,6 +113,8 @@ pub(crate) struct Job {
     pub(crate) evaluation: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
+    /// What is asked by name; empty for nothing.
+    pub(crate) operation: Vec<u32>,
 }
 
 impl Job {
@@ -135,6 +140,7 @@ impl Job {
             JobKind::Describe { source } => {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
+            JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -155,6 +161,8 @@ impl Job {
             name: self.name.as_ptr(),
             name_length: self.name.len() as u64,
             evaluation: self.evaluation,
+            operation: self.operation.as_ptr(),
+            operation_length: self.operation.len() as u64,
         }
     }
 }
@@ -264,6 +272,11 @@ pub(crate) enum Event<'a> {
     FrameCode(Text<'a>),
     /// Whose machinery the frame begun last belongs to.
     FrameMachinery(Text<'a>),
+    /// Its kind.
+    Record(Text<'a>),
+    /// Its name, and its value if no text follows.
+    Field(Text<'a>, i64),
+    FieldText(Text<'a>),
 }
 
 impl<'a> Event<'a> {
@@ -307,6 +320,9 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_WARNING_FORM => Self::WarningForm(text),
             sbcl_event::SBCL_EVENT_FRAME_CODE => Self::FrameCode(text),
             sbcl_event::SBCL_EVENT_FRAME_MACHINERY => Self::FrameMachinery(text),
+            sbcl_event::SBCL_EVENT_RECORD => Self::Record(text),
+            sbcl_event::SBCL_EVENT_FIELD => Self::Field(text, number),
+            sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
             _ => return None,
         })
     }

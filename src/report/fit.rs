@@ -265,6 +265,7 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         timing: outcome.timing,
         held: outcome.held,
         defined: Vec::new(),
+        records: outcome.records.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::operation::RecordsBuilder;
 use crate::config::Limits;
 use crate::error::InspectError;
 use crate::image::{Event, Interrupt, Item, Text};
@@ -63,7 +64,7 @@ impl ClippedBuffer {
     }
 
     /// True when there is no point in going on.
-    fn enough(&self) -> bool {
+    pub(super) fn enough(&self) -> bool {
         self.omitted >= COUNTED
     }
 }
@@ -280,6 +281,7 @@ pub(super) struct OutcomeBuilder {
     code: String,
     evaluation: u64,
     defined: Vec<DefiningForm>,
+    records: RecordsBuilder,
 }
 
 impl OutcomeBuilder {
@@ -289,6 +291,7 @@ impl OutcomeBuilder {
             code,
             evaluation,
             defined: Vec::new(),
+            records: RecordsBuilder::default(),
             limits,
             timeout,
             stdout: Clipped::default(),
@@ -442,6 +445,7 @@ impl OutcomeBuilder {
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
+            event @ (Event::Record(_) | Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
             other => return self.error.as_mut().is_some_and(|error| error_event(error, other, &self.limits)),
         }
         false
@@ -531,6 +535,7 @@ impl OutcomeBuilder {
             timing: self.timing,
             held: false,
             defined: self.defined,
+            records: self.records.records(),
         }
     }
 }

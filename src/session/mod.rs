@@ -6,6 +6,7 @@ mod evaluations;
 mod history;
 mod hold;
 pub(crate) mod idle;
+pub(crate) mod operation;
 mod queue;
 #[cfg(feature = "mcp")]
 pub(crate) mod restore;
@@ -25,12 +26,13 @@ use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, HoldError, InspectError};
 use crate::image::{self, Event, Host, Interrupt, Item, Job, JobKind, Lane};
 use crate::outcome::{
-    Clipped, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, SymbolDescription,
+    Clipped, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription,
 };
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
+use operation::{Operation, RecordsBuilder};
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -178,12 +180,34 @@ impl Session {
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
         let job = self.0.next_job_id();
         let number = self.0.add_evaluation(job, &evaluation.code);
-        self.submit_as(job, number, 0, evaluation, Box::new(reply))
+        self.submit_as(job, number, 0, evaluation, None, Box::new(reply))
+    }
+
+    /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
+    /// The outcome has its records.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn submit_operation(
+        &self,
+        operation: &Operation,
+        evaluation: Evaluation,
+        reply: impl FnOnce(Outcome) + Send + 'static,
+    ) -> JobId {
+        let job = self.0.next_job_id();
+        let number = self.0.add_evaluation(job, &evaluation.code);
+        self.submit_as(job, number, 0, evaluation, Some(operation), Box::new(reply))
     }
 
     /// Queues evaluation `number`, whose definitions Lisp takes for those of evaluation `source`, or of this one if
     /// that is 0.
-    fn submit_as(&self, job: u64, number: u64, source: u64, evaluation: Evaluation, reply: Reply<Outcome>) -> JobId {
+    fn submit_as(
+        &self,
+        job: u64,
+        number: u64,
+        source: u64,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+        reply: Reply<Outcome>,
+    ) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = evaluation.timeout.unwrap_or(limits.timeout);
         let Evaluation { code, package, capture_time, hold, .. } = evaluation;
@@ -193,6 +217,7 @@ impl Session {
             evaluation: if source == 0 { number } else { source },
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
+            operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
         };
         let builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
         self.0.enqueue(Lane::Evaluation, job, timeout, Build::Outcome(builder, reply))
@@ -275,6 +300,20 @@ impl Session {
         );
     }
 
+    /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
+    /// [`submit`](Self::submit).
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        let build = Build::Query(RecordsBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), build);
+    }
+
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.0.job(JobKind::Reset, "", "");
@@ -354,7 +393,7 @@ impl Inner {
 
     /// A job that belongs to no evaluation.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
-        Job { id: self.next_job_id(), kind, evaluation: 0, text: utf32(text), name: utf32(name) }
+        Job { id: self.next_job_id(), kind, evaluation: 0, text: utf32(text), name: utf32(name), operation: Vec::new() }
     }
 
     /// Gives an evaluation of `code`, done by `job`, its number.
@@ -472,6 +511,7 @@ impl Inner {
             Build::Release(reply) => answer(reply, refused.map_or(Ok(()), Err)),
             Build::Definitions(builder, reply) => answer(reply, builder.definitions(success, interrupted)),
             Build::Symbol(builder, reply) => answer(reply, builder.symbol(success, interrupted)),
+            Build::Query(builder, reply) => answer(reply, builder.finish(success, interrupted)),
             Build::Reset(builder, reply) => {
                 if success {
                     self.evaluations.lock().reset();

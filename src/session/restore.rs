@@ -73,7 +73,7 @@ impl Session {
     /// of its own.
     pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation) -> Outcome {
         wait(|reply: Reply<Outcome>| {
-            self.submit_as(self.0.next_job_id(), 0, source, evaluation, reply);
+            self.submit_as(self.0.next_job_id(), 0, source, evaluation, None, reply);
         })
     }
 

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use super::builder::{InspectionBuilder, OutcomeBuilder};
+use super::operation::RecordsBuilder;
 use super::watch::INTERRUPTION_GRACE;
 use super::{Answer, Reply, Request};
 use crate::error::{HoldError, InspectError};
 use crate::image::{self, Event, Interrupt, Job, JobKind};
-use crate::outcome::{DefiningForm, Definitions, Local, Outcome, SymbolDescription};
+use crate::outcome::{DefiningForm, Definitions, Local, Outcome, Record, SymbolDescription};
 
 /// What events build up to, and who gets it.
 pub(super) enum Build {
@@ -27,6 +28,9 @@ pub(super) enum Build {
     Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
     /// describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
+    /// A query.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
     /// reset-session.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
 }
@@ -49,6 +53,7 @@ impl Build {
             Self::Outcome(builder, _) => builder.event(event),
             Self::Resumed(builder, _) => builder.event(event),
             Self::Inside(builder, _) => builder.event(event),
+            Self::Query(builder, _) => builder.event(event),
             Self::Definitions(builder, _)
             | Self::Symbol(builder, _)
             | Self::Locals(builder, _)
@@ -162,7 +167,8 @@ impl Request {
     /// Moves the job out and leaves its number.
     pub(super) fn take_job(&mut self) -> Job {
         let Job { id, evaluation, .. } = self.job;
-        let empty = Job { id, kind: JobKind::Reset, evaluation, text: Vec::new(), name: Vec::new() };
+        let empty =
+            Job { id, kind: JobKind::Reset, evaluation, text: Vec::new(), name: Vec::new(), operation: Vec::new() };
         std::mem::replace(&mut self.job, empty)
     }
 }

@@ -1,0 +1,241 @@
+//! What the Lisp side is asked to do by name, and the records that it answers with: lisp/operations.lisp has the
+//! other half.
+
+use std::fmt::{self, Display, Formatter, Write};
+
+use super::INSPECTION_TIMEOUT;
+use super::builder::ClippedBuffer;
+use crate::error::InspectError;
+use crate::image::{Event, Interrupt, Text};
+use crate::outcome::{Field, Record};
+
+/// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
+const MAX_RECORDS: usize = 10_000;
+const MAX_BYTES: usize = 4 << 20;
+/// Characters of one field.
+const MAX_FIELD: u64 = 10_000;
+
+/// A value that an operation is told.
+#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Argument {
+    /// A string.
+    Text(String),
+    /// An integer.
+    Number(u64),
+    /// `T` or `NIL`.
+    Flag(bool),
+    /// A list of strings.
+    Texts(Vec<String>),
+}
+
+impl From<&str> for Argument {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Argument {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<u64> for Argument {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<bool> for Argument {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl From<Vec<String>> for Argument {
+    fn from(texts: Vec<String>) -> Self {
+        Self::Texts(texts)
+    }
+}
+
+impl Display for Argument {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write_string(f, text),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Flag(flag) => f.write_str(if *flag { "T" } else { "NIL" }),
+            Self::Texts(texts) => {
+                f.write_char('(')?;
+                for text in texts {
+                    write_string(f, text)?;
+                }
+                f.write_char(')')
+            }
+        }
+    }
+}
+
+/// Writes a string as the standard reader takes it.
+fn write_string(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
+    f.write_char('"')?;
+    for character in text.chars() {
+        if matches!(character, '"' | '\\') {
+            f.write_char('\\')?;
+        }
+        f.write_char(character)?;
+    }
+    f.write_char('"')
+}
+
+/// A query, or what evaluates in place of the plain evaluator, with its arguments. It is displayed as Lisp reads it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Operation {
+    name: &'static str,
+    arguments: Vec<(&'static str, Argument)>,
+}
+
+#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+impl Operation {
+    /// The one that `define-query` or `define-operation` calls so.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, arguments: Vec::new() }
+    }
+
+    /// With this argument.
+    #[must_use]
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Argument>) -> Self {
+        self.arguments.push((name, value.into()));
+        self
+    }
+
+    /// With this argument, if there is one.
+    #[must_use]
+    pub(crate) fn maybe(self, name: &'static str, value: Option<impl Into<Argument>>) -> Self {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+}
+
+impl Display for Operation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "(:{}", self.name)?;
+        for (name, value) in &self.arguments {
+            write!(f, " :{name} {value}")?;
+        }
+        f.write_char(')')
+    }
+}
+
+/// Records as they come in. What is over the bounds is counted, in a last record `omitted` with its `count`.
+#[derive(Debug, Default)]
+pub(super) struct RecordsBuilder {
+    records: Vec<Record>,
+    /// The text of the field begun last.
+    text: Option<ClippedBuffer>,
+    bytes: usize,
+    omitted: u64,
+    error: Option<(String, ClippedBuffer)>,
+}
+
+/// A name in lower case.
+fn name(text: Text<'_>) -> String {
+    let mut name = String::new();
+    text.append_to(&mut name, 100);
+    name.make_ascii_lowercase();
+    name
+}
+
+impl RecordsBuilder {
+    /// Takes an event. True when no more of the text begun last is kept.
+    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+        match event {
+            Event::Record(kind) => {
+                self.end_field();
+                self.bytes += self.records.last().map_or(0, Record::bytes);
+                if self.omitted > 0 || self.records.len() >= MAX_RECORDS || self.bytes >= MAX_BYTES {
+                    self.omitted += 1;
+                } else {
+                    self.records.push(Record { kind: name(kind), fields: Vec::new() });
+                }
+            }
+            Event::Field(field, number) => {
+                self.end_field();
+                if let Some(record) = self.records.last_mut().filter(|_| self.omitted == 0) {
+                    record.fields.push((name(field), Field::Number(number)));
+                }
+            }
+            Event::FieldText(text) => {
+                let buffer = self.text.get_or_insert_with(|| ClippedBuffer::new(MAX_FIELD));
+                if self.omitted == 0 {
+                    buffer.push(text);
+                }
+                return self.omitted > 0 || buffer.enough();
+            }
+            Event::Error(kind) => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
+            Event::ErrorText { text, again } => {
+                if let Some((_, message)) = &mut self.error {
+                    if again {
+                        *message = ClippedBuffer::new(MAX_FIELD);
+                    }
+                    message.push(text);
+                    return message.enough();
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn end_field(&mut self) {
+        let Some(text) = self.text.take() else { return };
+        if let Some((_, field)) =
+            self.records.last_mut().filter(|_| self.omitted == 0).and_then(|r| r.fields.last_mut())
+        {
+            *field = Field::Text(text.into());
+        }
+    }
+
+    /// What has come.
+    pub(super) fn records(mut self) -> Vec<Record> {
+        self.end_field();
+        if self.omitted > 0 {
+            let count = i64::try_from(self.omitted).unwrap_or(i64::MAX);
+            let fields = vec![("count".to_owned(), Field::Number(count))];
+            self.records.push(Record { kind: "omitted".to_owned(), fields });
+        }
+        self.records
+    }
+
+    /// The answer of a query.
+    pub(super) fn finish(self, success: bool, interrupted: Option<Interrupt>) -> Result<Vec<Record>, InspectError> {
+        match (success, self.error, interrupted) {
+            (true, ..) => Ok(Self { error: None, ..self }.records()),
+            (false, Some((kind, message)), None) => {
+                Err(InspectError::Lisp { kind, message: crate::outcome::Clipped::from(message).text })
+            }
+            (false, ..) => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Operation;
+
+    #[test]
+    fn operations_read_as_lisp() {
+        let operation = Operation::new("find-symbols")
+            .with("query", r#"a"b\c"#)
+            .with("limit", 30)
+            .with("external", true)
+            .maybe("package", None::<String>)
+            .with("names", vec!["x".to_owned(), "y z".to_owned()]);
+        assert_eq!(
+            operation.to_string(),
+            r#"(:find-symbols :query "a\"b\\c" :limit 30 :external T :names ("x""y z"))"#
+        );
+    }
+}
