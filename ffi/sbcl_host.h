@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 5u
+#define SBCL_HOST_CONTRACT 6u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -44,6 +44,7 @@ enum sbcl_job_kind {
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
 #define SBCL_EVALUATE_HOLD 2u /* when it fails, hold it there */
+#define SBCL_EVALUATE_RECORD_ERRORS 4u /* tell of the errors that the code handles, too */
 
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* with the text of definitions */
@@ -117,8 +118,14 @@ enum sbcl_event {
   SBCL_EVENT_FRAME_MACHINERY = 35, /* text: whose machinery that frame belongs to, as in "ASDF" */
   SBCL_EVENT_RECORD = 36,        /* begin: kind of a record, which an operation answers with */
   SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value, if no text is */
-  SBCL_EVENT_FIELD_TEXT = 38     /* continue */
+  SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
+  SBCL_EVENT_UNHANDLED = 39      /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
+                                    job fails with it */
 };
+
+/* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that
+ * the job fails with. */
+#define SBCL_JOB_SIGNALLED (1ull << 48)
 
 /* What an SBCL_EVENT_ITEM is. */
 enum sbcl_item {

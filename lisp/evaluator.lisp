@@ -278,7 +278,11 @@ says what does it."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
+    (flet ((run ()
+             (flet ((evaluate () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
+               (if (logtest +evaluate-record-errors+ (job-flags job))
+                   (call-with-recorded-errors #'evaluate)
+                   (evaluate)))))
       (prog1 (if (logtest +evaluate-timing+ (job-flags job))
                  (run-timed #'run)
                  (run))

@@ -46,6 +46,7 @@ hold it here. What has been interrupted stays so."
   (when (eq *failed* :interrupted)
     (push-failure-after-interruption condition)
     (check-failure))
+  (push-unhandled condition)
   ;; The answer may be given here, and the error be of something that is undefined.
   (unless (typep condition 'storage-condition)
     (with-quiet-debugger ()

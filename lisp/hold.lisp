@@ -12,6 +12,7 @@
 timers signal: that is continued, or ends BODY with NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+           (*signal-observer* nil)
            (*debugger-hook* nil)
            (sb-debug:*stack-top-hint* nil)
            (sb-kernel::*current-error-depth* 0)

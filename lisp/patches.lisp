@@ -194,6 +194,9 @@ what it defines, and the name of its parameter that says which."
 
 ;;; Errors, the end of the process and of the stack
 
+(define-patch sb-kernel::%signal (condition)
+  #'observe-signal)
+
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
 

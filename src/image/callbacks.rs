@@ -8,7 +8,7 @@ use std::sync::Arc;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
+use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job};
 use super::float_traps::Masked;
 use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
@@ -92,5 +92,6 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
-    catch_unwind(AssertUnwindSafe(|| host.event(job, event))).map_or(0, i32::from)
+    let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
+    catch_unwind(AssertUnwindSafe(|| host.event(job, signalled, event))).map_or(0, i32::from)
 }

@@ -50,6 +50,8 @@ pub(crate) enum JobKind {
         timing: bool,
         /// When it fails, hold it there.
         hold: bool,
+        /// Tell of the errors that the code handles, too.
+        record_errors: bool,
     },
     /// Remove what the session defined.
     Reset,
@@ -121,10 +123,11 @@ impl Job {
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing, hold } => (
+            JobKind::Evaluate { timing, hold, record_errors } => (
                 sbcl_job_kind::SBCL_JOB_EVALUATE,
                 if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
-                    | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 },
+                    | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 }
+                    | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 },
                 0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
@@ -277,6 +280,8 @@ pub(crate) enum Event<'a> {
     /// Its name, and its value if no text follows.
     Field(Text<'a>, i64),
     FieldText(Text<'a>),
+    /// Which of the errors that were told of where they were signalled, from 0, the job fails with.
+    Unhandled(u64),
 }
 
 impl<'a> Event<'a> {
@@ -323,6 +328,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_RECORD => Self::Record(text),
             sbcl_event::SBCL_EVENT_FIELD => Self::Field(text, number),
             sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
+            sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             _ => return None,
         })
     }
@@ -356,7 +362,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the lane's next job; `None` ends the lane.
     fn next_job(&self, lane: Lane) -> Option<Job>;
 
-    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept, or as the
-    /// event says.
-    fn event(&self, job: u64, event: Event<'_>) -> bool;
+    /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
+    /// no more of the text begun last is kept, or as the event says.
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }

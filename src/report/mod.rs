@@ -14,9 +14,9 @@ use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
-#[cfg(feature = "mcp")]
-pub(crate) use errors::time;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
+#[cfg(feature = "mcp")]
+pub(crate) use errors::{signalled_error, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};

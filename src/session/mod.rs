@@ -73,12 +73,14 @@ pub struct Evaluation {
     pub capture_time: bool,
     /// When it fails, hold it where it failed, so that its restarts can be invoked and its frames looked at.
     pub hold: bool,
+    /// Record the errors that the code handles, too, where they are signalled: the first of each kind and place.
+    pub record_errors: bool,
 }
 
 impl Evaluation {
     /// Evaluates `code` in the session's package under its limits.
     pub fn new(code: impl Into<String>) -> Self {
-        Self { code: code.into(), package: None, timeout: None, capture_time: false, hold: false }
+        Self { code: code.into(), package: None, timeout: None, capture_time: false, hold: false, record_errors: false }
     }
 }
 
@@ -210,16 +212,19 @@ impl Session {
     ) -> JobId {
         let limits = *self.0.limits.lock();
         let timeout = evaluation.timeout.unwrap_or(limits.timeout);
-        let Evaluation { code, package, capture_time, hold, .. } = evaluation;
+        let Evaluation { code, package, capture_time, hold, record_errors, .. } = evaluation;
         let job = Job {
             id: job,
-            kind: JobKind::Evaluate { timing: capture_time, hold },
+            kind: JobKind::Evaluate { timing: capture_time, hold, record_errors },
             evaluation: if source == 0 { number } else { source },
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
             operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
         };
-        let builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        if record_errors {
+            builder.record_errors();
+        }
         self.0.enqueue(Lane::Evaluation, job, timeout, Build::Outcome(builder, reply))
     }
 
@@ -458,12 +463,12 @@ impl Inner {
                 if running.holds {
                     *self.held_as.lock() = Some(builder.anew());
                 }
-                let superseded = builder.take_superseded();
+                let (signalled, superseded) = (builder.take_signalled(), builder.take_superseded());
                 let mut outcome = builder.finish(success, interrupted);
                 outcome.held = running.holds;
                 // One that was cancelled before it began did nothing.
                 if end.is_err() {
-                    self.evaluated(superseded, &mut outcome);
+                    self.evaluated(signalled, superseded, &mut outcome);
                 }
                 self.keep(outcome, reply)
             }
@@ -483,10 +488,10 @@ impl Inner {
                         answer(reply, Ok(Some(outcome)))
                     }
                     None => {
-                        let superseded = builder.take_superseded();
+                        let (signalled, superseded) = (builder.take_signalled(), builder.take_superseded());
                         let mut outcome = builder.finish(success, interrupted);
                         outcome.held = running.holds;
-                        self.evaluated(superseded, &mut outcome);
+                        self.evaluated(signalled, superseded, &mut outcome);
                         self.keep(outcome, Box::new(|outcome| reply(Ok(Some(outcome)))))
                     }
                 }
@@ -522,9 +527,18 @@ impl Inner {
         }
     }
 
-    /// Sets the error state by the outcome of an evaluation, in which these errors came before.
-    fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
+    /// Sets the error state by the outcome of an evaluation, in which these errors were handled, if they are recorded,
+    /// and these reached the debugger before.
+    fn evaluated(
+        &self,
+        signalled: Option<Vec<Arc<ErrorRecord>>>,
+        superseded: Vec<Arc<ErrorRecord>>,
+        outcome: &mut Outcome,
+    ) {
         let mut state = self.state.lock();
+        if let Some(errors) = signalled {
+            self.record_signalled(&mut state, errors);
+        }
         self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
         if let Err(error) = &mut outcome.result {
             state.record(error);
@@ -542,6 +556,21 @@ impl Inner {
                 witness.errors(Some(&error), state.last_error.as_ref());
             }
             state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+        }
+    }
+
+    /// Puts errors into the history that the code handled, and has the next answer list them.
+    fn record_signalled(&self, state: &mut State, errors: Vec<Arc<ErrorRecord>>) {
+        state.notice(match errors.len() {
+            0 => "No error was signalled that the code handled.".to_owned(),
+            _ => "Errors that the code handled (get-backtrace and describe-last-error take their error-id):".to_owned(),
+        });
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(witness) = self.witness.get() {
+                witness.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(crate::report::signalled_error(&error));
         }
     }
 
@@ -648,7 +677,7 @@ impl Host for Inner {
         Some(request.job)
     }
 
-    fn event(&self, job: u64, event: Event<'_>) -> bool {
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         for lane in &self.running {
             let mut slot = lane.lock();
             if let Some(running) = slot.as_mut()
@@ -703,6 +732,7 @@ impl Host for Inner {
                     }
                     event => {
                         return match &mut running.unwinding {
+                            _ if signalled => running.build.signalled(event),
                             Some(unwinding) => unwinding.event(event),
                             None => running.build.event(event),
                         };

@@ -63,6 +63,15 @@ impl Build {
 }
 
 impl Build {
+    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
+        match self {
+            Self::Outcome(builder, _) => builder.signalled(event),
+            Self::Resumed(builder, _) => builder.signalled(event),
+            _ => false,
+        }
+    }
+
     /// The number of the evaluation that this is, or goes on with.
     pub(super) fn evaluation(&self) -> Option<u64> {
         match self {
