@@ -13,6 +13,8 @@
                (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
                (:file "compiler") (:file "operations") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
+               (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt") (:file "parachute") (:file "rove")
+               (:file "lisp-unit2") (:file "test-operation")
                (:file "threads") (:file "lanes") (:file "contribs") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 

@@ -4,11 +4,6 @@
 
 ;;; Systems
 
-(defun load-for-tests (system &optional reload)
-  "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
-  (when (or reload (not (asdf:component-loaded-p system)))
-    (asdf:load-system system)))
-
 (defun test-systems (system)
   "Return SYSTEM and the systems that its test operation runs the tests of, those first."
   (let ((found '()))
@@ -45,8 +40,8 @@
     (and method
          (let ((specializer (second (sb-mop:method-specializers method))))
            (or (typep specializer 'sb-mop:eql-specializer)
-               (not (eq (find-package "ASDF/LISP-ACTION")
-                        (symbol-package (class-name specializer)))))))))
+               ;; That of COMPONENT does nothing.
+               (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
 
 (defvar *takes-over* nil
   "True while a framework's function that runs tests is to run them here.")
@@ -73,19 +68,9 @@ its function returns what it would."
                                            (run-with framework (apply tests-of arguments)))
                                          (apply original arguments))))))
            (let ((*takes-over* t))
-             (funcall function)))
+             (call-silencing-frameworks function)))
       (loop for (symbol) in entries
             do (sb-int:unencapsulate symbol 'run-tests)))))
-
-(defun call-outside-tests (title function)
-  "Call FUNCTION, TITLE, which is no test. It has a verdict only if it fails."
-  (let ((verdict (make-verdict :title title :name title)))
-    (call-as-test verdict (lambda ()
-                            (handler-case (funcall (the function function))
-                              (error (condition) (end-with-condition verdict condition)))))
-    (unless (eq :passed (verdict-status verdict))
-      (conclude verdict))
-    verdict))
 
 (defun perform-tests (system)
   "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
@@ -140,11 +125,14 @@ fails when it signals or is ended."
     systems))
 
 (defun packages-of-systems (systems)
-  "Return the packages that were defined while SYSTEMS, or systems of the same .asd files, were loaded."
-  (let ((names (mapcar #'asdf:primary-system-name systems)))
-    (loop for (kind name) being the hash-keys of **definitions** using (hash-value system)
-          when (and (eq kind :package) (member system names :test #'equal) (find-package name))
-            collect (find-package name))))
+  "Return the packages that files of SYSTEMS define."
+  (let ((files (system-files systems)))
+    (remove-if-not (lambda (package)
+                     (let* ((location (sb-impl::package-source-location package))
+                            (file (and location (sb-c:definition-source-location-namestring location))))
+                       (and file
+                            (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
+                   (list-all-packages))))
 
 (defun run-tests-in (packages)
   "Run the tests that belong to one of PACKAGES."
@@ -207,10 +195,14 @@ fails when it signals or is ended."
         (when (zerop (length (test-run-verdicts *test-run*)))
           (run nil))
         (when (zerop (length (test-run-verdicts *test-run*)))
-          (error "There is no test or suite named ~A in the frameworks that are loaded~@[ (~{~A~^, ~})~].~
-                  ~@[ Did you mean ~{~A~^, ~}?~]"
-                 text (mapcar #'framework-title (present-frameworks))
-                 (near-names name (remove-duplicates names :test #'string=))))))))
+          (no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
+                     ~@[ Did you mean ~{~A~^, ~}?~]"
+                    text (mapcar #'framework-title (present-frameworks))
+                    (near-names name (remove-duplicates names :test #'string=))))))))
+
+(defun no-tests (control &rest arguments)
+  "Signal an error that says why there are no tests, by a format CONTROL with ARGUMENTS."
+  (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
 
 ;;; Places
 
@@ -236,15 +228,35 @@ fails when it signals or is ended."
         (t t)))
 
 (defun check-position (form map text)
-  "Return the position in MAP, of a form of TEXT, of what FORM was read from; or NIL."
-  (labels ((visit (map depth)
-             (when (and (consp map) (< depth 30))
-               (when (form-matches-p form map text)
-                 (return-from check-position (first map)))
-               (dolist (part (rest map))
-                 (visit part (1+ depth))))))
-    (and (consp form) (visit map 0))
+  "Return the position in MAP, of a form of TEXT, of the check of FORM, or of what FORM was read from; or NIL."
+  (labels ((visit (part around depth)
+             (when (and (consp part) (< depth 30))
+               (when (form-matches-p form part text)
+                 (return-from check-position
+                   ;; (is FORM …)
+                   (if (and around (not (eq around map)) (eq part (third around)))
+                       (first around)
+                       (first part))))
+               (dolist (inner (rest part))
+                 (visit inner part (1+ depth))))))
+    (and (consp form) (visit map nil 0))
     nil))
+
+(defconstant +shown-check+ 300
+  "Characters of a check that is shown as it stands in its source.")
+
+(defun source-of-check (text position)
+  "Return the form of TEXT at POSITION, in one line, or NIL when it is long."
+  (let ((end (nth-value 1 (map-form text position))))
+    (when (and end (<= (- end position) +shown-check+))
+      (with-output-to-string (line)
+        (loop with blank = nil
+              for character across (subseq text position end)
+              do (cond ((member character '(#\Newline #\Return)) (setf blank t))
+                       ((and blank (whitespace-p character)))
+                       (t (when blank (write-char #\Space line))
+                          (setf blank nil)
+                          (write-char character line))))))))
 
 (defun test-map (name text)
   "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL."
@@ -279,17 +291,21 @@ fails when it signals or is ended."
 (defun test-place (verdict files directories)
   "Return where the test of VERDICT, or its first failed check, is in FILES, native namestrings: a file relative to one of
 DIRECTORIES, a line, and the line of source; or NIL."
-  (let* ((name (string (verdict-name verdict)))
-         (check (first (verdict-checks verdict))))
+  (let ((name (string (verdict-name verdict))))
     (loop for file in files
           repeat +searched-files+
           for octets = (file-octets file)
           for text = (and octets (octets-text octets 0 (length octets)))
           for map = (and text (guarded (test-map name text) (failure) nil))
           when map
-            do (let ((position (or (and check (check-form check)
-                                        (guarded (check-position (check-form check) map text) (failure) nil))
-                                   (first map))))
+            do (let ((position (first map)))
+                 (dolist (check (reverse (verdict-checks verdict)))
+                   (let ((place (and (check-form check)
+                                     (guarded (check-position (check-form check) map text) (failure) nil))))
+                     (when place
+                       (setf position place
+                             (check-line check) (values (line-and-column text place))
+                             (check-shown check) (or (source-of-check text place) (check-shown check))))))
                  (return (list (relative-file file directories)
                                (values (line-and-column text position))
                                (line-at text position)))))))
@@ -400,5 +416,9 @@ that failed first, with the checks that failed, `check', after it."
                           (cond (system (setf systems (run-system-tests system)))
                                 (package (run-tests-in (list (find-user-package package))))
                                 (t (run-tests-named name)))))
+    (when (zerop (length (test-run-verdicts run)))
+      (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
+                 The frameworks that are loaded: ~{~A~^, ~}."
+                (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks))))
     (push-verdicts run systems (round (- (monotonic-milliseconds) start)))
     '()))

@@ -1,5 +1,4 @@
-;;;; Running tests: every test under a limit of its own, whatever it does, with what it came to as records. The frameworks
-;;;; themselves are in frameworks.lisp.
+;;;; Running tests: every test under a limit of its own, whatever it does, with what it came to as a verdict.
 
 (in-package "SBCL-HOST")
 
@@ -63,9 +62,16 @@
       (format nil "~A[... ~D characters omitted]" (subseq text 0 +shown-value+) (- (length text) +shown-value+))
       text))
 
-(defun shown-text (object)
-  "Return how OBJECT is shown, as a string of bounded length."
+(defun shown-form (form)
+  "Return how FORM is shown, as a string of bounded length: as one would write it, in one line."
+  (shown-text form :downcase))
+
+(defun shown-text (object &optional (case :upcase))
+  "Return how OBJECT, a value, is shown, as a string of bounded length; symbols in CASE."
   (with-server-syntax (:length 50 :level 8)
+    (setf *print-pretty* t
+          *print-right-margin* most-positive-fixnum
+          *print-case* case)
     (guarded (cut-text (if (and (stringp object) (> (length object) (* 2 +shown-value+)))
                            (format nil "~S… (~D characters)" (subseq object 0 +shown-value+) (length object))
                            (prin1-to-string object)))
@@ -78,6 +84,13 @@
     (guarded (cut-text (let ((*print-escape* nil)) (princ-to-string condition)))
         (failure)
       "(the condition's report failed)")))
+
+(defun new-verdict (test)
+  "Return a verdict for TEST of the framework."
+  (let ((name (framework-test-name *framework* test)))
+    (make-verdict :framework (framework-title *framework*)
+                  :name name
+                  :title (if (stringp name) name (type-name-text name)))))
 
 ;;; A run of tests
 
@@ -132,8 +145,9 @@ HOOK. It unwinds without a condition, which handlers would swallow."
     (let ((verdict (guard-verdict guard)))
       (unless (verdict-message verdict)
         (setf (verdict-message verdict)
-              (format nil "It did not end within ~,1F second~:P and was interrupted."
-                      (/ (test-run-limit run) 1000)))
+              (let ((limit (/ (test-run-limit run) 1000)))
+                (format nil "It did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
+                        (integerp limit) limit)))
         (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-leave guard)) :timeout)))
 
@@ -143,7 +157,8 @@ HOOK. It unwinds without a condition, which handlers would swallow."
     (unwind-protect
          (progn
            (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)
-           (let ((*test-run* run))
+           (let ((*test-run* run)
+                 (*machinery-directories* (framework-directories)))
              (call-with-signal-observer #'observe-test-error function)))
       (sb-ext:unschedule-timer timer))))
 
@@ -292,3 +307,20 @@ interrupted stays so."
             (guarded (push-slots condition) (failure) nil))
           (event *job-id* (event-code :frames) (signalled-total signalled))
           (push-calls (signalled-calls signalled)))))))
+
+;;; What is no test
+
+(defun call-outside-tests (title function)
+  "Call FUNCTION, TITLE, which is no test. It has a verdict only if it fails."
+  (let ((verdict (make-verdict :title title :name title)))
+    (call-as-test verdict (lambda ()
+                            (handler-case (funcall (the function function))
+                              (error (condition) (end-with-condition verdict condition)))))
+    (unless (eq :passed (verdict-status verdict))
+      (conclude verdict))
+    verdict))
+
+(defun load-for-tests (system &optional reload)
+  "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
+  (when (or reload (not (asdf:component-loaded-p system)))
+    (asdf:load-system system)))

@@ -9,6 +9,7 @@ mod evaluations;
 mod fit;
 mod frames;
 mod listings;
+mod tests;
 
 use std::fmt::Write as _;
 
@@ -24,6 +25,7 @@ pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
+pub use tests::tests;
 
 pub use crate::outcome::DefinitionFilter;
 

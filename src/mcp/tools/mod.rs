@@ -11,6 +11,7 @@ mod evaluation;
 mod limits;
 mod reply;
 mod reset;
+mod run_tests;
 mod symbol;
 
 use std::sync::Arc;
@@ -105,7 +106,14 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
+    tools.extend([
+        run_tests::tool(),
+        evaluation::tool(),
+        definitions::tool(),
+        symbol::tool(),
+        reset::tool(),
+        limits::tool(),
+    ]);
     tools
 }
 
@@ -150,6 +158,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         | debugger::ABORT => debugger::call(&name, arguments),
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
+        run_tests::NAME => run_tests::call(arguments),
         symbol::NAME => symbol::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
