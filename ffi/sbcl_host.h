@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 6u
+#define SBCL_HOST_CONTRACT 7u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -83,7 +83,7 @@ enum sbcl_event {
   SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
   SBCL_EVENT_ERROR = 7,          /* begin: condition type */
   SBCL_EVENT_ERROR_TEXT = 8,     /* continue; number: 1 to begin the text again */
-  SBCL_EVENT_RESTART = 9,        /* begin: restart name */
+  SBCL_EVENT_RESTART = 9,        /* begin: restart name; number: from 1, and of many some are left out */
   SBCL_EVENT_RESTART_TEXT = 10,  /* continue */
   SBCL_EVENT_FRAME = 11,         /* begin; number: frame number */
   SBCL_EVENT_FRAME_TEXT = 12,    /* continue */

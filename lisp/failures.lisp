@@ -55,9 +55,7 @@ hold it here. What has been interrupted stays so."
       (capture (type-name-text (class-name-of condition))
                (lambda ()
                  (push-report (event-code :error-text) condition)
-                 (push-reader-position condition)
-                 (push-quicklisp-advice condition)
-                 (push-hint condition)
+                 (push-hints condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))

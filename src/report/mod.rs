@@ -94,14 +94,16 @@ impl Sections {
 }
 
 fn push_restarts(target: &mut String, error: &ErrorRecord) {
-    if error.restarts.is_empty() && error.restarts_omitted == 0 {
+    if error.restarts.is_empty() {
         target.push_str("\n  (none)");
     }
-    for (index, restart) in error.restarts.iter().enumerate() {
+    let mut next = 1;
+    for restart in &error.restarts {
+        if restart.number > next {
+            _ = write!(target, "\n  [... {} more restarts omitted]", restart.number - next);
+        }
+        next = restart.number + 1;
         let description = escape_markers(&restart.description).replace('\n', "\n     ");
-        _ = write!(target, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
-    }
-    if error.restarts_omitted > 0 {
-        _ = write!(target, "\n  [... {} more restarts omitted]", error.restarts_omitted);
+        _ = write!(target, "\n  {}. {} - {description}", restart.number, escape_markers(&restart.name));
     }
 }

@@ -128,8 +128,7 @@ struct ErrorBuilder {
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
     slots_omitted: u64,
-    restarts: Vec<(String, ClippedBuffer)>,
-    restarts_omitted: u64,
+    restarts: Vec<(u64, String, ClippedBuffer)>,
     frames: Vec<FrameBuilder>,
     total_frames: u64,
     /// Bytes that there is room for.
@@ -170,7 +169,6 @@ impl ErrorBuilder {
             slots: Vec::new(),
             slots_omitted: 0,
             restarts: Vec::new(),
-            restarts_omitted: 0,
             frames: Vec::new(),
             total_frames: 0,
             left: MAX_RECORD,
@@ -200,9 +198,8 @@ impl ErrorBuilder {
             restarts: self
                 .restarts
                 .into_iter()
-                .map(|(name, text)| Restart { name, description: whole(text) })
+                .map(|(number, name, text)| Restart { number, name, description: whole(text) })
                 .collect(),
-            restarts_omitted: self.restarts_omitted,
             frames: self
                 .frames
                 .into_iter()
@@ -640,12 +637,13 @@ fn error_event(error: &mut ErrorBuilder, event: Event<'_>, limits: &Limits) -> b
             error.message.push(text);
             return error.message.enough();
         }
-        Event::Restart(name) => match error.part(error.restarts.len(), name) {
-            Some(name) => error.restarts.push((name, ClippedBuffer::new(limits.max_frame))),
-            None => error.restarts_omitted += 1,
-        },
+        Event::Restart(number, name) => {
+            if let Some(name) = error.part(error.restarts.len(), name) {
+                error.restarts.push((number, name, ClippedBuffer::new(limits.max_frame)));
+            }
+        }
         Event::RestartText(text) => {
-            if let Some((_, description)) = error.restarts.last_mut().filter(|_| !error.skips) {
+            if let Some((.., description)) = error.restarts.last_mut().filter(|_| !error.skips) {
                 push_bounded(&mut error.left, description, text);
                 return description.enough();
             }

@@ -130,14 +130,16 @@ impl Inner {
         loop {
             let held = *self.held.lock();
             let Some(Held { until }) = held else {
-                let Some(request) = queue.pop(None, AWAKE) else { continue };
+                let Some(request) = queue.pop(None, AWAKE, |_| true) else { continue };
                 if !request.job.kind.concerns_held() {
                     return request;
                 }
                 self.refuse(request);
                 continue;
             };
-            match queue.pop(Some(until), Duration::ZERO) {
+            // The question may be answered while this waits.
+            let fits = |request: &Request| request.job.kind.concerns_held() || self.question.lock().is_none();
+            match queue.pop(Some(until), Duration::ZERO, fits) {
                 Some(mut request) if request.job.kind.concerns_held() => {
                     *self.held.lock() = None;
                     if let (Build::Resumed(builder, _), Some(held)) = (&mut request.build, &*self.held_as.lock()) {
@@ -160,9 +162,22 @@ impl Inner {
         }
     }
 
+    /// Nobody is asked about a held evaluation any more: what has waited for that may begin.
+    pub(super) fn end_question(&self) {
+        if self.question.lock().take().is_none() {
+            return;
+        }
+        #[cfg(feature = "mcp")]
+        if let Some(witness) = self.witness.get() {
+            witness.asks(false);
+        }
+        self.lanes[Lane::Evaluation as usize].wake();
+    }
+
     /// A job that releases the held evaluation; the next answer says why.
     fn release(&self, notice: &str) -> Request {
         *self.held.lock() = None;
+        self.end_question();
         self.state.lock().notice(notice.to_owned());
         Request { job: self.job(JobKind::Release, "", ""), timeout: Some(RELEASE_TIMEOUT), build: Build::Nothing }
     }

@@ -123,6 +123,8 @@ struct Inner {
     held_as: Mutex<Option<OutcomeBuilder>>,
     /// Set while an evaluation is held and nothing is being done with it.
     held: Mutex<Option<Held>>,
+    /// The number of the question that a person is asked about it: until that is over, only what concerns it is done.
+    question: Mutex<Option<u64>>,
     clock: Clock,
     /// Evaluations so far, and how many there were when the heap was last looked at.
     begun: AtomicU64,
@@ -150,6 +152,7 @@ impl Session {
             evaluations: Mutex::default(),
             held_as: Mutex::default(),
             held: Mutex::default(),
+            question: Mutex::default(),
             clock: Clock::default(),
             begun: AtomicU64::new(0),
             watched: AtomicU64::new(0),
@@ -453,6 +456,10 @@ impl Inner {
         if running.holds {
             *self.held.lock() = Some(Held { until: Instant::now() + self.limits.lock().hold });
         }
+        // Whatever was asked about what was held, it has gone on.
+        if matches!(running.build, Build::Resumed(..) | Build::Release(..)) && end.is_err() && !running.unchanged {
+            self.end_question();
+        }
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
         }
@@ -653,7 +660,7 @@ impl Host for Inner {
         let mut request = match lane {
             Lane::Evaluation => self.next_evaluation(),
             Lane::Signals => return None,
-            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO)?,
+            Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO, |_| true)?,
         };
         let now = Instant::now();
         if lane == Lane::Evaluation {

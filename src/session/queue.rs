@@ -27,6 +27,11 @@ impl<T> Queue<T> {
     /// Adds at the end.
     pub(super) fn push(&self, item: T) {
         self.items.lock().push_back(item);
+        self.wake();
+    }
+
+    /// Has the thread that pops look again.
+    pub(super) fn wake(&self) {
         match self.idle() {
             Some(idle) => idle.wake(),
             None => drop(self.pushed.notify_one()),
@@ -47,24 +52,28 @@ impl<T> Queue<T> {
         self.idle.get().map(|idle| &**idle)
     }
 
-    /// Waits for the first and takes it; `None` when nothing has come by `deadline`. For as long as `awake` the thread
-    /// does not sleep: what comes by then is spared the time that waking takes, which can be several times that of a
-    /// small evaluation.
-    pub(super) fn pop(&self, deadline: Option<Instant>, awake: Duration) -> Option<T> {
+    /// Waits for the first that `fits` and takes it; `None` when none has come by `deadline`. For as long as `awake` the
+    /// thread does not sleep: what comes by then is spared the time that waking takes, which can be several times that of
+    /// a small evaluation.
+    pub(super) fn pop(&self, deadline: Option<Instant>, awake: Duration, fits: impl Fn(&T) -> bool) -> Option<T> {
+        let take = |items: &mut VecDeque<T>| {
+            let index = items.iter().position(&fits)?;
+            items.remove(index)
+        };
         if let Some(idle) = self.idle() {
-            return self.pop_idle(idle, deadline);
+            return self.pop_idle(idle, deadline, take);
         }
-        if let Some(item) = super::stay_awake(awake, || self.items.try_lock()?.pop_front()) {
+        if let Some(item) = super::stay_awake(awake, || take(&mut *self.items.try_lock()?)) {
             return Some(item);
         }
         let mut items = self.items.lock();
         loop {
-            if let Some(item) = items.pop_front() {
+            if let Some(item) = take(&mut items) {
                 return Some(item);
             }
             if let Some(idle) = self.idle() {
                 drop(items);
-                return self.pop_idle(idle, deadline);
+                return self.pop_idle(idle, deadline, take);
             }
             match deadline {
                 None => self.pushed.wait(&mut items),
@@ -74,9 +83,14 @@ impl<T> Queue<T> {
         }
     }
 
-    fn pop_idle(&self, idle: &dyn Idle, deadline: Option<Instant>) -> Option<T> {
+    fn pop_idle(
+        &self,
+        idle: &dyn Idle,
+        deadline: Option<Instant>,
+        take: impl Fn(&mut VecDeque<T>) -> Option<T>,
+    ) -> Option<T> {
         loop {
-            if let Some(item) = self.items.lock().pop_front() {
+            if let Some(item) = take(&mut self.items.lock()) {
                 return Some(item);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

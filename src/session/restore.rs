@@ -167,23 +167,34 @@ impl Session {
     }
 }
 
-/// A question to a person, until it is dropped.
-pub(crate) struct Asking(Session);
+/// A question to a person about the held evaluation, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    session: Session,
+    question: u64,
+}
 
 impl Session {
-    /// Has it known that a person is being asked, who may take any time.
+    /// Has it known that a person is being asked about the held evaluation, who may take any time: what does not concern
+    /// it waits until that is over.
     pub(crate) fn asking(&self) -> Asking {
-        if let Some(witness) = self.0.witness.get() {
-            witness.asks(true);
+        let question = self.0.next_job_id();
+        if self.is_held() {
+            // Perhaps in place of one that is asked again.
+            let before = self.0.question.lock().replace(question);
+            if let (None, Some(witness)) = (before, self.0.witness.get()) {
+                witness.asks(true);
+            }
         }
-        Asking(self.clone())
+        Asking { session: self.clone(), question }
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if let Some(witness) = self.0.0.witness.get() {
-            witness.asks(false);
+        let present = *self.session.0.question.lock();
+        if present == Some(self.question) {
+            self.session.0.end_question();
         }
     }
 }
