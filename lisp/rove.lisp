@@ -128,7 +128,7 @@
                               (format nil "~{~A~^, ~}"
                                       (loop for argument in (value "ASSERTION-ARGS")
                                             for of in (value "ASSERTION-VALUES")
-                                            unless (constantp argument)
+                                            unless (if (consp argument) (eq 'quote (car argument)) (constantp argument))
                                               collect (format nil "~A = ~A" (shown-text argument) (shown-text of)))))
                   :message (let ((description (slot-value assertion (their-symbol "DESC" "ROVE/CORE/RESULT"))))
                              (and (stringp description) (cut-text description)))

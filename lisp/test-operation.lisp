@@ -131,6 +131,7 @@ fails when it signals or is ended."
                      (let* ((location (sb-impl::package-source-location package))
                             (file (and location (sb-c:definition-source-location-namestring location))))
                        (and file
+                            (not (system-file-p file))
                             (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
                    (list-all-packages))))
 
@@ -342,7 +343,7 @@ directory."
                  :name (verdict-title verdict)
                  :framework (verdict-framework verdict)
                  :status (verdict-status verdict)
-                 :milliseconds (verdict-milliseconds verdict)
+                 :milliseconds (values (round (verdict-milliseconds verdict)))
                  :checks (verdict-passed-checks verdict)
                  :message (verdict-message verdict)
                  :error (verdict-error verdict)

@@ -31,7 +31,7 @@
   (message nil :type (or null string))
   ;; The condition that it ended with, or NIL.
   (condition nil)
-  (milliseconds 0 :type (integer 0))
+  (milliseconds 0 :type real)
   ;; Which of the errors of this evaluation it is, from 0, once that was pushed.
   (error nil :type (or null index))
   ;; Errors that were signalled in it, newest first.
@@ -105,6 +105,8 @@
 (defstruct (test-run (:copier nil) (:predicate nil))
   "A run of tests."
   (thread sb-thread:*current-thread* :read-only t)
+  ;; The one that symbols are printed in.
+  (package (current-package) :read-only t)
   ;; Milliseconds that a test may take.
   (limit 60000 :type (integer 1) :read-only t)
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
@@ -192,7 +194,7 @@ interrupted stays so."
                (setf how :returned)))
         (let ((end (monotonic-milliseconds)))
           (setf (test-run-guard run) outer
-                (verdict-milliseconds verdict) (round (- end start)))
+                (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
           (when outer
             (setf (guard-deadline outer) (+ end left))))
         ;; What would leave more than the test: the end of the thread, a throw to whoever ran the run.
@@ -256,8 +258,10 @@ interrupted stays so."
         (setf (verdict-signalled verdict)
               (subseq signalled 0 (min (length signalled) +signalled-errors+)))))))
 
-(defun observe-test-error (condition hook)
-  "Keep CONDITION, which an observer is called for with HOOK, with the test that runs: a framework handles it."
+(defun observe-test-error (condition hook clusters)
+  "Keep CONDITION, which an observer is called for with HOOK and CLUSTERS, with the test that runs: a framework may handle
+it."
+  (declare (ignore clusters))
   (let ((verdict *verdict*)
         (run *test-run*))
     (when (and verdict run
@@ -297,6 +301,7 @@ interrupted stays so."
               (format nil "~A: ~A" (signalled-type signalled) (report-text (signalled-condition signalled)))))
       (flush-output)
       (let ((*job-id* (logior *job-id* +job-signalled+))
+            (*package* (test-run-package *test-run*))
             (condition (signalled-condition signalled)))
         (with-quiet-debugger ()
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
