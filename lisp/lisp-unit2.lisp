@@ -62,8 +62,10 @@
                  (if (listp values) (format nil "~{~A~^, ~}" (mapcar #'shown-text values)) (shown-text values)))))
         (add-check verdict (make-check :form form :shown (shown-form form)
                                        :expected (values-text "EXPECTED") :actual (values-text "ACTUAL")
-                                       :message (and (their-slot failure "EXTRAS")
-                                                     (shown-text (their-slot failure "EXTRAS"))))))))
+                                       ;; Forms and their values in turn.
+                                       :message (let ((extras (their-slot failure "EXTRAS")))
+                                                  (and (consp extras)
+                                                       (format nil "~{~*~A~^, ~}" (mapcar #'shown-text extras)))))))))
   (let ((condition (first (unit2-list result "ERRORS"))))
     (when condition
       (end-with-condition verdict condition))))

@@ -229,19 +229,19 @@ fails when it signals or is ended."
         (t t)))
 
 (defun check-position (form map text)
-  "Return the position in MAP, of a form of TEXT, of the check of FORM, or of what FORM was read from; or NIL."
-  (labels ((visit (part around depth)
-             (when (and (consp part) (< depth 30))
-               (when (form-matches-p form part text)
-                 (return-from check-position
-                   ;; (is FORM …)
-                   (if (and around (not (eq around map)) (eq part (third around)))
-                       (first around)
-                       (first part))))
-               (dolist (inner (rest part))
-                 (visit inner part (1+ depth))))))
-    (and (consp form) (visit map nil 0))
-    nil))
+  "Return the position in MAP, of a form of TEXT, of the check of FORM, as in (is FORM), else of what FORM was read from; or
+NIL."
+  (let ((found nil))
+    (labels ((visit (part around depth)
+               (when (and (consp part) (< depth 30))
+                 (when (form-matches-p form part text)
+                   (when (and around (not (eq around map)) (eq part (third around)))
+                     (return-from check-position (first around)))
+                   (setf found (or found (first part))))
+                 (dolist (inner (rest part))
+                   (visit inner part (1+ depth))))))
+      (and (consp form) (visit map nil 0))
+      found)))
 
 (defconstant +shown-check+ 300
   "Characters of a check that is shown as it stands in its source.")

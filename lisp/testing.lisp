@@ -160,6 +160,8 @@ HOOK. It unwinds without a condition, which handlers would swallow."
          (progn
            (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)
            (let ((*test-run* run)
+                 ;; What tests warn of is output of theirs.
+                 (*recording* nil)
                  (*machinery-directories* (framework-directories)))
              (call-with-signal-observer #'observe-test-error function)))
       (sb-ext:unschedule-timer timer))))
@@ -328,4 +330,5 @@ it."
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
-    (asdf:load-system system)))
+    (let ((*recording* t))
+      (asdf:load-system system))))
