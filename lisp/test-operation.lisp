@@ -213,14 +213,16 @@ fails when it signals or is ended."
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
                   ;; 'X, #'X
-                  (and (consp (cdr object)) (form-matches-p (second object) (third map) text))
+                  (and (member (car object) '(quote function sb-int:quasiquote))
+                       (consp (cdr object))
+                       (form-matches-p (second object) (third map) text))
                   (loop for rest = object then (cdr rest)
                         for maps = (rest map) then (rest maps)
                         do (when (atom rest)
                              (return (or rest (null maps))))
                            (unless (and maps (form-matches-p (car rest) (first maps) text))
                              (return nil))))))
-        ((consp map) (and (not (symbolp object)) (not (numberp object))))
+        ((consp map) (typep object '(not (or symbol number string character))))
         ((symbolp object)
          (if (null object)
              (or (char= #\( (char text map)) (string= "NIL" (token-name text map)))
@@ -319,12 +321,6 @@ directory."
           return (subseq file (length directory))
         finally (return (shown-path file))))
 
-(defun evaluated-test-place (verdict)
-  "Return where the test of VERDICT was defined by code that was evaluated, as TEST-PLACE does, or NIL."
-  (let ((name (string (verdict-name verdict))))
-    (declare (ignorable name))
-    nil))
-
 ;;; What is told
 
 (defconstant +told-failures+ 500
@@ -382,8 +378,7 @@ directory."
                  (push-verdict verdict (and (failed-p verdict)
                                             (<= told +told-failures+)
                                             (guarded (or (check-place verdict directories)
-                                                         (test-place verdict files directories)
-                                                         (evaluated-test-place verdict))
+                                                         (test-place verdict files directories))
                                                 (failure)
                                               nil))))))
         (map nil (lambda (verdict) (when (failed-p verdict) (tell verdict))) verdicts)
