@@ -138,7 +138,10 @@ impl Inner {
                 continue;
             };
             // The question may be answered while this waits.
-            let fits = |request: &Request| request.job.kind.concerns_held() || self.question.lock().is_none();
+            let fits = |request: &Request| {
+                let kind = request.job.kind;
+                kind.concerns_held() || kind == JobKind::Reset || self.question.lock().is_none()
+            };
             match queue.pop(Some(until), Duration::ZERO, fits) {
                 Some(mut request) if request.job.kind.concerns_held() => {
                     *self.held.lock() = None;
