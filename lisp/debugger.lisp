@@ -331,6 +331,9 @@ has a value."
                         (return t)))
                      (t (setf last character)))))))
 
+(defvar *machinery-directories* '()
+  "Directories with files of other machinery: conses of a native namestring and a phrase, as FRAME-MACHINERY returns it.")
+
 (defun frame-machinery (frame)
   "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
@@ -338,7 +341,8 @@ has a value."
       (cond ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
             ((of-p "SYS:SRC;COMPILER;") "the compiler")
-            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
+            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")
+            (t (cdr (assoc-if #'of-p *machinery-directories*)))))))
 
 (defun reporting-p (call machinery)
   "True when all that CALL does, in front of MACHINERY's frames, is to report its error."
@@ -379,8 +383,8 @@ has a value."
     (loop for (caller call) on (reverse calls)
           while call
           do (when (and (call-machinery call) (call-machinery caller)
-                        (< (position (call-machinery call) order :test #'string=)
-                           (position (call-machinery caller) order :test #'string=)))
+                        (< (or (position (call-machinery call) order :test #'string=) (length order))
+                           (or (position (call-machinery caller) order :test #'string=) 0)))
                (setf (call-machinery call) (call-machinery caller))))))
 
 (defun frame-call (number frame condition)
