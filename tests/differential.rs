@@ -287,6 +287,7 @@ const HINTS: [&str; 8] = [
     "The code ends at line ",
     "The reader had come to line ",
     "Did you mean ",
+    "By the indentation, line ",
     "In /",
     "What there is of ",
     "CONTINUE takes the new definition",

@@ -11,6 +11,7 @@ mod fit;
 mod frames;
 mod listings;
 mod load;
+mod tests;
 
 use std::fmt::Write as _;
 
@@ -34,6 +35,7 @@ pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
 #[cfg(feature = "mcp")]
 pub(crate) use load::loaded;
+pub use tests::tests;
 
 pub use crate::outcome::DefinitionFilter;
 

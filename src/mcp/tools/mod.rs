@@ -15,6 +15,7 @@ mod load;
 mod macroexpand;
 mod reply;
 mod reset;
+mod run_tests;
 mod symbol;
 
 use std::sync::Arc;
@@ -109,7 +110,7 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate, load::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
     tools.extend([reset::tool(), limits::tool()]);
     tools
@@ -167,6 +168,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         | debugger::ABORT => debugger::call(&name, arguments),
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
+        run_tests::NAME => run_tests::call(arguments),
         symbol::NAME => symbol::call(arguments),
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
