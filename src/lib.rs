@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+pub mod check;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

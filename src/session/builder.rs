@@ -186,13 +186,19 @@ impl ErrorBuilder {
         })
     }
 
-    fn finish(self, code: &str, evaluation: u64) -> ErrorRecord {
+    fn finish(mut self, code: &str, evaluation: u64) -> ErrorRecord {
+        if unreadable(&self.kind, &self.message.text)
+            && let Some(hint) = crate::check::hint(code)
+        {
+            self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
+        }
+        let message = self.message.into();
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),
             slots: self.slots.into_iter().map(|(name, value)| Slot { name, value: one_line(value) }).collect(),
             kind: self.kind,
-            message: self.message.into(),
+            message,
             time: self.time,
             slots_omitted: self.slots_omitted,
             restarts: self
@@ -216,6 +222,13 @@ impl ErrorBuilder {
             evaluation,
         }
     }
+}
+
+/// Whether the error is that the reader found the submitted code not balanced: `push-reader-position` in
+/// lisp/evaluator.lisp and SBCL's reader word it so.
+fn unreadable(kind: &str, message: &str) -> bool {
+    kind == "END-OF-FILE" && message.contains("\nThe code ends at line ")
+        || kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
 }
 
 /// A text with the number of characters that are missing at its end.
