@@ -122,6 +122,7 @@ what it defines, and the name of its parameter that says which."
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
       (push method **methods**)
+      (note-file-definition :method (method-key method) method)
       method))
   'methods)
 
@@ -133,7 +134,7 @@ what it defines, and the name of its parameter that says which."
 (define-patch asdf:perform-with-restarts (operation component)
   (lambda (perform operation component)
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
-      (funcall (the function perform) operation component))))
+      (perform-action perform operation component))))
 
 ;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
@@ -212,6 +213,10 @@ what it defines, and the name of its parameter that says which."
                     (apply (the function function) arguments))))))
   (define compile-file)
   (define load))
+
+(define-patch sb-fasl::load-as-source (stream verbose print context)
+  (lambda (load stream &rest arguments)
+    (load-noting-definitions load stream arguments)))
 
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)

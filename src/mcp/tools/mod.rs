@@ -12,9 +12,11 @@ mod evaluation;
 mod find_references;
 mod find_symbols;
 mod limits;
+mod load;
 mod macroexpand;
 mod reply;
 mod reset;
+mod run_tests;
 mod symbol;
 
 use std::sync::Arc;
@@ -112,10 +114,10 @@ fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
     // Clients that show tools only on demand show this one at once.
     evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
-    let mut tools = vec![evaluate];
+    let mut tools = vec![evaluate, load::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
     tools.extend([checkpoint::tool(), reset::tool(), limits::tool()]);
     tools
@@ -158,6 +160,10 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
             None => evaluate::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
         },
+        load::NAME => match request_state {
+            None => load::call(&call, arguments),
+            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
+        },
         errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
             let name = name.into_owned();
             later(move |call| session.when_settled(move || errors::answer(call, &name, arguments)))
@@ -170,6 +176,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         | debugger::ABORT => debugger::call(&name, arguments),
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
+        run_tests::NAME => run_tests::call(arguments),
         symbol::NAME => symbol::call(arguments),
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
