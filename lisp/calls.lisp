@@ -263,6 +263,8 @@ address and the number of words of its answer."
   "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values."
   (declare (type function write) (dynamic-extent write))
   (check-stack-room)
+  (when (zerop **program**)
+    (error "The program that this function was of is not there."))
   (if *scratch*
       (talk-and-settle function write)
       (let ((*scratch* (take-scratch)))

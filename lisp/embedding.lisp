@@ -386,6 +386,14 @@ a property list or an association list."
   "Call FUNCTION, a handle, with COUNT arguments: see GATE."
   (gate function shape address count reply))
 
+(defun forget-program ()
+  "Let go of what is of the program that this image was saved by, if one has."
+  (setf **program** 0
+        **program-threads** (vector)
+        **values** (vector)
+        **free-value** nil
+        **scratches** '()))
+
 (defun start-for-program (library)
   "Make this image ready for the program with LIBRARY, a struct sbcl_library."
   (declare (type system-area-pointer library))

@@ -3,12 +3,15 @@
 //! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
 //! text, with the number of characters that were left out.
 
+use std::time::Duration;
+
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
-use super::tools::Reply;
+use super::tools::{CheckpointReply, Reply};
+use crate::checkpoints::Checkpoint;
 use crate::outcome::{
-    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
@@ -17,6 +20,7 @@ use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, r
 pub(super) fn content(reply: &Reply, max: usize) -> Value {
     match reply {
         Reply::Outcome(outcome) => evaluation(outcome),
+        Reply::Tests(outcome) => tests(outcome),
         Reply::Error(known) => {
             optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
         }
@@ -50,6 +54,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
             },
         }),
         Reply::NoEvaluations => json!({}),
+        Reply::Checkpoint(reply) => checkpoint(reply),
         Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
@@ -100,6 +105,9 @@ fn evaluation(outcome: &Outcome) -> Value {
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
         Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
+    if let Some(record) = report::loaded(outcome) {
+        map["loaded"] = loaded(record);
+    }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
             "realMs": timing.real_ms,
@@ -109,6 +117,72 @@ fn evaluation(outcome: &Outcome) -> Value {
         });
     }
     map
+}
+
+/// What was loaded.
+fn loaded(record: &Record) -> Value {
+    let number = |field| record.number(field).unwrap_or(0);
+    let mut map = json!({
+        "name": record.text("name"),
+        "files": number("files"),
+        "compiled": number("compiled"),
+        "upToDate": record.number("present").is_some(),
+        "seconds": Duration::from_millis(number("milliseconds").unsigned_abs()).as_secs_f64(),
+        "systems": record.text("systems").map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
+    });
+    if let Some(definition) = record.text("definition") {
+        map["definition"] = definition.into();
+    }
+    map
+}
+
+/// What tests came to, one record a test.
+fn tests(outcome: &Outcome) -> Value {
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    let mut map = evaluation(outcome);
+    map["passed"] = counts.passed.into();
+    map["failed"] = counts.failed.into();
+    map["errors"] = counts.errors.into();
+    map["skipped"] = counts.skipped.into();
+    map["seconds"] = seconds(counts.milliseconds);
+    let mut tests: Vec<Value> = Vec::new();
+    for record in &outcome.records {
+        match (record.kind.as_str(), tests.last_mut()) {
+            ("test", _) => {
+                let mut test = fields(record, &["name", "framework", "status", "message", "file", "line", "code"]);
+                test["seconds"] = seconds(record.number("milliseconds").unwrap_or(0));
+                test["checks"] = json!([]);
+                let error = record.number("error").and_then(|index| usize::try_from(index).ok());
+                if let Some(known) = error.and_then(|index| outcome.errors.get(index)) {
+                    test["error"] = summary(known);
+                }
+                tests.push(test);
+            }
+            ("check", Some(test)) => {
+                let check = fields(record, &["form", "expected", "actual", "message"]);
+                if let Some(checks) = test["checks"].as_array_mut() {
+                    checks.push(check);
+                }
+            }
+            _ => {}
+        }
+    }
+    map["tests"] = tests.into();
+    map
+}
+
+fn seconds(milliseconds: i64) -> Value {
+    // Some days at most: nothing is lost.
+    (milliseconds as f64 / 1000.0).into()
+}
+
+/// Those of the record's fields that it has.
+fn fields(record: &Record, names: &[&str]) -> Value {
+    let known = names.iter().filter_map(|name| {
+        let value = record.text(name).map(Value::from).or_else(|| record.number(name).map(Value::from))?;
+        Some(((*name).to_owned(), value))
+    });
+    Value::Object(known.collect())
 }
 
 fn warning(warning: &Warning) -> Value {
@@ -295,9 +369,15 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
             properties
         }
+        "load" => {
+            let mut properties = evaluation_properties();
+            properties["loaded"] = loaded_schema();
+            properties
+        }
+        "run-tests" => tests_properties(),
         "evaluation" => {
             // As evaluate-lisp for one that was waited for.
-            let mut properties = evaluation_properties();
+            let mut properties = tests_properties();
             properties["evaluation"] = status_schema();
             properties["page"] = page_schema();
             properties
@@ -318,6 +398,21 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             json!({"roles": list(&role), "notFound": text()})
+        }
+        "checkpoint" => {
+            let one = object(checkpoint_properties(), &["name", "evaluation", "saved", "bytes"]);
+            json!({
+                "checkpoints": list(&one),
+                "saved": one,
+                "stoppedMicroseconds": count(),
+                "threads": list(&text()),
+                "timers": count(),
+                "restored": one,
+                "forgotten": count(),
+                "package": text(),
+                "notices": list(&text()),
+                "deleted": text(),
+            })
         }
         "find-symbols" => {
             let properties = json!({
@@ -355,6 +450,19 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
         json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
     let Value::Object(schema) = object(properties, &[]) else { return None };
     Some(schema)
+}
+
+fn loaded_schema() -> Value {
+    let properties = json!({
+        "name": text(),
+        "files": count(),
+        "compiled": count(),
+        "upToDate": {"type": "boolean"},
+        "seconds": {"type": "number"},
+        "systems": list(&text()),
+        "definition": text(),
+    });
+    object(properties, &["name", "files", "compiled", "upToDate", "seconds", "systems"])
 }
 
 fn status_schema() -> Value {
@@ -403,6 +511,32 @@ fn evaluation_properties() -> Value {
         "error": error_schema(),
         "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),
     })
+}
+
+/// Those of a run of tests, and of an evaluation.
+fn tests_properties() -> Value {
+    let status = json!({"type": "string", "enum": ["passed", "failed", "error", "skipped"]});
+    let error = object(summary_properties(), &["type", "message", "time"]);
+    let check = json!({"form": text(), "expected": text(), "actual": text(), "message": text()});
+    let test = json!({
+        "name": text(),
+        "framework": text(),
+        "status": status,
+        "message": text(),
+        "file": text(),
+        "line": count(),
+        "code": text(),
+        "seconds": {"type": "number"},
+        "checks": {"type": "array", "items": object(check, &[]), "description": "Those that failed, the first ones."},
+        "error": error,
+    });
+    let mut properties = evaluation_properties();
+    for name in ["passed", "failed", "errors", "skipped"] {
+        properties[name] = count();
+    }
+    properties["seconds"] = json!({"type": "number"});
+    properties["tests"] = list(&object(test, &["name", "framework", "status", "seconds", "checks"]));
+    properties
 }
 
 fn summary_properties() -> Value {
@@ -459,6 +593,32 @@ fn object(properties: Value, required: &[&str]) -> Value {
         schema["required"] = json!(required);
     }
     schema
+}
+
+/// What is told of a checkpoint.
+fn checkpoint_properties() -> Value {
+    json!({"name": text(), "evaluation": count(), "saved": text(), "bytes": count()})
+}
+
+fn told(checkpoint: &Checkpoint) -> Value {
+    let Checkpoint { name, evaluation, saved, bytes, .. } = checkpoint;
+    json!({"name": name, "evaluation": evaluation, "saved": saved.strftime("%FT%TZ").to_string(), "bytes": bytes})
+}
+
+fn checkpoint(reply: &CheckpointReply) -> Value {
+    match reply {
+        CheckpointReply::List(all) => json!({"checkpoints": all.iter().map(told).collect::<Vec<_>>()}),
+        CheckpointReply::Saved(saved) => json!({
+            "saved": told(&saved.checkpoint),
+            "stoppedMicroseconds": saved.stopped,
+            "threads": saved.threads,
+            "timers": saved.timers,
+        }),
+        CheckpointReply::Restored { checkpoint, forgotten, package, notices } => json!({
+            "restored": told(checkpoint), "forgotten": forgotten, "package": package, "notices": notices,
+        }),
+        CheckpointReply::Deleted(name) => json!({"deleted": name}),
+    }
 }
 
 #[cfg(test)]

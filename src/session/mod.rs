@@ -27,12 +27,14 @@ use crate::error::{BootError, HoldError, InspectError};
 use crate::image::{self, Event, Host, Interrupt, Item, Job, JobKind, Lane};
 use crate::outcome::{
     Clipped, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription,
+    TestCounts,
 };
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
-use operation::{Operation, RecordsBuilder};
+pub(crate) use operation::Operation;
+use operation::RecordsBuilder;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -234,9 +236,11 @@ impl Session {
             operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
         };
         let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
-        if record_errors {
+        let has_errors = operation.is_some_and(|operation| operation.has_errors);
+        if record_errors || has_errors {
             builder.record_errors();
         }
+        builder.errors_are_records(has_errors);
         self.0.enqueue(Lane::Evaluation, job, timeout, Build::Outcome(builder, reply))
     }
 
@@ -260,6 +264,16 @@ impl Session {
         let running = self.0.running[Lane::Evaluation as usize].lock();
         let running = running.as_ref().filter(|running| running.id == id.0)?;
         running.build.stdout().get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
+    /// [`output_so_far`](Self::output_so_far).
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let running = self.0.running[Lane::Evaluation as usize].lock();
+        let running = running.as_ref().filter(|running| running.id == id.0)?;
+        let text = running.build.progress();
+        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
     /// The error that the last evaluation ended with; `None` once one has succeeded.
@@ -329,6 +343,37 @@ impl Session {
         job.operation = utf32(&operation.to_string());
         let build = Build::Query(RecordsBuilder::default(), Box::new(reply));
         self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), build);
+    }
+
+    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query_in_order(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        self.0.enqueue(Lane::Evaluation, job, None, Build::Query(RecordsBuilder::default(), Box::new(reply)));
+    }
+
+    /// The name of the checkpoint that the image was booted from.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn image_name(&self) -> Option<String> {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
+        records.first()?.text("name").map(str::to_owned)
+    }
+
+    /// The number of the last evaluation.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluations_so_far(&self) -> u64 {
+        self.0.evaluations.lock().last()
+    }
+
+    /// True while something is evaluated, or held, or waits for that.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_held() || self.0.running[Lane::Evaluation as usize].lock().is_some()
     }
 
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
@@ -556,10 +601,23 @@ impl Inner {
             self.record_signalled(&mut state, errors);
         }
         self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        for error in &mut outcome.errors {
+            state.record(error);
+            if let Some(witness) = self.witness.get() {
+                witness.errors(Some(error), state.last_error.as_ref());
+            }
+        }
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
-        state.last_error = outcome.result.as_ref().err().cloned();
+        state.last_error = match &outcome.result {
+            Err(error) => Some(error.clone()),
+            // Tests: the state is that of the first one that failed.
+            Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
+                outcome.errors.first().cloned().or_else(|| state.last_error.take())
+            }
+            Ok(_) => None,
+        };
         self.tell_witness(&state, outcome);
         tell(&mut state, outcome);
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definitions, Local, Record, SymbolDescription};
+use super::CheckpointReply;
+use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -11,6 +12,8 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 pub(in crate::mcp) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
+    /// What tests came to.
+    Tests(Box<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
     /// These frames of an error, if there is one.
@@ -39,6 +42,8 @@ pub(in crate::mcp) enum Reply {
     NoEvaluations,
     /// The session is as new; what there is to say of what it was.
     Reset(Vec<String>),
+    /// What became of checkpoints.
+    Checkpoint(CheckpointReply),
     /// The limits in force.
     Limits(Limits),
     /// A wrong value: a sentence for whoever chose it.
@@ -65,6 +70,7 @@ impl Reply {
     fn whole_text(&self, max: usize) -> String {
         match self {
             Self::Outcome(outcome) => report::evaluation(outcome),
+            Self::Tests(outcome) => report::tests(outcome, max),
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
             Self::History(errors, older) => report::error_history(errors, *older, max),
@@ -79,6 +85,14 @@ impl Reply {
             Self::Page(page) => report::evaluation_page(page),
             Self::NoEvaluations => EvaluationError::None.to_string(),
             Self::Reset(notices) => report::reset(notices),
+            Self::Checkpoint(CheckpointReply::List(all)) => report::checkpoints(all),
+            Self::Checkpoint(CheckpointReply::Saved(saved)) => {
+                report::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
+            }
+            Self::Checkpoint(CheckpointReply::Restored { checkpoint, forgotten, package, notices }) => {
+                report::checkpoint_restored(checkpoint, *forgotten, package, notices)
+            }
+            Self::Checkpoint(CheckpointReply::Deleted(name)) => format!("Deleted {name:?}."),
             Self::Limits(limits) => report::limits(limits),
             Self::Refused(sentence) => sentence.clone(),
         }
@@ -96,6 +110,7 @@ impl Reply {
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
-        Self::Outcome(Box::new(outcome))
+        let tests = !outcome.is_error() && TestCounts::of(&outcome).is_some();
+        if tests { Self::Tests(Box::new(outcome)) } else { Self::Outcome(Box::new(outcome)) }
     }
 }
