@@ -563,3 +563,35 @@ fn they_answer_after_the_image_was_lost() {
     assert_eq!(expand(&mut server, "(unless a b)", "full"), "UNLESS → IF\n\n(if a\n    nil\n    b)");
     server.is_silent_for(Duration::from_millis(1));
 }
+
+// ---- Values
+
+#[test]
+fn values_whose_print_hides_them_are_previewed_by_describe_symbol() {
+    let mut server = Server::ready();
+    let value = server.evaluate(
+        "(defclass account () ((owner :initform \"Ann\") (log :initform (make-list 1000)) (open))) (make-instance 'account)",
+    );
+    assert!(value.starts_with("=> #<ACCOUNT {"), "{value}");
+    let described = good(&mut server, "describe-symbol", json!({"name": "*"}));
+    let (_, variable) = described.split_once("COMMON-LISP:* [VARIABLE]").expect("a variable, too");
+    let contents = variable.split_once("\n  Contents: ").expect(variable).1;
+    assert!(contents.starts_with("3 slots\n    OWNER: \"Ann\"\n    LOG: (NIL NIL "), "{variable}");
+    assert!(contents.contains("...)\n    OPEN: unbound\n") && contents.len() < 1_000, "{variable}");
+    server.evaluate(
+        "(defvar *table* (let ((h (make-hash-table :test 'equal))) (dotimes (i 30 h) (setf (gethash (format nil \"k~d\" i) h) (* i i)))))",
+    );
+    let described = good(&mut server, "describe-symbol", json!({"name": "*table*"}));
+    assert!(described.contains("\n  Contents: 30 entries\n    \"k0\": 0\n    \"k1\": 1\n"), "{described}");
+    assert!(described.contains("\n    ... 20 more"), "{described}");
+    // What prints whole needs none.
+    server.evaluate("(defvar *whole* (list 1 2))");
+    assert!(!good(&mut server, "describe-symbol", json!({"name": "*whole*"})).contains("Contents"));
+    // Hostile ones.
+    server.evaluate(
+        "(defclass hostile () ((a :initform 1))) (defmethod print-object ((h hostile) s) (error \"no\")) (defvar *h* (make-instance 'hostile))
+         (defclass nested () ((h :initform (make-instance 'hostile)))) (defvar *n* (make-instance 'nested))",
+    );
+    assert!(good(&mut server, "describe-symbol", json!({"name": "*n*"})).contains("    H: #<unprintable HOSTILE>"));
+    server.goes_on();
+}
