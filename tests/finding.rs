@@ -480,6 +480,8 @@ fn nothing_but_macro_functions_is_evaluated() {
     assert!(failed.starts_with("[ERROR] SB-INT:SIMPLE-READER-ERROR\n") && failed.contains("*READ-EVAL*"), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(let (("}));
     assert!(failed.starts_with("[ERROR] END-OF-FILE\n"), "{failed}");
+    let failed = bad(&mut server, "macroexpand", json!({"form": "(list\n  nowhere:x)"}));
+    assert!(failed.contains("Package NOWHERE does not exist. Line: 2, Column: "), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(endless 1)"}));
     assert!(failed.contains("10000 macro forms"), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(deep)"}));
@@ -498,6 +500,28 @@ fn a_macro_that_does_not_end_is_ended() {
     assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
     assert_eq!(names(&symbols(&mut server, json!({"query": "stuck"}))), ["stuck"]);
     server.goes_on();
+}
+
+/// A question that an image dies of is asked once more and then given up.
+#[test]
+fn a_macro_that_ends_the_image_is_told_of() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defmacro deadly () (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1))",
+    );
+    let lost = bad(&mut server, "macroexpand", json!({"form": "(deadly)"}));
+    assert!(lost.starts_with("[ERROR] IMAGE-LOST\nTwice the image was lost while this was answered.\n"), "{lost}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    assert_eq!(names(&symbols(&mut server, json!({"query": "deadly"}))), ["deadly"]);
+    // Nor is a value printed for ever that the image dies of.
+    server.evaluate(
+        "(defclass mine () ()) (defmethod print-object ((m mine) s) (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)) (defvar *mine*) (setf *mine* nil)",
+    );
+    server.evaluate("(defparameter *mine* (make-instance 'mine))");
+    let lost = bad(&mut server, "describe-symbol", json!({"name": "*mine*"}));
+    assert!(lost.starts_with("[ERROR] IMAGE-LOST\n"), "{lost}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
 #[test]

@@ -121,7 +121,7 @@ const NEAR: f64 = 0.8;
 const LONG: usize = 100;
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 10] = [
+const REPEATABLE: [&str; 11] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
@@ -130,6 +130,7 @@ const REPEATABLE: [&str; 10] = [
     symbol::NAME,
     find_symbols::NAME,
     find_references::NAME,
+    macroexpand::NAME,
     reset::NAME,
     limits::NAME,
 ];
@@ -139,6 +140,9 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {
+        if let Some(lost) = worker.lost_question(call.number) {
+            return call.answer(Err::<Reply, _>(Fault::Value(lost)));
+        }
         if !REPEATABLE.contains(&&*name) && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
             return call.answer(Ok::<_, Fault>(lost));
