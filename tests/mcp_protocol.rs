@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 20] = [
+const TOOLS: [&str; 21] = [
     "evaluate-lisp",
     "load",
     "describe-last-error",
@@ -30,6 +30,7 @@ const TOOLS: [&str; 20] = [
     "find-symbols",
     "find-references",
     "macroexpand",
+    "checkpoint",
     "reset-session",
     "configure-limits",
 ];
@@ -110,7 +111,8 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes = ["evaluate-lisp", "load", "run-tests", "evaluation", "reset-session"].contains(&name)
+        let changes = ["evaluate-lisp", "load", "run-tests", "evaluation", "checkpoint", "reset-session"]
+            .contains(&name)
             || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");

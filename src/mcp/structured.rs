@@ -8,7 +8,8 @@ use std::time::Duration;
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
-use super::tools::Reply;
+use super::tools::{CheckpointReply, Reply};
+use crate::checkpoints::Checkpoint;
 use crate::outcome::{
     Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
@@ -53,6 +54,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
             },
         }),
         Reply::NoEvaluations => json!({}),
+        Reply::Checkpoint(reply) => checkpoint(reply),
         Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
@@ -397,6 +399,21 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             json!({"roles": list(&role), "notFound": text()})
         }
+        "checkpoint" => {
+            let one = object(checkpoint_properties(), &["name", "evaluation", "saved", "bytes"]);
+            json!({
+                "checkpoints": list(&one),
+                "saved": one,
+                "stoppedMicroseconds": count(),
+                "threads": list(&text()),
+                "timers": count(),
+                "restored": one,
+                "forgotten": count(),
+                "package": text(),
+                "notices": list(&text()),
+                "deleted": text(),
+            })
+        }
         "find-symbols" => {
             let properties = json!({
                 "name": text(),
@@ -576,6 +593,32 @@ fn object(properties: Value, required: &[&str]) -> Value {
         schema["required"] = json!(required);
     }
     schema
+}
+
+/// What is told of a checkpoint.
+fn checkpoint_properties() -> Value {
+    json!({"name": text(), "evaluation": count(), "saved": text(), "bytes": count()})
+}
+
+fn told(checkpoint: &Checkpoint) -> Value {
+    let Checkpoint { name, evaluation, saved, bytes, .. } = checkpoint;
+    json!({"name": name, "evaluation": evaluation, "saved": saved.strftime("%FT%TZ").to_string(), "bytes": bytes})
+}
+
+fn checkpoint(reply: &CheckpointReply) -> Value {
+    match reply {
+        CheckpointReply::List(all) => json!({"checkpoints": all.iter().map(told).collect::<Vec<_>>()}),
+        CheckpointReply::Saved(saved) => json!({
+            "saved": told(&saved.checkpoint),
+            "stoppedMicroseconds": saved.stopped,
+            "threads": saved.threads,
+            "timers": saved.timers,
+        }),
+        CheckpointReply::Restored { checkpoint, forgotten, package, notices } => json!({
+            "restored": told(checkpoint), "forgotten": forgotten, "package": package, "notices": notices,
+        }),
+        CheckpointReply::Deleted(name) => json!({"deleted": name}),
+    }
 }
 
 #[cfg(test)]

@@ -336,6 +336,37 @@ impl Session {
         self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), build);
     }
 
+    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query_in_order(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        self.0.enqueue(Lane::Evaluation, job, None, Build::Query(RecordsBuilder::default(), Box::new(reply)));
+    }
+
+    /// The name of the checkpoint that the image was booted from.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn image_name(&self) -> Option<String> {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
+        records.first()?.text("name").map(str::to_owned)
+    }
+
+    /// The number of the last evaluation.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluations_so_far(&self) -> u64 {
+        self.0.evaluations.lock().last()
+    }
+
+    /// True while something is evaluated, or held, or waits for that.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_held() || self.0.running[Lane::Evaluation as usize].lock().is_some()
+    }
+
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.0.job(JobKind::Reset, "", "");
