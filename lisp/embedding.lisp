@@ -349,6 +349,15 @@ variables are written in SHAPES. A package that does not exist is made, and the 
         when (slot-boundp object name)
           collect (list (string-downcase (symbol-name name)) (with-server-syntax () (printed (slot-value object name) 1000)))))
 
+(defun slots-as-list (object)
+  "Return a property list of the slots of OBJECT, an instance or a structure, that are bound."
+  (unless (typep object '(or standard-object structure-object condition))
+    (error 'type-error :datum object :expected-type 'standard-object))
+  (loop for slot in (sb-mop:class-slots (class-of object))
+        for name = (sb-mop:slot-definition-name slot)
+        when (slot-boundp object name)
+          collect (intern (symbol-name name) "KEYWORD") and collect (slot-value object name)))
+
 (defun element-of-object (object key)
   "Return what OBJECT has under KEY, and true; or NIL and NIL: an element of a sequence by number, an entry of a table, of
 a property list or an association list."

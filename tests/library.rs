@@ -475,3 +475,86 @@ fn futures_are_of_no_particular_runtime() {
     drop(lisp.eval_async::<()>("(loop)"));
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Order {
+    id: i64,
+    line_items: Vec<String>,
+    state: State,
+    note: Option<String>,
+    by_name: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+enum State {
+    InStock,
+    SentBy(String),
+    Moved { from: i64, to_place: i64 },
+    Pair(i64, bool),
+}
+
+#[test]
+fn structs_and_enums_are_property_lists_and_keywords() {
+    use sbcl::Serde;
+    let lisp = lisp();
+    for state in
+        [State::InStock, State::SentBy("post".into()), State::Moved { from: 1, to_place: 2 }, State::Pair(3, true)]
+    {
+        let order = Order {
+            id: 7,
+            line_items: vec!["a".into(), "b".into()],
+            state,
+            note: None,
+            by_name: BTreeMap::from([("x".to_owned(), 1.5)]),
+        };
+        assert_eq!(lisp.call::<Serde<Order>>("identity", (Serde(&order),)).unwrap().0, order);
+    }
+    let printed = lisp.value(Serde(State::Moved { from: 1, to_place: 2 })).unwrap().to_string();
+    assert_eq!(printed, "(:MOVED :FROM 1 :TO-PLACE 2)");
+    lisp.load_str(
+        "(defstruct order id line-items state note by-name)
+         (defclass parcel () ((from :initarg :from) (to-place :initarg :to-place)))",
+    )
+    .unwrap();
+    let order: Serde<Order> =
+        lisp.eval("(make-order :id 1 :line-items #(\"x\") :state :in-stock :note \"n\" :by-name '(:a 1/2))").unwrap();
+    assert_eq!((order.0.id, order.0.note.as_deref(), order.0.by_name["a"]), (1, Some("n"), 0.5));
+    #[derive(serde::Deserialize)]
+    struct Parcel {
+        from: i64,
+        to_place: i64,
+    }
+    let parcel: Serde<Parcel> = lisp.eval("(make-instance 'parcel :from 1 :to-place 2)").unwrap();
+    assert_eq!((parcel.0.from, parcel.0.to_place), (1, 2));
+    let missing = lisp.eval::<Serde<Order>>("'(:id 1)").unwrap_err().to_string();
+    assert!(missing.contains("missing field"), "{missing}");
+    assert!(lisp.eval::<Serde<Order>>("7").is_err());
+}
+
+mod identity {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_goes_to_lisp_comes_back(
+            text in any::<String>(),
+            numbers in any::<Vec<i128>>(),
+            octets in any::<Vec<u8>>(),
+            nested in prop::collection::vec(any::<(u64, Option<char>, Vec<String>)>(), 0..5),
+            float in any::<f64>().prop_filter("NaN is not itself", |float| !float.is_nan()),
+            map in any::<std::collections::BTreeMap<String, (bool, i8)>>(),
+        ) {
+            let lisp = super::lisp();
+            prop_assert_eq!(&lisp.call::<String>("identity", (&text,)).unwrap(), &text);
+            prop_assert_eq!(&lisp.call::<Vec<i128>>("identity", (&numbers,)).unwrap(), &numbers);
+            prop_assert_eq!(&lisp.call::<Vec<u8>>("identity", (&octets,)).unwrap(), &octets);
+            prop_assert_eq!(&lisp.call::<Vec<(u64, Option<char>, Vec<String>)>>("identity", (&nested,)).unwrap(), &nested);
+            prop_assert_eq!(lisp.call::<f64>("identity", (float,)).unwrap(), float);
+            prop_assert_eq!(&lisp.call::<std::collections::BTreeMap<String, (bool, i8)>>("identity", (&map,)).unwrap(), &map);
+            // And once more through handles.
+            prop_assert_eq!(&lisp.value(&nested).unwrap().to::<Vec<(u64, Option<char>, Vec<String>)>>().unwrap(), &nested);
+        }
+    }
+}

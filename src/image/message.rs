@@ -268,6 +268,13 @@ impl Writer {
         }
     }
 
+    /// The objects of another message.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.objects += other.objects;
+        self.words.extend_from_slice(&other.words);
+        self.kept.append(&mut other.kept);
+    }
+
     pub(crate) fn handle(&mut self, handle: &Arc<Handle>) {
         self.objects += 1;
         self.token(tag::HANDLE, handle.number());

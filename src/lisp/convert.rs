@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, Hash};
 use super::enter::Cx;
 use super::value::Value;
 use crate::image::message::{self, Characters, Token};
+use crate::image::program::Words;
 
 /// A Lisp object that is not what Rust asked for.
 ///
@@ -125,6 +126,22 @@ impl<'m> Reader<'m> {
         }
     }
 
+    /// The slots of an instance, written as a property list.
+    pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<Words, ConversionError> {
+        let value = Value::of_handle(handle);
+        let expected = "a property list, a hash table or an instance";
+        self.cx
+            .call::<Value>("sbcl-host::slots-as-list", (&value,))
+            .ok()
+            .and_then(|list| self.cx.write_out(&list, Shape::DEEP))
+            .ok_or_else(|| ConversionError::new(expected, self.cx.describe(&value)))
+    }
+
+    /// A reader of another message.
+    pub(super) fn of_words<'w>(&'w self, words: &'w [u64]) -> Reader<'w> {
+        Reader::new(self.cx, words)
+    }
+
     pub(super) fn token(&mut self) -> Token<'m> {
         self.message.token()
     }
@@ -137,14 +154,14 @@ impl<'m> Reader<'m> {
         self.message.is_at_nil()
     }
 
-    fn text(&mut self) -> String {
+    pub(super) fn text(&mut self) -> String {
         match self.token() {
             Token::String(characters) => characters.to_text_lossy(),
             _ => String::new(),
         }
     }
 
-    fn symbol(&mut self, has_package: bool) -> Symbol {
+    pub(super) fn symbol(&mut self, has_package: bool) -> Symbol {
         let package = has_package.then(|| self.text());
         Symbol { package, name: self.text() }
     }
@@ -213,6 +230,11 @@ impl Writer {
     /// Writes a list of what `write` writes.
     pub fn list(&mut self, write: impl FnOnce(&mut Self)) {
         self.0.list(|inner| with_inner(inner, write));
+    }
+
+    /// Writes a hash table (`equal`) of the keys and values that `write` writes in turn.
+    pub fn table(&mut self, write: impl FnOnce(&mut Self)) {
+        self.0.table(|inner| with_inner(inner, write));
     }
 
     pub(super) fn values(&mut self, write: impl FnOnce(&mut Self)) {
@@ -439,7 +461,7 @@ impl IntoLisp for u128 {
 }
 
 /// The octets in `count` of them, packed in words.
-fn octets(words: &[u64], count: usize) -> Vec<u8> {
+pub(super) fn octets(words: &[u64], count: usize) -> Vec<u8> {
     let mut octets = vec![0; words.len() * 8];
     for (target, word) in octets.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         *target = word.to_le_bytes();

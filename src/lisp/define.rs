@@ -34,7 +34,14 @@ pub struct Parameter {
 }
 
 /// A Rust closure that Lisp can call: `Fn`, `Send + Sync`, of up to eight arguments, each [`FromLisp`]. It returns
-/// something that is [`IntoLisp`], or a `Result` of that and any error.
+/// something that is [`IntoLisp`], or a `Result` of that and any error. Lisp calls it on any of its threads, and several times
+/// at once:
+///
+/// ```compile_fail,E0277
+/// let lisp = sbcl::Lisp::get_or_boot().unwrap();
+/// let count = std::cell::Cell::new(0_i64);
+/// lisp.define("host:count", "Count.", move || count.replace(count.get() + 1)).unwrap();
+/// ```
 pub trait HostFunction<Arguments>: Send + Sync + 'static {
     /// Its parameters.
     #[doc(hidden)]

@@ -36,7 +36,25 @@ pub(super) enum Entry {
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.
 ///
 /// Calls by it are direct: no other thread has to be woken, and nothing waits. It cannot leave its thread, nor outlive the
-/// closure that got it.
+/// closure that got it:
+///
+/// ```compile_fail,E0521
+/// let lisp = sbcl::Lisp::get_or_boot().unwrap();
+/// let mut kept = None;
+/// lisp.enter(|cx| { kept = Some(cx); Ok(()) }).unwrap();
+/// ```
+///
+/// ```compile_fail,E0277
+/// let lisp = sbcl::Lisp::get_or_boot().unwrap();
+/// lisp.enter(|cx| std::thread::scope(|scope| scope.spawn(|| cx.eval::<i64>("1")).join().unwrap())).unwrap();
+/// ```
+///
+/// Nor does what a call returns come to a thread that it must not come to:
+///
+/// ```compile_fail,E0277
+/// let lisp = sbcl::Lisp::get_or_boot().unwrap();
+/// let shared = lisp.enter(|_| Ok(std::rc::Rc::new(1))).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Cx {
     inside: Inside,

@@ -10,8 +10,10 @@ mod handle;
 mod options;
 mod output;
 mod pool;
+mod serde;
 mod value;
 
+pub use self::serde::Serde;
 pub use convert::{
     Arguments, Complex, ConversionError, FromLisp, IntoLisp, Ratio, Reader, Shape, Symbol, Writer, keyword,
 };

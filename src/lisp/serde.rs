@@ -1,0 +1,595 @@
+//! Rust's structs and enums as Lisp's property lists and keywords, by serde.
+
+use std::fmt;
+
+use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
+use serde::ser::{self, Serialize};
+
+use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword};
+use crate::image::message::Token;
+
+/// What serde can read or write, as a Lisp object.
+///
+/// A struct is a property list, `(:id 7 :items ("a" "b"))`; structures and instances are read as one, too. Sequences and
+/// tuples are lists, maps hash tables. A variant of an enum is a keyword, `:in-stock`, or a list of one and what it holds.
+/// `None`, `()` and `false` are `nil`. Underscores and capitals of names are hyphens in Lisp.
+///
+/// ```
+/// use sbcl::Serde;
+///
+/// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+/// struct Order { id: i64, line_items: Vec<String>, state: State }
+///
+/// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+/// enum State { Open, SentBy(String) }
+///
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let Serde(order) = lisp.eval::<Serde<Order>>(r#"'(:id 7 :line-items ("a" "b") :state (:sent-by "post"))"#)?;
+/// assert_eq!(order, Order { id: 7, line_items: vec!["a".into(), "b".into()], state: State::SentBy("post".into()) });
+/// assert_eq!(lisp.call::<i64>("getf", (Serde(&order), sbcl::keyword("id")))?, 7);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Serde<T>(pub T);
+
+impl<T: DeserializeOwned> FromLisp for Serde<T> {
+    const SHAPE: Shape = Shape::DEEP;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        T::deserialize(Deserializer(reader)).map(Self).map_err(|Failure(error)| error)
+    }
+}
+
+impl<T: Serialize> IntoLisp for Serde<T> {
+    /// What serde cannot write is `nil`.
+    fn write(&self, writer: &mut Writer) {
+        if self.0.serialize(Serializer(writer)).is_err() {
+            writer.0.nil();
+        }
+    }
+}
+
+/// Why serde gave up.
+#[derive(Debug)]
+struct Failure(ConversionError);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl de::Error for Failure {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self(ConversionError::new("what serde can read", message.to_string()))
+    }
+}
+
+impl ser::Error for Failure {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self(ConversionError::new("what serde can write", message.to_string()))
+    }
+}
+
+/// A name of Rust's as Lisp has it: `line_items` and `LineItems` are `line-items`.
+fn lisp_name(name: &str) -> String {
+    let mut lisp = String::with_capacity(name.len() + 4);
+    let mut after_lower = false;
+    for character in name.chars() {
+        if character.is_uppercase() && after_lower {
+            lisp.push('-');
+        }
+        after_lower = character.is_lowercase() || character.is_ascii_digit();
+        lisp.push(if character == '_' { '-' } else { character });
+    }
+    lisp
+}
+
+/// That one of `names` which `lisp` stands for, or `lisp` itself.
+fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
+    names
+        .iter()
+        .find(|name| lisp_name(name).eq_ignore_ascii_case(lisp))
+        .map_or_else(|| lisp.to_lowercase().replace('-', "_"), |name| (*name).to_owned())
+}
+
+struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
+
+impl<'m> Deserializer<'_, 'm> {
+    fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, Failure> {
+        let mut elements = Elements { reader: self.0, left: count, names: &[] };
+        let value = visitor.visit_seq(&mut elements)?;
+        elements.skip_rest();
+        Ok(value)
+    }
+
+    fn entries<'de, V: Visitor<'de>>(
+        self,
+        count: usize,
+        names: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let mut entries = Elements { reader: self.0, left: count, names };
+        let value = visitor.visit_map(&mut entries)?;
+        entries.skip_rest();
+        Ok(value)
+    }
+
+    /// What begins with `token`.
+    fn any<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, Failure> {
+        match token {
+            Token::Nil => visitor.visit_unit(),
+            Token::True => visitor.visit_bool(true),
+            Token::Integer(value) => visitor.visit_i64(value),
+            Token::Bignum(&[low, 0]) => visitor.visit_u64(low),
+            Token::Single(value) => visitor.visit_f32(value),
+            Token::Double(value) => visitor.visit_f64(value),
+            Token::Character(code) => visitor.visit_char(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
+            Token::String(characters) => visitor.visit_string(characters.to_text_lossy()),
+            Token::Symbol(has_package) => visitor.visit_string(self.0.symbol(has_package).name.to_lowercase()),
+            Token::Keyword => visitor.visit_string(self.0.text().to_lowercase()),
+            Token::List(count) | Token::Vector(count) => self.sequence(count, visitor),
+            Token::Table(count) => self.entries(count * 2, &[], visitor),
+            Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::octets(words, count)),
+            Token::Doubles(words) => {
+                visitor.visit_seq(de::value::SeqDeserializer::new(words.iter().map(|&word| f64::from_bits(word))))
+            }
+            token => Err(Failure(self.0.unexpected("what serde can read", token))),
+        }
+    }
+}
+
+/// Reads a number as the library does: serde's own way would not take a ratio, nor a large integer.
+macro_rules! numbers {
+    ($($function:ident $visit:ident $type:ty),*) => {$(
+        fn $function<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+            visitor.$visit(self.0.read::<$type>().map_err(Failure)?)
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
+    type Error = Failure;
+
+    numbers! {
+        deserialize_i8 visit_i8 i8, deserialize_i16 visit_i16 i16, deserialize_i32 visit_i32 i32,
+        deserialize_i64 visit_i64 i64, deserialize_i128 visit_i128 i128, deserialize_u8 visit_u8 u8,
+        deserialize_u16 visit_u16 u16, deserialize_u32 visit_u32 u32, deserialize_u64 visit_u64 u64,
+        deserialize_u128 visit_u128 u128, deserialize_f32 visit_f32 f32, deserialize_f64 visit_f64 f64,
+        deserialize_bool visit_bool bool, deserialize_char visit_char char
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        let token = self.0.token();
+        self.any(token, visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        if self.0.is_at_nil() {
+            self.0.skip();
+            visitor.visit_none()
+        } else {
+            visitor.visit_some(self)
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match self.0.token() {
+            Token::Nil => self.sequence(0, visitor),
+            Token::Octets(words, count) => {
+                visitor.visit_seq(de::value::SeqDeserializer::new(super::convert::octets(words, count).into_iter()))
+            }
+            token => self.any(token, visitor),
+        }
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Failure> {
+        match self.0.token() {
+            Token::Dotted(count) => self.sequence(count + 1, visitor),
+            token => self.any(token, visitor),
+        }
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        count: usize,
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.deserialize_tuple(count, visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        match self.0.token() {
+            Token::Nil => self.entries(0, &[], visitor),
+            Token::List(count) => self.entries(count, &[], visitor),
+            token => self.any(token, visitor),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        match self.0.token() {
+            Token::Nil => self.entries(0, fields, visitor),
+            Token::List(count) => self.entries(count, fields, visitor),
+            Token::Table(count) => self.entries(count * 2, fields, visitor),
+            // A structure or an instance.
+            Token::Handle(handle) => {
+                let words = self.0.slots_as_list(handle).map_err(Failure)?;
+                let mut reader = self.0.of_words(&words);
+                let count = match (reader.token(), reader.token()) {
+                    (Token::Values(_), Token::List(count)) => count,
+                    _ => 0,
+                };
+                Deserializer(&mut reader).entries(count, fields, visitor)
+            }
+            token => Err(Failure(self.0.unexpected("a property list, a hash table or an instance", token))),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        let count = match self.0.token() {
+            Token::List(count) if count > 0 => count,
+            Token::Keyword => {
+                let name = rust_name(&self.0.text(), variants);
+                return visitor.visit_enum(name.into_deserializer());
+            }
+            token => return Err(Failure(self.0.unexpected("a keyword, or a list that begins with one", token))),
+        };
+        let name = self.0.read::<Symbol>().map_err(Failure)?.name;
+        visitor.visit_enum(Variant { name: rust_name(&name, variants), reader: self.0, left: count - 1 })
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        self.0.skip();
+        visitor.visit_unit()
+    }
+
+    serde::forward_to_deserialize_any! { str string bytes byte_buf unit unit_struct identifier }
+}
+
+/// What is left of a list, or of a property list or a table by turns.
+struct Elements<'r, 'm> {
+    reader: &'r mut Reader<'m>,
+    left: usize,
+    names: &'static [&'static str],
+}
+
+impl Elements<'_, '_> {
+    fn skip_rest(&mut self) {
+        for _ in 0..std::mem::take(&mut self.left) {
+            self.reader.skip();
+        }
+    }
+}
+
+impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
+    type Error = Failure;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        seed.deserialize(Deserializer(self.reader)).map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left.min(1 << 16))
+    }
+}
+
+impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
+    type Error = Failure;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Failure> {
+        if self.left < 2 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        match self.reader.token() {
+            Token::Keyword => {
+                let name = rust_name(&self.reader.text(), self.names);
+                seed.deserialize(name.into_deserializer()).map(Some)
+            }
+            Token::Symbol(has_package) => {
+                let name = rust_name(&self.reader.symbol(has_package).name, self.names);
+                seed.deserialize(name.into_deserializer()).map(Some)
+            }
+            token => seed.deserialize(Begun { token, reader: self.reader }).map(Some),
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Failure> {
+        self.left = self.left.saturating_sub(1);
+        seed.deserialize(Deserializer(self.reader))
+    }
+}
+
+/// An object whose token has been read.
+struct Begun<'r, 'm> {
+    token: Token<'m>,
+    reader: &'r mut Reader<'m>,
+}
+
+impl<'de> de::Deserializer<'de> for Begun<'_, '_> {
+    type Error = Failure;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        Deserializer(self.reader).any(self.token, visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+/// A variant that holds something.
+struct Variant<'r, 'm> {
+    name: String,
+    reader: &'r mut Reader<'m>,
+    left: usize,
+}
+
+impl<'de, 'r, 'm> de::EnumAccess<'de> for Variant<'r, 'm> {
+    type Error = Failure;
+    type Variant = Elements<'r, 'm>;
+
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self::Variant), Failure> {
+        let name = seed.deserialize(IntoDeserializer::<Failure>::into_deserializer(self.name))?;
+        Ok((name, Elements { reader: self.reader, left: self.left, names: &[] }))
+    }
+}
+
+impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
+    type Error = Failure;
+
+    fn unit_variant(mut self) -> Result<(), Failure> {
+        self.skip_rest();
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(mut self, seed: T) -> Result<T::Value, Failure> {
+        let value = de::SeqAccess::next_element_seed(&mut self, seed)?;
+        self.skip_rest();
+        value.ok_or_else(|| Failure(ConversionError::new("a variant with a value", "one without")))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Failure> {
+        Deserializer(self.reader).sequence(self.left, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value, Failure> {
+        Deserializer(self.reader).entries(self.left, fields, visitor)
+    }
+}
+
+struct Serializer<'w>(&'w mut Writer);
+
+/// The parts of something, which are written when it is complete.
+struct Parts<'w> {
+    writer: &'w mut Writer,
+    written: Vec<Part>,
+    table: bool,
+}
+
+/// Something that is written later.
+type Part = Box<dyn FnOnce(&mut Writer)>;
+
+impl Parts<'_> {
+    /// Serde hands parts over one by one and borrowed: each is written to a message of its own first.
+    fn add(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
+        let mut part = Writer::new();
+        value.serialize(Serializer(&mut part))?;
+        self.written.push(Box::new(move |writer| writer.0.append(part.0)));
+        Ok(())
+    }
+
+    fn add_name(&mut self, name: &'static str) {
+        self.written.push(Box::new(move |writer| keyword(&lisp_name(name)).write(writer)));
+    }
+
+    fn finish(self) {
+        let (written, table) = (self.written, self.table);
+        let write = |writer: &mut Writer| written.into_iter().for_each(|part| part(writer));
+        if table { self.writer.table(write) } else { self.writer.list(write) }
+    }
+}
+
+impl<'w> Serializer<'w> {
+    fn parts(self) -> Parts<'w> {
+        Parts { writer: self.0, written: Vec::new(), table: false }
+    }
+}
+
+macro_rules! written {
+    ($($function:ident $type:ty),*) => {$(
+        fn $function(self, value: $type) -> Result<(), Failure> {
+            value.write(self.0);
+            Ok(())
+        }
+    )*};
+}
+
+impl<'w> ser::Serializer for Serializer<'w> {
+    type Ok = ();
+    type Error = Failure;
+    type SerializeSeq = Parts<'w>;
+    type SerializeTuple = Parts<'w>;
+    type SerializeTupleStruct = Parts<'w>;
+    type SerializeTupleVariant = Parts<'w>;
+    type SerializeMap = Parts<'w>;
+    type SerializeStruct = Parts<'w>;
+    type SerializeStructVariant = Parts<'w>;
+
+    written! {
+        serialize_bool bool, serialize_i8 i8, serialize_i16 i16, serialize_i32 i32, serialize_i64 i64,
+        serialize_i128 i128, serialize_u8 u8, serialize_u16 u16, serialize_u32 u32, serialize_u64 u64,
+        serialize_u128 u128, serialize_f32 f32, serialize_f64 f64, serialize_char char, serialize_str &str
+    }
+
+    fn serialize_bytes(self, value: &[u8]) -> Result<(), Failure> {
+        self.0.0.octets(value);
+        Ok(())
+    }
+
+    fn serialize_none(self) -> Result<(), Failure> {
+        self.serialize_unit()
+    }
+
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Failure> {
+        value.serialize(self)
+    }
+
+    fn serialize_unit(self) -> Result<(), Failure> {
+        self.0.0.nil();
+        Ok(())
+    }
+
+    fn serialize_unit_struct(self, _: &'static str) -> Result<(), Failure> {
+        self.serialize_unit()
+    }
+
+    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), Failure> {
+        keyword(&lisp_name(variant)).write(self.0);
+        Ok(())
+    }
+
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), Failure> {
+        value.serialize(self)
+    }
+
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        value: &T,
+    ) -> Result<(), Failure> {
+        let mut parts = self.parts();
+        parts.add_name(variant);
+        parts.add(value)?;
+        parts.finish();
+        Ok(())
+    }
+
+    fn serialize_seq(self, _: Option<usize>) -> Result<Parts<'w>, Failure> {
+        Ok(self.parts())
+    }
+
+    fn serialize_tuple(self, _: usize) -> Result<Parts<'w>, Failure> {
+        Ok(self.parts())
+    }
+
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Parts<'w>, Failure> {
+        Ok(self.parts())
+    }
+
+    fn serialize_tuple_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        _: usize,
+    ) -> Result<Parts<'w>, Failure> {
+        let mut parts = self.parts();
+        parts.add_name(variant);
+        Ok(parts)
+    }
+
+    fn serialize_map(self, _: Option<usize>) -> Result<Parts<'w>, Failure> {
+        Ok(Parts { table: true, ..self.parts() })
+    }
+
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Parts<'w>, Failure> {
+        Ok(self.parts())
+    }
+
+    fn serialize_struct_variant(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        count: usize,
+    ) -> Result<Parts<'w>, Failure> {
+        self.serialize_tuple_variant(name, index, variant, count)
+    }
+}
+
+macro_rules! sequences {
+    ($($trait:ident $function:ident),*) => {$(
+        impl ser::$trait for Parts<'_> {
+            type Ok = ();
+            type Error = Failure;
+
+            fn $function<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
+                self.add(value)
+            }
+
+            fn end(self) -> Result<(), Failure> {
+                self.finish();
+                Ok(())
+            }
+        }
+    )*};
+}
+
+sequences! {
+    SerializeSeq serialize_element, SerializeTuple serialize_element, SerializeTupleStruct serialize_field,
+    SerializeTupleVariant serialize_field
+}
+
+macro_rules! structs {
+    ($($trait:ident),*) => {$(
+        impl ser::$trait for Parts<'_> {
+            type Ok = ();
+            type Error = Failure;
+
+            fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Failure> {
+                self.add_name(name);
+                self.add(value)
+            }
+
+            fn end(self) -> Result<(), Failure> {
+                self.finish();
+                Ok(())
+            }
+        }
+    )*};
+}
+
+structs! { SerializeStruct, SerializeStructVariant }
+
+impl ser::SerializeMap for Parts<'_> {
+    type Ok = ();
+    type Error = Failure;
+
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Failure> {
+        self.add(key)
+    }
+
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
+        self.add(value)
+    }
+
+    fn end(self) -> Result<(), Failure> {
+        self.finish();
+        Ok(())
+    }
+}
