@@ -4,9 +4,9 @@
 use std::fmt::{self, Display, Formatter, Write};
 
 use super::INSPECTION_TIMEOUT;
-use super::builder::ClippedBuffer;
+use super::events::{ClippedBuffer, JobEnd};
 use crate::error::InspectError;
-use crate::image::{Event, Interrupt, Text};
+use crate::image::{Event, Text};
 use crate::outcome::{Field, Record};
 
 /// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
@@ -210,13 +210,13 @@ impl RecordsBuilder {
     }
 
     /// The answer of a query.
-    pub(super) fn finish(self, success: bool, interrupted: Option<Interrupt>) -> Result<Vec<Record>, InspectError> {
-        match (success, self.error, interrupted) {
-            (true, ..) => Ok(Self { error: None, ..self }.records()),
-            (false, Some((kind, message)), None) => {
+    pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
+        match (end, self.error) {
+            (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),
+            (JobEnd::Failed, Some((kind, message))) => {
                 Err(InspectError::Lisp { kind, message: crate::outcome::Clipped::from(message).text })
             }
-            (false, ..) => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+            _ => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
         }
     }
 }

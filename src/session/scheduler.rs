@@ -1,0 +1,347 @@
+//! Which jobs wait and which run. One lock guards it all, so that a job is always found: it waits, or it runs.
+//!
+//! One evaluation at a time is in the foreground, on the evaluation lane's thread. Those in the background have a thread
+//! each: of the background lane, or the one on which they began in the foreground; another one takes its place there.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::evaluations::Evaluations;
+use super::events::OutcomeBuilder;
+use super::hold::{RELEASED, TIME_UP};
+use super::limits::{INTERRUPTION_GRACE, Interruption, heap_limit};
+use super::pending::PendingReply;
+use super::{Answer, Reply};
+use crate::image::{self, Interrupt, Job, JobKind, Lane};
+use crate::outcome::Outcome;
+
+/// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
+pub(super) const MAX_BACKGROUND: usize = 16;
+
+/// A job that waits, with what is to become of its answer.
+pub(super) struct Request {
+    pub(super) job: Job,
+    pub(super) timeout: Option<Duration>,
+    pub(super) reply: PendingReply,
+    /// It is to be done in the background.
+    pub(super) background: bool,
+}
+
+impl Request {
+    /// One for the foreground, or for another lane than that of evaluations.
+    pub(super) fn new(job: Job, timeout: Option<Duration>, reply: PendingReply) -> Self {
+        Self { job, timeout, reply, background: false }
+    }
+
+    /// Moves the job out and leaves its number.
+    fn take_job(&mut self) -> Job {
+        let Job { id, evaluation, .. } = self.job;
+        std::mem::replace(&mut self.job, Job::empty(id, JobKind::Reset, evaluation))
+    }
+}
+
+/// Where an evaluation is being done.
+pub(super) enum Place {
+    Foreground,
+    /// In the foreground until another thread is there for that; then this gets what it has printed so far.
+    Leaving(Reply<Outcome>),
+    Background,
+}
+
+/// A job in Lisp's hands.
+pub(super) struct Running {
+    pub(super) id: u64,
+    pub(super) lane: Lane,
+    pub(super) place: Place,
+    /// The evaluation that it belongs to; 0 for none.
+    pub(super) evaluation: u64,
+    pub(super) reply: PendingReply,
+    /// The package was bound for it alone.
+    pub(super) local: bool,
+    /// When it is interrupted (again).
+    pub(super) deadline: Option<Instant>,
+    /// How much of the heap it may keep, in bytes.
+    pub(super) heap_limit: Option<usize>,
+    /// It was interrupted because it keeps more.
+    pub(super) filled_heap: bool,
+    pub(super) interruption: Option<Interruption>,
+    /// When it is over, an evaluation is held.
+    pub(super) holds: bool,
+    /// It is held as it was before this job.
+    pub(super) unchanged: bool,
+    /// It unwinds what was held.
+    pub(super) released: bool,
+    /// What the cleanup forms of that print and fail with.
+    pub(super) unwinding: Option<Box<OutcomeBuilder>>,
+    /// Why what was asked cannot be done.
+    pub(super) refused: Option<String>,
+    /// Questions about the error state, which wait for its end because it was cancelled.
+    pub(super) settled: Vec<Answer>,
+}
+
+impl Running {
+    pub(super) fn new(request: Request, lane: Lane, deadline: Option<Instant>) -> Self {
+        Self {
+            id: request.job.id,
+            lane,
+            place: if request.background { Place::Background } else { Place::Foreground },
+            evaluation: request.job.evaluation,
+            reply: request.reply,
+            local: false,
+            deadline,
+            heap_limit: None,
+            filled_heap: false,
+            interruption: None,
+            holds: false,
+            unchanged: false,
+            released: false,
+            unwinding: None,
+            refused: None,
+            settled: Vec::new(),
+        }
+    }
+
+    /// True for what the user's code is evaluated by.
+    pub(super) fn evaluates(&self) -> bool {
+        matches!(self.lane, Lane::Evaluation | Lane::Background)
+    }
+
+    pub(super) fn is_background(&self) -> bool {
+        matches!(self.place, Place::Background)
+    }
+
+    /// Why it was first interrupted, if it was.
+    pub(super) fn interrupted(&self) -> Option<Interrupt> {
+        self.interruption.as_ref().map(|interruption| interruption.reason)
+    }
+}
+
+/// What a thread that asks for a job is to do.
+pub(super) enum Next {
+    /// This job, which runs from now on.
+    Run(Job),
+    /// Ask again: this cannot be done, since nothing is held.
+    Refuse(Request),
+    /// Ask again: this evaluation is in the background now, and this gets what there is of it.
+    Left(u64, Reply<Outcome>),
+    /// Ask again when what is held is to be released, which this says why.
+    Release(&'static str),
+    /// Ask again when something changes, or it is this time.
+    Wait(Option<Instant>),
+    /// End.
+    End,
+}
+
+/// What waits and what runs.
+#[derive(Default)]
+pub(super) struct Board {
+    waiting: [VecDeque<Request>; Lane::COUNT],
+    pub(super) running: Vec<Running>,
+    /// The lanes whose threads have something new to look at.
+    changed: [bool; Lane::COUNT],
+    pub(super) evaluations: Evaluations,
+    /// Set while an evaluation is held and nothing is being done with it: when it is released at last.
+    pub(super) held_until: Option<Option<Instant>>,
+    /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
+    pub(super) held_as: Option<OutcomeBuilder>,
+    /// The evaluation in the foreground, or held, binds the package.
+    local: bool,
+    /// Until when a reset waits for the evaluations in the background.
+    reset_at: Option<Instant>,
+}
+
+impl Board {
+    /// Adds a request at the end of its lane's queue.
+    pub(super) fn push(&mut self, lane: Lane, request: Request) {
+        self.waiting[lane as usize].push_back(request);
+        self.changed[lane as usize] = true;
+    }
+
+    /// True when something waits for this lane.
+    pub(super) fn has_waiting(&self, lane: Lane) -> bool {
+        !self.waiting[lane as usize].is_empty()
+    }
+
+    /// The lanes that have something new to look at, once.
+    pub(super) fn take_changed(&mut self) -> [bool; Lane::COUNT] {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// What a thread of `lane` is to do. `begin` says, of an evaluation that begins, when it is to be interrupted.
+    pub(super) fn next(&mut self, lane: Lane, now: Instant) -> Next {
+        match lane {
+            Lane::Evaluation => self.next_evaluation(now),
+            Lane::Background => match self.waiting[lane as usize].pop_front() {
+                Some(request) => Next::Run(self.begin(lane, request, now)),
+                // It was cancelled meanwhile.
+                None => Next::End,
+            },
+            Lane::Signals => Next::End,
+            Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
+                Some(request) => Next::Run(self.begin(lane, request, now)),
+                None => Next::Wait(None),
+            },
+        }
+    }
+
+    fn next_evaluation(&mut self, now: Instant) -> Next {
+        if let Some(running) = self.running.iter_mut().find(|running| running.lane == Lane::Evaluation) {
+            return match std::mem::replace(&mut running.place, Place::Background) {
+                Place::Leaving(reply) => {
+                    running.lane = Lane::Background;
+                    Next::Left(running.id, reply)
+                }
+                place => {
+                    running.place = place;
+                    Next::End
+                }
+            };
+        }
+        let concerns_held = self.waiting[Lane::Evaluation as usize].front().map(|first| first.job.kind.concerns_held());
+        match (self.held_until, concerns_held) {
+            (Some(_), Some(true)) => {
+                let mut request = self.pop_evaluation();
+                self.held_until = None;
+                if let (PendingReply::Resumed(builder, _), Some(held)) = (&mut request.reply, &self.held_as) {
+                    // What was held goes on under its own limits. An error is in a form of its code.
+                    request.timeout = held.timeout();
+                    **builder = held.anew();
+                    request.job.evaluation = builder.evaluation();
+                }
+                Next::Run(self.begin(Lane::Evaluation, request, now))
+            }
+            (Some(until), None) if until.is_none_or(|until| now < until) => Next::Wait(until),
+            (Some(_), waits) => {
+                self.held_until = None;
+                Next::Release(if waits.is_some() { RELEASED } else { TIME_UP })
+            }
+            (None, None) => Next::Wait(None),
+            (None, Some(true)) => Next::Refuse(self.pop_evaluation()),
+            (None, Some(false)) => self.next_new(now),
+        }
+    }
+
+    /// What is to be done about the first evaluation that waits, or reset, when nothing runs or is held.
+    fn next_new(&mut self, now: Instant) -> Next {
+        let background = self.background();
+        let Some(first) = self.waiting[Lane::Evaluation as usize].front() else { return Next::Wait(None) };
+        if first.job.kind == JobKind::Reset && background > 0 {
+            // They are being ended, and would go on in what is reset.
+            let until = *self.reset_at.get_or_insert(now + INTERRUPTION_GRACE);
+            if now < until {
+                return Next::Wait(Some(until));
+            }
+        }
+        if first.background {
+            if background < MAX_BACKGROUND {
+                let request = self.pop_evaluation();
+                let thread = JobKind::StartThread { lane: Lane::Background, instead: request.job.id };
+                self.push(Lane::Background, request);
+                self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
+                return self.next_evaluation(now);
+            }
+            return Next::Wait(None);
+        }
+        self.reset_at = None;
+        let request = self.pop_evaluation();
+        Next::Run(self.begin(Lane::Evaluation, request, now))
+    }
+
+    fn pop_evaluation(&mut self) -> Request {
+        self.waiting[Lane::Evaluation as usize].pop_front().expect("it was looked at")
+    }
+
+    /// Has a request run from now on.
+    pub(super) fn begin(&mut self, lane: Lane, mut request: Request, now: Instant) -> Job {
+        let deadline = request.timeout.and_then(|timeout| now.checked_add(timeout));
+        // Lisp gets the job, the rest stays here.
+        let job = request.take_job();
+        if lane == Lane::Control {
+            return job;
+        }
+        let mut running = Running::new(request, lane, deadline);
+        if job.kind == JobKind::Release {
+            running.unwinding = self.held_as.as_ref().map(|held| Box::new(held.anew()));
+        }
+        if running.evaluates() {
+            running.heap_limit = heap_limit();
+            running.local = match job.kind {
+                JobKind::Evaluate { .. } => !job.name.is_empty(),
+                _ => self.local,
+            };
+            if lane == Lane::Evaluation {
+                self.local = running.local;
+            }
+        }
+        if let Some(evaluation) = running.reply.evaluation() {
+            self.evaluations.begin(evaluation, job.id);
+        }
+        self.running.push(running);
+        job
+    }
+
+    /// The job that runs under this number.
+    pub(super) fn find(&mut self, job: u64) -> Option<&mut Running> {
+        self.running.iter_mut().find(|running| running.id == job)
+    }
+
+    /// Takes out what runs under this number. Who waits for its end may go on.
+    pub(super) fn take_running(&mut self, job: u64) -> Option<Running> {
+        let index = self.running.iter().position(|running| running.id == job)?;
+        let running = self.running.swap_remove(index);
+        if running.is_background() {
+            self.changed[Lane::Evaluation as usize] = true;
+        }
+        Some(running)
+    }
+
+    /// Takes out what waits under this number.
+    pub(super) fn take_waiting(&mut self, job: u64) -> Option<(Lane, Request)> {
+        [Lane::Evaluation, Lane::Background].into_iter().find_map(|lane| {
+            let queue = &mut self.waiting[lane as usize];
+            let index = queue.iter().position(|request| request.job.id == job)?;
+            Some((lane, queue.remove(index)?))
+        })
+    }
+
+    /// Takes out all that waits for this lane.
+    #[cfg(feature = "mcp")]
+    pub(super) fn take_all(&mut self, lane: Lane) -> VecDeque<Request> {
+        std::mem::take(&mut self.waiting[lane as usize])
+    }
+
+    /// What runs in the foreground.
+    pub(super) fn foreground(&mut self) -> Option<&mut Running> {
+        self.running.iter_mut().find(|running| running.lane == Lane::Evaluation)
+    }
+
+    /// How many evaluations are in the background, or have a thread being made for that.
+    pub(super) fn background(&self) -> usize {
+        let running = self.running.iter().filter(|running| running.is_background()).count();
+        running + self.waiting[Lane::Background as usize].len()
+    }
+
+    /// How many are there, or wait to be.
+    pub(super) fn background_and_waiting(&self) -> usize {
+        self.background() + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
+    }
+
+    /// The numbers of the evaluations in the background.
+    pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
+        let waiting = self.waiting[Lane::Background as usize].iter().map(|request| request.job.evaluation);
+        self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation).chain(waiting)
+    }
+
+    /// Has an evaluation in the foreground leave that as soon as there is another thread for it. False when it is not
+    /// there, or there are as many in the background as may be.
+    pub(super) fn leave(&mut self, job: u64, reply: Reply<Outcome>) -> bool {
+        let full = self.background_and_waiting() >= MAX_BACKGROUND;
+        let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {
+            return false;
+        };
+        running.place = Place::Leaving(reply);
+        let thread = JobKind::StartThread { lane: Lane::Evaluation, instead: 0 };
+        self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
+        true
+    }
+}
