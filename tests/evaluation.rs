@@ -1149,7 +1149,7 @@ fn the_sessions_time_limit_is_used() {
     let lisp = fresh();
     lisp.session().set_limits(Limits { timeout: Some(Duration::from_millis(200)), ..Limits::default() });
     assert_eq!(lisp.error("(loop)").kind, "TIMEOUT");
-    let unlimited = lisp.run(Evaluation { timeout: Some(None), ..Evaluation::new("(sleep 0.5) :slept") });
+    let unlimited = lisp.run(Evaluation { timeout: sbcl::TimeLimit::None, ..Evaluation::new("(sleep 0.5) :slept") });
     assert_eq!(values("sleep", &unlimited), [":SLEPT"]);
     let longer = lisp.eval_for(Duration::from_secs(20), "(sleep 0.5) :slept");
     assert_eq!(values("sleep", &longer), [":SLEPT"]);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
-use crate::session::restore::Errors;
+use crate::session::recovery::Errors;
 
 /// The first line that a worker reads: where the last one stopped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

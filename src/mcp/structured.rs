@@ -59,7 +59,8 @@ fn optional(name: &str, value: Option<Value>) -> Value {
 fn status(status: &EvaluationStatus) -> Value {
     let (state, took, outcome) = match &status.progress {
         Progress::Queued => ("queued", None, None),
-        Progress::Running(time) => ("running", Some(time), None),
+        Progress::Running { time, background: false } => ("running", Some(time), None),
+        Progress::Running { time, background: true } => ("background", Some(time), None),
         Progress::Held(outcome) => ("held", None, Some(outcome)),
         Progress::Over(outcome, time) => ("over", Some(time), Some(outcome)),
     };
@@ -279,7 +280,7 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
 fn status_schema() -> Value {
     let properties = json!({
         "id": count(),
-        "state": {"type": "string", "enum": ["queued", "running", "held", "over"]},
+        "state": {"type": "string", "enum": ["queued", "running", "background", "held", "over"]},
         "code": text(),
         "printed": count(),
         "seconds": {"type": "number"},

@@ -12,9 +12,9 @@ use crate::handover::{CrashReport, Entry, ErrorChange, Restored, WorkerInit};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
-use crate::session::restore::failed;
-use crate::session::witness::Witness;
-use crate::{Evaluation, Limits, Session, report};
+use crate::session::recovery::{failed, in_background};
+use crate::session::observer::Observer;
+use crate::{Evaluation, Limits, Session, TimeLimit, report};
 
 /// How long restoring may take.
 const RESTORE_TIME: Duration = Duration::from_secs(30);
@@ -122,7 +122,7 @@ fn restore(session: &Session, journal: &[Entry], status: SharedStatus) -> Report
         }
         status.set(Status::Restoring, index as u64 + 1);
         let mut evaluation = Evaluation::new(&*entry.form.code);
-        evaluation.timeout = Some(Some(left));
+        evaluation.timeout = TimeLimit::Of(left);
         if entry.local {
             evaluation.package = Some(entry.form.package.clone());
         } else if package != entry.form.package {
@@ -230,7 +230,7 @@ struct Keeper {
     told: Mutex<Option<u64>>,
 }
 
-impl Witness for Keeper {
+impl Observer for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
         self.status.set(Status::Due, timeout.map_or(0, due));
         self.status.set(Status::Begun, job);
@@ -250,6 +250,10 @@ impl Witness for Keeper {
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
         }
+    }
+
+    fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {
+        self.status.set_background(evaluations);
     }
 
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {

@@ -12,11 +12,11 @@ use super::hold::{RELEASED, TIME_UP};
 use super::limits::{INTERRUPTION_GRACE, Interruption, heap_limit};
 use super::pending::PendingReply;
 use super::{Answer, Reply};
-use crate::image::{self, Interrupt, Job, JobKind, Lane};
+use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::outcome::Outcome;
 
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
-pub(super) const MAX_BACKGROUND: usize = 16;
+pub(crate) const MAX_BACKGROUND: usize = 16;
 
 /// A job that waits, with what is to become of its answer.
 pub(super) struct Request {

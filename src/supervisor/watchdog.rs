@@ -8,7 +8,7 @@ use super::recovery::Crash;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::handover::shared_status::{Status, monotonic};
-use crate::session::restore::failed;
+use crate::session::recovery::failed;
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
 // well, or the machine busy.

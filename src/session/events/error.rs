@@ -1,8 +1,8 @@
 //! An error as it comes in.
 
-use super::text::{ClippedBuffer, MAX_PLACE, name, on_one_line, one_line, push_bounded, whole};
+use super::text::{ClippedBuffer, MAX_PLACE, name, one_line, push_bounded, whole};
 use crate::config::Limits;
-use crate::image::Event;
+use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
 
 /// Restarts and slots of an error, and local variables of a frame.

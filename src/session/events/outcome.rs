@@ -11,6 +11,9 @@ use crate::image::{Event, Interrupt, Text};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
 
+/// Notices of an evaluation in the background, and characters of one.
+const MAX_NOTICES: usize = 100;
+const MAX_NOTICE: usize = 2_000;
 /// Values of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
@@ -54,6 +57,7 @@ pub(crate) struct OutcomeBuilder {
     code: String,
     evaluation: u64,
     defined: Vec<DefiningForm>,
+    notices: Vec<String>,
     records: RecordsBuilder,
 }
 
@@ -64,6 +68,7 @@ impl OutcomeBuilder {
             code,
             evaluation,
             defined: Vec::new(),
+            notices: Vec::new(),
             records: RecordsBuilder::default(),
             limits,
             timeout,
@@ -215,6 +220,13 @@ impl OutcomeBuilder {
                     self.superseded.extend(before);
                 }
             }
+            Event::Notice(text) => {
+                if self.notices.len() < MAX_NOTICES {
+                    let mut notice = String::new();
+                    text.append_to(&mut notice, MAX_NOTICE);
+                    self.notices.push(notice);
+                }
+            }
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
@@ -222,6 +234,21 @@ impl OutcomeBuilder {
             other => return self.error.as_mut().is_some_and(|error| error.event(other, &self.limits)),
         }
         false
+    }
+
+    /// Has it end with an error of Lisp's making that Lisp could not tell of itself.
+    pub(crate) fn fail(&mut self, kind: &str, message: Text<'_>) {
+        let mut error = ErrorBuilder::new(kind.to_owned(), &self.limits);
+        error.event(Event::ErrorText { text: message, again: false }, &self.limits);
+        self.error = Some(error);
+    }
+
+    /// What there is of it, while it goes on in the background.
+    pub(crate) fn so_far(&self) -> Outcome {
+        let mut builder = Self::new(self.evaluation, String::new(), self.limits, None);
+        (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
+        (builder.turns, builder.printed_before) = (self.turns.clone(), self.printed_before);
+        Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
     /// The last form that defined something.
@@ -266,7 +293,8 @@ impl OutcomeBuilder {
         Outcome {
             evaluation: self.evaluation,
             kept: false,
-            notices: Vec::new(),
+            in_background: false,
+            notices: self.notices,
             background: Clipped::default(),
             stdout: self.stdout,
             stderr: self.stderr,

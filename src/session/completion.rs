@@ -1,0 +1,235 @@
+//! What becomes of a job that is over: it is recorded, and answered.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::error_state::ErrorState;
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
+use super::hold::Resumed;
+use super::pending::PendingReply;
+use super::scheduler::{Board, Running};
+use super::{Answer, Inner, Reply, answer};
+use crate::error::{HoldError, InspectError};
+use crate::image::Interrupt;
+use crate::outcome::{Clipped, ErrorRecord, Outcome};
+
+/// What is said when local variables cannot be shown in time.
+const LOCALS_UNPRINTED: &str =
+    "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
+
+impl Inner {
+    /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
+    #[must_use]
+    pub(super) fn finish(&self, board: &mut Board, running: Running, end: JobEnd) -> Answer {
+        let is_background = running.is_background();
+        if running.holds {
+            let hold = self.limits.lock().hold;
+            board.held_until = Some(Instant::now().checked_add(hold));
+        }
+        if let Some(observer) = self.observer.get() {
+            if is_background {
+                observer.in_background(&mut board.background_numbers());
+            } else {
+                observer.ended(running.id);
+            }
+        }
+        if let Some(builder) = running.unwinding {
+            self.unwound(*builder);
+        }
+        let refused = running.refused.map(HoldError::Refused);
+        match running.reply {
+            PendingReply::Nobody => Box::new(|| ()),
+            PendingReply::Evaluation(mut builder, reply) => {
+                if running.holds {
+                    board.held_as = Some(builder.anew());
+                }
+                let superseded = builder.take_superseded();
+                let mut outcome = builder.finish(end);
+                outcome.held = running.holds;
+                match end {
+                    // It did nothing.
+                    JobEnd::Withdrawn => {}
+                    _ if is_background => self.evaluated_in_background(board, superseded, end, &mut outcome),
+                    _ => self.evaluated(superseded, &mut outcome),
+                }
+                keep(board, outcome, reply)
+            }
+            PendingReply::Resumed(mut builder, reply) => {
+                let id = builder.evaluation();
+                if refused.is_some() || running.released || running.unchanged {
+                    board.evaluations.rest(id);
+                }
+                match refused {
+                    Some(error) => answer(reply, Err(error)),
+                    None if running.released => answer(reply, Ok(Resumed::Aborted)),
+                    // The restart's arguments or the code to return failed, or the restart returned.
+                    None if running.unchanged => {
+                        builder.detach();
+                        let mut outcome = builder.finish(end);
+                        self.evaluated_inside(&mut outcome);
+                        answer(reply, Ok(Resumed::Outcome(outcome)))
+                    }
+                    None => {
+                        let superseded = builder.take_superseded();
+                        let mut outcome = builder.finish(end);
+                        outcome.held = running.holds;
+                        self.evaluated(superseded, &mut outcome);
+                        keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
+                    }
+                }
+            }
+            PendingReply::Inside(builder, reply) => {
+                if let Some(error) = refused {
+                    board.evaluations.remove(builder.evaluation());
+                    return answer(reply, Err(error));
+                }
+                let mut outcome = builder.finish(end);
+                self.evaluated_inside(&mut outcome);
+                keep(board, outcome, Box::new(|outcome| reply(Ok(outcome))))
+            }
+            PendingReply::Locals(builder, reply) => answer(
+                reply,
+                match refused {
+                    Some(error) => Err(error),
+                    None if end == JobEnd::Succeeded => Ok(builder.locals()),
+                    None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+                },
+            ),
+            PendingReply::Release(reply) => answer(reply, refused.map_or(Ok(()), Err)),
+            PendingReply::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
+            PendingReply::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
+            PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
+            PendingReply::Reset(builder, reply) => {
+                let result: Result<(), InspectError> = builder.reset(end);
+                if result.is_ok() {
+                    board.evaluations.reset();
+                    self.state.lock().reset();
+                }
+                answer(reply, result)
+            }
+        }
+    }
+
+    /// Gives answers. What panics there concerns whoever was to take it, and must not end a thread of Lisp's.
+    pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
+        for answer in answers {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(answer)) {
+                let reason = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                let reason = reason.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                tracing::error!(reason, "whoever was given an answer panicked");
+                self.state.lock().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
+            }
+        }
+    }
+
+    /// Sets the error state by the outcome of an evaluation, in which these errors came before.
+    fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
+        let mut state = self.state.lock();
+        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        state.last_error = outcome.result.as_ref().err().cloned();
+        self.tell_observer(&state, outcome);
+        state.tell(outcome);
+    }
+
+    /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
+    /// is given it.
+    fn evaluated_in_background(
+        &self,
+        board: &mut Board,
+        superseded: Vec<Arc<ErrorRecord>>,
+        end: JobEnd,
+        outcome: &mut Outcome,
+    ) {
+        let delivered = board.evaluations.is_awaited(outcome.evaluation);
+        let mut state = self.state.lock();
+        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+            // Who cancels it is told by the answer to that.
+            if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
+                state.notice(format!(
+                    "Evaluation {}, in the background, failed with {} (E{}).",
+                    outcome.evaluation, error.kind, error.id
+                ));
+            }
+        }
+        if delivered {
+            state.last_error = outcome.result.as_ref().err().cloned();
+        } else {
+            board.evaluations.undelivered(outcome.evaluation);
+        }
+        self.tell_observer(&state, outcome);
+    }
+
+    /// Sets the error state by the outcome of an evaluation in the background, which is delivered now.
+    pub(super) fn delivered(&self, outcome: &Outcome) {
+        let mut state = self.state.lock();
+        state.last_error = outcome.result.as_ref().err().cloned();
+        if let Some(observer) = self.observer.get() {
+            observer.errors(None, state.last_error.as_ref());
+        }
+    }
+
+    /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
+    fn record_superseded(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>, why: &str) {
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+        }
+    }
+
+    /// Takes note of what the cleanup forms of a held evaluation did that was released.
+    fn unwound(&self, builder: OutcomeBuilder) {
+        let (errors, printed) = builder.unwound();
+        let limit = self.limits.lock().max_output;
+        let mut state = self.state.lock();
+        if !printed.is_empty() {
+            state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+        }
+        self.record_superseded(&mut state, errors, "It was signalled while what was held was unwound");
+    }
+
+    /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
+    fn evaluated_inside(&self, outcome: &mut Outcome) {
+        let mut state = self.state.lock();
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        self.tell_observer(&state, outcome);
+        state.tell(outcome);
+    }
+
+    /// Has another image know of this one's error, should it come to that.
+    pub(super) fn tell_observer(&self, state: &ErrorState, outcome: &Outcome) {
+        if let Some(observer) = self.observer.get() {
+            observer.errors(outcome.result.as_ref().err(), state.last_error.as_ref());
+        }
+    }
+}
+
+/// Keeps an outcome. What this returns gives it to whoever waits for it.
+fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
+    let waiting = board.evaluations.end(&mut outcome);
+    if waiting.is_empty() {
+        return answer(reply, outcome);
+    }
+    Box::new(move || {
+        reply(outcome);
+        waiting.into_iter().for_each(|answer| answer());
+    })
+}
+
+impl ErrorState {
+    /// Adds what waited for the next answer.
+    pub(super) fn tell(&mut self, outcome: &mut Outcome) {
+        outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();
+        outcome.notices.extend(self.take_notices());
+    }
+}
