@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 6u
+#define SBCL_HOST_CONTRACT 8u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -46,8 +46,9 @@ enum sbcl_job_kind {
 
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
-#define SBCL_EVALUATE_HOLD 2u     /* when it fails, hold it there */
-#define SBCL_EVALUATE_DETACHED 4u /* under copies of *package* and the REPL's variables, which are the session's if
+#define SBCL_EVALUATE_HOLD 2u          /* when it fails, hold it there */
+#define SBCL_EVALUATE_RECORD_ERRORS 4u /* tell of the errors that the code handles, too */
+#define SBCL_EVALUATE_DETACHED 8u /* under copies of *package* and the REPL's variables, which are the session's if
                                      SBCL_EVENT_FOREGROUND says so in the end */
 
 /* Flags of SBCL_JOB_DESCRIBE. */
@@ -88,7 +89,7 @@ enum sbcl_event {
   SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
   SBCL_EVENT_ERROR = 7,          /* begin: condition type */
   SBCL_EVENT_ERROR_TEXT = 8,     /* continue; number: 1 to begin the text again */
-  SBCL_EVENT_RESTART = 9,        /* begin: restart name */
+  SBCL_EVENT_RESTART = 9,        /* begin: restart name; number: from 1, and of many some are left out */
   SBCL_EVENT_RESTART_TEXT = 10,  /* continue */
   SBCL_EVENT_FRAME = 11,         /* begin; number: frame number */
   SBCL_EVENT_FRAME_TEXT = 12,    /* continue */
@@ -124,9 +125,15 @@ enum sbcl_event {
   SBCL_EVENT_RECORD = 36,        /* begin: kind of a record, which an operation answers with */
   SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value, if no text is */
   SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
-  SBCL_EVENT_FOREGROUND = 39     /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
+  SBCL_EVENT_UNHANDLED = 39,     /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
+                                    job fails with it */
+  SBCL_EVENT_FOREGROUND = 40     /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
                                     stays there; 0 if it has gone into the background */
 };
+
+/* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that
+ * the job fails with. */
+#define SBCL_JOB_SIGNALLED (1ull << 48)
 
 /* What an SBCL_EVENT_ITEM is. */
 enum sbcl_item {

@@ -120,17 +120,17 @@ warning is recorded."
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 
-(defun compile-in-unit (compile form lexenv &rest arguments)
-  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does: for the forms of the submitted code, in one compilation unit. What they
-call when they run, COMPILE or ASDF, has its own, and so the verdict that it has under bare SBCL."
+(defun call-in-unit (lexenv compile)
+  "Call COMPILE, which compiles a form in LEXENV: if that is of the submitted code, in one compilation unit. What that
+calls when it runs, COMPILE or ASDF, has its own, and so the verdict that it has under bare SBCL."
   (declare (type function compile))
   (if (and *recording* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
       (let ((sb-c::*compilation-unit* (or *unit* (setf *unit* (sb-c::make-compilation-unit)))))
         (handler-bind ((sb-kernel:parse-unknown-type
                          (lambda (condition)
                            (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
-          (apply compile form lexenv arguments)))
-      (apply compile form lexenv arguments)))
+          (funcall compile)))
+      (funcall compile)))
 
 (defun defined-by-now-p (undefined)
   "True when UNDEFINED, an UNDEFINED-WARNING of the compiler's, is of something that has been defined since."

@@ -18,12 +18,17 @@
   "The contribs that the core does not carry, each with the reason.")
 
 (defun contrib-left-out (name)
-  "Return a sentence that says why the system NAME, a string designator, is not here, or NIL if it is no such contrib."
-  (let ((entry (and (typep name '(or string symbol character))
-                    (assoc name **contribs-left-out** :test #'string-equal))))
-    (when entry
-      (format nil "~:@(~A~) is a contrib of SBCL that this image does not carry: ~A. Those it carries: ~{~A~^, ~}."
-              (car entry) (cdr entry) **contribs**))))
+  "Return a sentence that says why the system NAME, a string designator, is not here when it is a contrib that the core
+does not carry, or called like one; or NIL."
+  (when (typep name '(or string symbol character))
+    (let ((reason (cdr (assoc name **contribs-left-out** :test #'string-equal))))
+      (when (or reason (eql 3 (mismatch "sb-" (string name) :test #'char-equal)))
+        (format nil "~:@(~A~) is ~A: ~{~A~^, ~}."
+                name
+                (if reason
+                    (format nil "a contrib of SBCL that this image does not carry: ~A. Those it carries" reason)
+                    (format nil "no contrib of SBCL ~A. This image carries" (lisp-implementation-version)))
+                **contribs**)))))
 
 (defun require-contrib-left-out (name)
   "A member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS* that comes last: say why the module NAME is not here, if it is a

@@ -48,10 +48,26 @@
   "True when FRAME is of a function that stands in for one of SBCL's: see STOOD-FOR."
   (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
 
+(defun shown-frame-p (frame)
+  "True when FRAME is not the host's own, or stands in for one of SBCL's."
+  (or (not (host-frame-p frame))
+      (stand-in-frame-p frame)))
+
+(defglobal **null-lexenv** (sb-kernel:make-null-lexenv)
+  "What stands for the lexical environment of evaluated forms in their frames: bare SBCL has this there.")
+
+(defun empty-lexenv-p (object)
+  "True when OBJECT is a lexical environment in which nothing is bound."
+  (and (typep object 'sb-kernel:lexenv)
+       (not (or (sb-c::lexenv-funs object) (sb-c::lexenv-vars object)
+                (sb-c::lexenv-blocks object) (sb-c::lexenv-tags object)))))
+
 (defun stood-for (name arguments)
   "Return the name and the arguments of the call that a frame stands for which has this NAME and these ARGUMENTS."
   (case name
     (sb-impl::eval-tlf (values 'eval (list (first arguments))))
+    (sb-int:simple-eval-in-lexenv
+     (values name (substitute-if **null-lexenv** #'empty-lexenv-p arguments)))
     (enter-debugger (values 'invoke-debugger (rest arguments)))
     (warn-recorded
      (destructuring-bind (warn class default datum more) arguments
@@ -155,6 +171,25 @@ there are, and the last half of +ALL-FRAMES+ of them as a list of conses of fram
             (loop for number from (max 0 (- count size)) below count
                   collect (aref ring (mod number size))))))
 
+(defun map-user-backtrace (map-backtrace function &rest options
+                           &key (start 0) (from :debugger-frame) (count sb-debug:*backtrace-frame-count*))
+  "What MAP-BACKTRACE, SBCL's function, does with FUNCTION and the other arguments: for the frames of the user's code
+alone, where that is called by the host."
+  (declare (type function function))
+  (if (zerop *boundary*)
+      (apply (the function map-backtrace) function options)
+      (loop with index = -1
+            with result = nil
+            for frame = (if (sb-di:frame-p from) from (sb-debug::backtrace-start-frame from))
+              then (sb-di:frame-down frame)
+            while (and frame (< (frame-address frame) *boundary*))
+            do (when (and (shown-frame-p frame)
+                          (>= (incf index) start))
+                 (when (= index (+ start count))
+                   (return result))
+                 (setf result (funcall function frame)))
+            finally (return result))))
+
 (defvar *half-made-frames* nil
   "True when the stack was exhausted while a frame was being made, which SBCL then takes for a foreign one.")
 
@@ -165,7 +200,7 @@ many there are. Of a stack deeper than +ALL-FRAMES+ the middle is missing from t
         (count 0)
         (half (floor +all-frames+ 2)))
     (loop while (and frame (< count +all-frames+) (< (frame-address frame) *boundary*))
-          do (unless (or (and (host-frame-p frame) (not (stand-in-frame-p frame)))
+          do (unless (or (not (shown-frame-p frame))
                          (and *half-made-frames* (foreign-frame-p frame)))
                (push (cons count frame) frames)
                (incf count))
@@ -349,7 +384,6 @@ has a value."
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
-    (multiple-value-setq (name arguments) (stood-for name arguments))
     (make-call :number number
                :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
                          (cell-error-name condition)
@@ -364,12 +398,7 @@ has a value."
 (defun print-argument (argument stream)
   "Print ARGUMENT of a call to STREAM."
   (typecase argument
-    (sb-kernel:lexenv
-     (write-string (if (or (sb-c::lexenv-funs argument) (sb-c::lexenv-vars argument)
-                           (sb-c::lexenv-blocks argument) (sb-c::lexenv-tags argument))
-                       "#<LEXENV>"
-                       "#<NULL-LEXENV>")
-                   stream))
+    (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
     (t
      (let ((fill (text-stream-fill stream)))
        (guarded (prin1 argument stream)
@@ -462,13 +491,24 @@ is shown now otherwise."
                        when (guarded (funcall (sb-kernel::restart-test-function restart) condition) (failure) nil)
                          collect restart))))
 
+(defconstant +restarts+ 100
+  "Of more restarts than this only the first ones are shown, and the last two: RETRY and ABORT.")
+
+(defun numbered-restarts (restarts)
+  "Return those of RESTARTS that are shown, as a list of conses of number, from 1, and restart."
+  (loop with last = (- (length restarts) 2)
+        for restart in restarts
+        for number from 1
+        when (or (<= number (- +restarts+ 2)) (> number last))
+          collect (cons number restart)))
+
 (defun push-restarts (condition)
   "Push the restarts that apply to CONDITION."
-  (dolist (restart (restarts-for condition))
-    (event *job-id* (event-code :restart) 0 (string (restart-name restart)))
-    (with-server-syntax ()
-      (let ((*print-escape* nil))
-        (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
+  (loop for (number . restart) in (numbered-restarts (restarts-for condition))
+        do (event *job-id* (event-code :restart) number (string (restart-name restart)))
+           (with-server-syntax ()
+             (let ((*print-escape* nil))
+               (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
 
 ;;; The whole of it
 
@@ -497,13 +537,22 @@ is shown now otherwise."
   "The number, from 1, of the form of the submitted code that is read or evaluated; 0 outside an evaluation.")
 (defvar *form-start* 0
   "The position in the submitted code where that form begins.")
+(defvar *reading* nil
+  "The stream of the submitted code while that form is read from it, else NIL.")
+
+(defun report-package ()
+  "Return the package in which reports are printed: *PACKAGE*, but for KEYWORD, which the reader binds it to while it reads
+the feature expression of #+."
+  (let ((package (current-package)))
+    (if (eq package (find-package "KEYWORD")) **user-package** package)))
 
 (defun capture (type report condition find-frame)
   "Push an error of TYPE, a string: what REPORT, a function, pushes of its message, the restarts for CONDITION, and the
 frames from the one that FIND-FRAME returns. Return the frames as USER-FRAMES does; and a function that pushes them when
 that must wait until the stack is unwound, else NIL."
   (declare (type function report find-frame) (dynamic-extent report find-frame))
-  (let ((frame (funcall find-frame)))
+  (let ((frame (funcall find-frame))
+        (*package* (report-package)))
     (with-quiet-debugger ()
       (event *job-id* (event-code :error) 0 type)
       (when (plusp *form-number*)

@@ -2,9 +2,6 @@
 
 (in-package "SBCL-HOST")
 
-(defvar *reading* nil
-  "The stream of the submitted code while a form is read from it.")
-
 ;;; The end of an evaluation
 
 (defvar *hold-errors* nil
@@ -22,37 +19,6 @@
     (abandon-evaluation :error nil)))
 
 ;;; Reading
-
-(defun push-reader-position (condition)
-  "When CONDITION stops the reading of the submitted code, push where, unless it says so itself."
-  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
-  (when (and *reading*
-             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
-    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
-      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
-        (event *job-id* (event-code :error-text) 0
-               (format nil "~%~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
-                            line ~D, column ~D.~;~
-                            The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
-                            a closing parenthesis or quote is missing.~]"
-                       (and (typep condition 'end-of-file)
-                            (eq *reading* (ignore-errors (stream-error-stream condition))))
-                       line column start-line start-column))))))
-
-(defun push-quicklisp-advice (condition)
-  "When CONDITION is that a package of Quicklisp's does not exist, push what to do about that."
-  (when (and (typep condition 'package-error)
-             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
-                     :test #'equal)
-             (not (find-package "QUICKLISP-CLIENT")))
-    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
-      (event *job-id* (event-code :error-text) 0
-             (with-server-syntax ()
-               (format nil "~%Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
-                            (asdf:load-system ...) loads the systems that are on this machine.~;~
-                            (load ~S) loads it.~]"
-                       (and setup (probe-file setup))
-                       (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp")))))))
 
 (defun whitespace-end (stream)
   "Skip whitespace and comments of STREAM and return its position."
@@ -292,13 +258,19 @@ says that this evaluation has stayed in the foreground."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run ()
-             (flet ((evaluate () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
+    (labels ((evaluate ()
+               (evaluate-and-print (job-text job) (job-name job) (job-operation job)))
+             (record ()
+               (if (logtest +evaluate-record-errors+ (job-flags job))
+                   (call-with-recorded-errors #'evaluate)
+                   (evaluate)))
+             (measure ()
                (if (logtest +evaluate-timing+ (job-flags job))
-                   (run-timed #'evaluate)
-                   (evaluate)))))
-      (prog1 (cond ((logtest +evaluate-detached+ (job-flags job)) (call-detached #'run))
-                   (t (run)))
+                   (run-timed #'record)
+                   (record))))
+      (prog1 (if (logtest +evaluate-detached+ (job-flags job))
+                 (call-detached #'measure)
+                 (measure))
         (when (evaluation-threads *evaluation*)
           (push-running-threads))))))
 

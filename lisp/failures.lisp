@@ -46,6 +46,7 @@ hold it here. What has been interrupted stays so."
   (when (eq *failed* :interrupted)
     (push-failure-after-interruption condition)
     (check-failure))
+  (push-unhandled condition)
   ;; The answer may be given here, and the error be of something that is undefined.
   (unless (typep condition 'storage-condition)
     (with-quiet-debugger ()
@@ -54,9 +55,7 @@ hold it here. What has been interrupted stays so."
       (capture (type-name-text (class-name-of condition))
                (lambda ()
                  (push-report (event-code :error-text) condition)
-                 (push-reader-position condition)
-                 (push-quicklisp-advice condition)
-                 (push-hint condition)
+                 (push-hints condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))

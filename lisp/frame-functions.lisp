@@ -186,15 +186,15 @@ be told from others of its code."
     (and (null (rest entries))
          (first entries))))
 
-(defun mark-closures (compile form lexenv &rest arguments)
-  "What COMPILE, SBCL's COMPILE-IN-LEXENV, does. Code of submitted forms is marked, for its frames keep the closures
-that they are calls of; what is compiled while one is, by a macro, is not."
+(defun call-with-closures-marked (lexenv compile)
+  "Call COMPILE, which compiles a form in LEXENV. Code of submitted forms is marked, for its frames keep the closures that
+they are calls of; what is compiled while one is, by a macro, is not."
   (declare (type function compile))
   (let* ((marked (getf sb-c::*source-plist* :closures-kept))
          (mark (evaluated-form-p lexenv))
          (sb-c::*source-plist* (cond ((eq marked mark) sb-c::*source-plist*)
                                      (t (list* :closures-kept mark sb-c::*source-plist*)))))
-    (apply compile form lexenv arguments)))
+    (funcall compile)))
 
 (defun closures-kept-p (frame)
   "True when FRAME is of submitted code, and keeps the closure, if it is a call of one."

@@ -119,9 +119,38 @@ those with near names that are accessible in PACKAGE."
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 
-(defun push-hint (condition)
+(defun reader-position-hint (condition)
+  "When CONDITION stops the reading of the submitted code, return where, unless it says so itself; or NIL."
+  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
+  (when (and *reading*
+             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
+    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
+      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
+        (format nil "~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
+                     line ~D, column ~D.~;~
+                     The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
+                     a closing parenthesis or quote is missing.~]"
+                (and (typep condition 'end-of-file)
+                     (eq *reading* (ignore-errors (stream-error-stream condition))))
+                line column start-line start-column)))))
+
+(defun quicklisp-hint (condition)
+  "When CONDITION is that a package of Quicklisp's does not exist, return what to do about that; or NIL."
+  (when (and (typep condition 'package-error)
+             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
+                     :test #'equal)
+             (not (find-package "QUICKLISP-CLIENT")))
+    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
+      (with-server-syntax ()
+        (format nil "Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
+                     (asdf:load-system ...) loads the systems that are on this machine.~;~
+                     (load ~S) loads it.~]"
+                (and setup (probe-file setup))
+                (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))
+
+(defun push-hints (condition)
   "Push what the report of CONDITION adds to the condition's own, as lines of their own."
-  (dolist (function '(hint file-hint))
+  (dolist (function '(reader-position-hint quicklisp-hint hint file-hint))
     (let ((hint (guarded (funcall function condition) (failure) nil)))
       (when hint
         (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))

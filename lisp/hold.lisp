@@ -12,6 +12,7 @@
 timers signal: that is continued, or ends BODY with NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+           (*signal-observer* nil)
            (*debugger-hook* nil)
            (sb-debug:*stack-top-hint* nil)
            (sb-kernel::*current-error-depth* 0)
@@ -178,9 +179,8 @@ this is not held."
             (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
         (refuse "There is no restart ~A. There are: ~{~A~^, ~}."
                 (if (plusp number) number name)
-                (loop for restart in restarts
-                      for index from 1
-                      collect (format nil "~D ~A" index (restart-name restart)))))))
+                (loop for (number . restart) in (numbered-restarts restarts)
+                      collect (format nil "~D ~A" number (restart-name restart)))))))
 
 (defun evaluate-arguments (text)
   "Return a list of the values of the expressions in TEXT. The second value is true unless one failed, which has been
@@ -345,16 +345,16 @@ get the values of the expressions in TEXT."
       t)))
 
 (defun frame-has-variables-p (frame)
-  "True when code can be evaluated with FRAME's variables visible."
+  "True when code can be evaluated with variables of FRAME's own visible."
   (and (not (bogus-frame-p frame))
-       (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)))
+       (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)
+       (guarded (locals frame) (failure) nil)
+       t))
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
-  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables, and say so. Call DEFINED with where each
-form begins and ends and the package it was read in. Return a list of the last one's values, and true unless it failed."
+  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables. Call DEFINED with where each form begins
+and ends and the package it was read in. Return a list of the last one's values, and true unless it failed."
   (declare (type function defined))
-  (unless (frame-has-variables-p frame)
-    (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
   (call-with-recorded-warnings
    (lambda ()
      (call-until-abandoned
@@ -379,6 +379,8 @@ form begins and ends and the package it was read in. Return a list of the last o
         (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
     (when frame
+      (unless (frame-has-variables-p frame)
+        (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (start end package)

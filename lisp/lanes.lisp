@@ -70,26 +70,27 @@ thread that it runs in, and those that it made."
   "Return the thread that does JOB-ID, or NIL when there is none within 10 ms: it may be about to begin."
   (loop repeat 10
         do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
-             (when (eql job-id (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)))
+             (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
+                                         +job-signalled+))
                (return-from thread-of-job thread)))
            (sleep 0.001)))
 
 (defun run-interrupt (job)
   "Do an :INTERRUPT job: it is for the thread that does the job that it names."
-  (let* ((target (job-argument job))
-         (reason (job-flags job))
-         (number (incf **interrupts-sent**))
-         (thread (thread-of-job target)))
+  (let ((target (job-argument job))
+        (reason (job-flags job))
+        (number (incf **interrupts-sent**)))
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
-    (when thread
-      (ignore-errors
-       (sb-thread:interrupt-thread
-        thread
-        (lambda ()
-          (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
-                ;; A collection may have been quicker.
-                ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))))))
+    (let ((thread (thread-of-job target)))
+      (when thread
+        (ignore-errors
+         (sb-thread:interrupt-thread
+          thread
+          (lambda ()
+            (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
+                  ;; A collection may have been quicker.
+                  ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap))))))))))
 
 (defun run-start-thread (job)
   "Do a :START-THREAD job."

@@ -174,11 +174,11 @@ what it defines, and the name of its parameter that says which."
              (funcall summarize nil))))))
 
 (define-patch sb-c:compile-in-lexenv (form *lexenv* name source-info tlf ephemeral errorp)
-  #'compile-in-unit)
-
-(define-patch sb-c:compile-in-lexenv (form *lexenv* name source-info tlf ephemeral errorp)
-  #'mark-closures
-  'closures)
+  (lambda (compile form lexenv &rest arguments)
+    (declare (type function compile))
+    (flet ((compile-form () (apply compile form lexenv arguments)))
+      (declare (dynamic-extent #'compile-form))
+      (call-in-unit lexenv (lambda () (call-with-closures-marked lexenv #'compile-form))))))
 
 ;; What they make is from a file, and not of the evaluation that called them.
 (macrolet ((define (function)
@@ -192,7 +192,18 @@ what it defines, and the name of its parameter that says which."
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)
 
+(define-patch sb-debug::frame-call (frame method-frame-style argument-limit replace-dynamic-extent-objects)
+  (lambda (frame-call frame &rest options)
+    (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
+      (multiple-value-call #'values (stood-for name arguments) info))))
+
+(define-patch sb-debug:map-backtrace (function start from count)
+  #'map-user-backtrace)
+
 ;;; Errors, the end of the process and of the stack
+
+(define-patch sb-kernel::%signal (condition)
+  #'observe-signal)
 
 (define-patch invoke-debugger (condition)
   #'enter-debugger)

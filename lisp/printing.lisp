@@ -29,6 +29,10 @@
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
+(defvar *signal-observer* nil
+  "A function of a condition and a frame pointer that sees each error which this thread signals, before any handler does;
+or NIL.")
+
 (defvar *on-debugger* nil
   "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")
 
@@ -40,6 +44,7 @@ enters the debugger."
           (block guard
             (return-from call-guarded
               (let ((*on-debugger* (lambda (condition) (return-from guard condition)))
+                    (*signal-observer* nil)
                     (*debugger-hook* nil)
                     (*break-on-signals* nil))
                 (handler-bind ((serious-condition (lambda (condition) (return-from guard condition)))

@@ -10,7 +10,7 @@
   :components ((:file "package")
                (:file "host") (:file "streams") (:file "printing")
                (:file "evaluation") (:file "source") (:file "definitions")
-               (:file "debugger") (:file "inspection") (:file "hints")
+               (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
                (:file "compiler") (:file "operations") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
                (:file "threads") (:file "lanes") (:file "contribs") (:file "patches") (:file "start"))

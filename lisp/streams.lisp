@@ -175,7 +175,9 @@ too, as SBCL's own standard streams do."
 
 (defun print-octet (stream octet)
   "The standard streams' WRITE-BYTE."
-  (declare (type standard-stream stream) (type (unsigned-byte 8) octet))
+  (declare (type standard-stream stream))
+  (unless (typep octet '(unsigned-byte 8))
+    (error 'type-error :datum octet :expected-type '(unsigned-byte 8)))
   (let ((output *output*))
     (if output
         (without-interrupts

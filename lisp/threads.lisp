@@ -2,10 +2,11 @@
 
 (in-package "SBCL-HOST")
 
-(defun call-as-thread-of-job (job-id evaluation function arguments)
-  "Call FUNCTION with ARGUMENTS in a thread that EVALUATION, of JOB-ID, started."
+(defun call-as-thread-of-job (job-id evaluation observer function arguments)
+  "Call FUNCTION with ARGUMENTS in a thread that EVALUATION, of JOB-ID, started where OBSERVER sees the errors."
   (let ((*job-id* job-id)
         (*evaluation* evaluation)
+        (*signal-observer* observer)
         (*spare-buffer* nil)
         (*output* (make-output)))
     (unwind-protect (with-boundary ()
@@ -29,6 +30,7 @@
 must not be too many. Those of timers are nobody's."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
+         (observer *signal-observer*)
          (function (sb-kernel:%coerce-callable-to-fun function))
          (adopted (and evaluation (not (sb-thread::thread-ephemeral-p thread)))))
     (when adopted
@@ -39,7 +41,7 @@ must not be too many. Those of timers are nobody's."
                     (lambda (&rest arguments)
                       (guard-stack-end)
                       (if adopted
-                          (call-as-thread-of-job job-id evaluation function arguments)
+                          (call-as-thread-of-job job-id evaluation observer function arguments)
                           (with-boundary ()
                             (apply function arguments))))
                     arguments)

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::styling::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
@@ -378,7 +379,7 @@ fn start_logging(filter: EnvFilter) {
 }
 
 fn version() -> &'static str {
-    static VERSION: LazyLock<String> = LazyLock::new(|| format!("{} (SBCL {})", crate::VERSION, crate::SBCL_VERSION));
+    static VERSION: Lazy<String> = Lazy::new(|| format!("{} (SBCL {})", crate::VERSION, crate::SBCL_VERSION));
     &VERSION
 }
 

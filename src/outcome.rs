@@ -91,6 +91,8 @@ pub struct Warning {
 /// A restart that was available where an error happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
+    /// Its number, from 1, in `compute-restarts`' order.
+    pub number: u64,
     /// The restart's name, without package.
     pub name: String,
     /// What it says it does.
@@ -171,7 +173,8 @@ pub struct ErrorRecord {
     pub form: Option<FormPosition>,
     /// The condition's slots.
     pub slots: Vec<Slot>,
-    /// The restarts, in `compute-restarts`' order.
+    /// The restarts that were kept, in `compute-restarts`' order. Of very many some in the middle are missing: the
+    /// numbers tell. The last two are the server's own.
     pub restarts: Vec<Restart>,
     /// The frames that were kept, innermost first. Of a very deep stack the middle is missing: the numbers tell.
     pub frames: Vec<Frame>,
@@ -179,8 +182,6 @@ pub struct ErrorRecord {
     pub total_frames: u64,
     /// How many more slots there were.
     pub slots_omitted: u64,
-    /// How many more restarts there were.
-    pub restarts_omitted: u64,
     /// The number of the evaluation that ended with it; 0 where none is known.
     pub evaluation: u64,
 }

@@ -283,6 +283,9 @@ fn numbers_are_never_used_again() {
         server.evaluate("(defun place () (error \"here\"))");
         server.evaluate("2");
         assert_eq!(good(&mut server, "reset-session", json!({})), RESET);
+        for action in ["status", "wait", "output", "cancel"] {
+            assert_eq!(good(&mut server, "evaluation", json!({"action": action})), "No evaluations yet.");
+        }
         server.evaluate("(defun place () (error \"there\"))");
         assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 3: succeeded"), "{arguments:?}");
         assert!(bad(&mut server, "evaluation", json!({"id": 2})).contains("no longer kept"));

@@ -10,7 +10,11 @@ const CODE: &str =
 
 /// A server whose client can ask its user.
 fn asking(capabilities: &Value) -> Server {
-    let mut server = Server::start();
+    asking_with(&[], capabilities)
+}
+
+fn asking_with(arguments: &[&str], capabilities: &Value) -> Server {
+    let mut server = Server::start_with(arguments);
     let client = json!({"name": "raw", "version": "1"});
     let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
     assert_eq!(server.request("initialize", params)["result"]["protocolVersion"], "2025-11-25");
@@ -186,6 +190,55 @@ fn a_cancelled_call_withdraws_its_question() {
 }
 
 #[test]
+fn what_comes_while_the_user_is_asked_waits_for_the_answer() {
+    for arguments in [&["serve"][..], &["serve", "--no-supervisor"]] {
+        let mut server = asking_with(arguments, &json!({"elicitation": {}}));
+        // Sent before the first one fails, and after.
+        let first = ask(&mut server, CODE);
+        let second = ask(&mut server, "(list (restart-case (error \"second\") (take (x) x)))");
+        let (id, params) = question(&mut server);
+        let third = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+        // Nothing else is asked or answered; questions about the session are, and so is what was held.
+        assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+        let (text, _) = server.call_tool("frame-locals", json!({"frame": 0}));
+        assert!(!text.starts_with("No evaluation is held"), "{text}");
+        let (text, _) = server.call_tool("evaluation", json!({"id": 3}));
+        assert!(text.starts_with("Evaluation 3: waiting"), "{text}");
+        reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "1"));
+        let (text, is_error) = server.outcome(first);
+        assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
+        let (id, params) = question(&mut server);
+        assert!(params["message"].as_str().unwrap().contains("second"), "{params}");
+        reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "2"));
+        let (text, is_error) = server.outcome(second);
+        assert!(!is_error && text.ends_with("=> (2)"), "{text}");
+        assert_eq!(server.outcome(third), ("=> 3".to_owned(), false));
+        server.goes_on();
+    }
+}
+
+#[test]
+fn what_waits_for_the_user_goes_on_when_nobody_answers() {
+    let mut server = asking_with(&["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
+    let first = ask(&mut server, CODE);
+    let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    question(&mut server);
+    assert!(server.outcome(first).1);
+    let (text, is_error) = server.outcome(second);
+    assert!(!is_error && text.contains("has been released") && text.ends_with("=> 3"), "{text}");
+    // So does a reset, at once.
+    let first = ask(&mut server, CODE);
+    let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    let reset = server.post_call("reset-session", json!({}));
+    for id in [first, second] {
+        let (text, is_error) = server.outcome(id);
+        assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
+    }
+    assert!(server.outcome(reset).0.contains("Session reset."));
+    server.goes_on();
+}
+
+#[test]
 fn the_server_leaves_while_it_asks() {
     let mut server = asking(&json!({"elicitation": {}}));
     ask(&mut server, CODE);
@@ -195,21 +248,27 @@ fn the_server_leaves_while_it_asks() {
 
 // ---- Revision 2026-07-28: the call is repeated with the input
 
-/// Calls without a handshake; `more` is added to the params.
-fn call(server: &mut Server, capabilities: &Value, code: &str, more: Value) -> Value {
-    let mut params = json!({
-        "name": "evaluate-lisp",
-        "arguments": {"code": code, "on-error": "ask"},
-        "_meta": {
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
-            "io.modelcontextprotocol/clientCapabilities": capabilities,
-        },
-    });
+/// What a request without a handshake says of its client.
+fn meta(capabilities: &Value) -> Value {
+    json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": capabilities,
+    })
+}
+
+/// The params of such a call; `more` is added to them.
+fn params(capabilities: &Value, code: &str, more: Value) -> Value {
+    let arguments = json!({"code": code, "on-error": "ask"});
+    let mut params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": meta(capabilities)});
     if let Value::Object(more) = more {
         params.as_object_mut().unwrap().extend(more);
     }
-    server.request("tools/call", params)
+    params
+}
+
+fn call(server: &mut Server, capabilities: &Value, code: &str, more: Value) -> Value {
+    server.request("tools/call", params(capabilities, code, more))
 }
 
 #[test]
@@ -256,14 +315,40 @@ fn a_repeated_call_can_decline_or_say_nothing() {
         is_error && text.starts_with("[notice]\nThe user chose no restart: the evaluation was aborted.\n\n"),
         "{text}"
     );
-    // Another evaluation in between releases it.
+    // What is given up in between is no longer there to be chosen for.
     let first = call(&mut server, &can, CODE, Value::Null);
-    let between = call(&mut server, &can, "(+ 1 2)", Value::Null);
-    assert!(outcome(&between).0.ends_with("=> 3"), "{between}");
+    let aborted = server.request("tools/call", json!({"name": "abort-evaluation", "_meta": meta(&can)}));
+    assert!(!outcome(&aborted).1, "{aborted}");
     let late =
         json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": first["result"]["requestState"]});
     let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
     assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[test]
+fn what_comes_before_the_call_is_repeated_waits_for_it() {
+    let can = json!({"elicitation": {}});
+    for arguments in [&["serve"][..], &["serve", "--no-supervisor"]] {
+        let mut server = Server::start_with(arguments);
+        let first = call(&mut server, &can, CODE, Value::Null);
+        let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
+        let result = &first["result"];
+        let chosen = accept(&offered(&result["inputRequests"]["restart"]["params"], "TAKE"), "1");
+        let more = json!({"inputResponses": {"restart": chosen}, "requestState": result["requestState"]});
+        let (text, is_error) = outcome(&call(&mut server, &can, CODE, more));
+        assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
+        assert_eq!(server.outcome(between), ("=> 3".to_owned(), false));
+
+        // A reset does not wait, and what asks then is not held up by the question before.
+        call(&mut server, &can, CODE, Value::Null);
+        let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
+        let reset = server.post("tools/call", json!({"name": "reset-session", "_meta": meta(&can)}));
+        let (text, is_error) = server.outcome(between);
+        assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
+        assert!(server.outcome(reset).0.contains("Session reset."));
+        let after = call(&mut server, &can, "(+ 1 2)", Value::Null);
+        assert_eq!(outcome(&after).0, "=> 3");
+    }
 }
 
 #[test]

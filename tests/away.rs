@@ -256,6 +256,12 @@ fn contribs(server: &mut Server) {
                       it carries: sb-bsd-sockets, ";
         assert!(report.contains(reason.trim_start()), "{report}");
     }
+    for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
+        let report = fail(server, code);
+        let reason =
+            format!("SB-MANUAL is no contrib of SBCL {}. This image carries: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
+        assert!(report.contains(&reason), "{report}");
+    }
     assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");
     assert!(!fail(server, "(require :no-such-module)").contains("contrib of SBCL"));
 }

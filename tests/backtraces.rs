@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sbcl::ErrorRecord;
+use sbcl::{ErrorRecord, Evaluation};
 use support::{calls, fresh, missing_frame};
 
 /// How one function of a chain calls the next.
@@ -394,6 +394,61 @@ fn the_servers_frames_are_never_shown() {
         let last = &error.frames.last().expect("frames").call;
         assert!(calls(last, "EVAL") || calls(last, "READ"), "{code}: {}", shown(&error));
     }
+}
+
+#[test]
+fn frames_within_a_feature_expression_read_as_elsewhere() {
+    let lisp = fresh();
+    for code in ["#+(", "(list #-(and", "#+#.(cl:error \"x\") 1", "#+(and #.(cl:error 'cl:end-of-file)) 1"] {
+        let error = lisp.error(code);
+        for frame in &error.frames {
+            assert!(!frame.call.contains("COMMON-LISP:"), "{code}: {}", shown(&error));
+        }
+        assert!(error.frames[0].call.starts_with("(ERROR "), "{code}: {}", shown(&error));
+    }
+}
+
+#[test]
+fn what_the_code_prints_of_its_stack_has_no_frames_of_the_server() {
+    let lisp = fresh();
+    let lambda = "(EVAL (LIST (MINE)))";
+    let code = "(defun mine () (sb-debug:print-backtrace) 1)\n(list (mine))";
+    let printed = lisp.eval(code).stdout.text.clone();
+    let frames: Vec<_> = printed.lines().skip(1).collect();
+    assert_eq!(
+        frames,
+        [
+            "0: (MINE)",
+            "1: (SB-INT:SIMPLE-EVAL-IN-LEXENV (MINE) #<NULL-LEXENV>)",
+            "2: (SB-INT:SIMPLE-EVAL-IN-LEXENV (LIST (MINE)) #<NULL-LEXENV>)",
+            &format!("3: {lambda}")
+        ],
+        "{printed}"
+    );
+    // By whatever function, in handlers and hooks, and in other threads.
+    for code in [
+        "(sb-debug:backtrace)",
+        "(princ (sb-debug:list-backtrace))",
+        "(princ (sb-debug:backtrace-as-list))",
+        "(sb-debug:map-backtrace #'print)",
+        "(sb-debug:print-backtrace :from :interrupted-frame)",
+        "(sb-debug:print-backtrace :from (sb-di:top-frame))",
+        "(handler-bind ((warning (lambda (c) c (sb-debug:print-backtrace)))) (warn \"x\"))",
+        "(handler-bind ((error (lambda (c) c (sb-debug:print-backtrace)))) (error \"x\"))",
+        "(let ((*debugger-hook* (lambda (c h) c h (sb-debug:print-backtrace)))) (error \"x\"))",
+        "(sb-thread:join-thread (sb-thread:make-thread (lambda () (sb-debug:print-backtrace))))",
+        "(print-object (make-instance 'shown) *standard-output*)",
+    ] {
+        lisp.eval("(defclass shown () ()) (defmethod print-object ((s shown) o) (sb-debug:print-backtrace :stream o))");
+        let printed = lisp.run(Evaluation::new(code)).stdout.text.clone();
+        assert!(printed.contains("LAMBDA") || printed.contains("EVAL"), "{code}: {printed}");
+        assert!(!printed.contains("SBCL-HOST") && !printed.contains("foreign function"), "{code}: {printed}");
+    }
+    // As many as asked for, however deep the stack is, from where it is asked for.
+    let deep =
+        "(labels ((f (n) (if (zerop n) (sb-debug:print-backtrace :start 2 :count 2) (list (f (1- n)))))) (f 9999))";
+    let printed = lisp.eval(deep).stdout.text.clone();
+    assert_eq!(printed.lines().skip(1).collect::<Vec<_>>(), ["2: ((LABELS F) 2)", "3: ((LABELS F) 3)"], "{printed}");
 }
 
 #[test]

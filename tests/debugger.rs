@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Server, bad, good, last_error};
+use common::{Server, bad, fail, good, last_error};
 use serde_json::{Value, json};
 
 const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \
@@ -176,6 +176,20 @@ fn an_undefined_function_is_defined_and_called_again() {
 }
 
 #[test]
+fn code_in_a_frame_without_variables_is_said_to_be_evaluated_globally() {
+    let mut server = Server::ready();
+    let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n=> 3";
+    let report = hold(&mut server, "(defun none () (/ 1 0)) (defun some-are (x) (list (none) x)) (some-are 1)");
+    let frames = report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0;
+    for (number, frame) in (0..).zip(frames.lines()) {
+        let own = frame.contains("(SOME-ARE 1)") && !frame.contains("EVAL");
+        let answer = in_frame(&mut server, number, "(+ 1 2)");
+        assert_eq!(answer, if own { "=> 3" } else { said }, "{frame}");
+    }
+    assert!(frames.lines().count() >= 6, "{frames}");
+}
+
+#[test]
 fn an_undefined_function_is_defined_and_the_form_evaluated_again() {
     let mut server = Server::ready();
     server.evaluate("(defvar *log* '())\n(defun area (r) (push r *log*) (* 2 (factor r)))");
@@ -185,6 +199,43 @@ fn an_undefined_function_is_defined_and_the_form_evaluated_again() {
     assert_eq!(restart(&mut server, "retry"), "=> 21");
     // The failing form alone was evaluated again.
     assert_eq!(server.evaluate("*log*"), "=> (5 5 :BEFORE)");
+}
+
+#[test]
+fn retry_and_abort_are_among_the_restarts_of_any_number() {
+    let mut server = Server::ready();
+    for count in [97, 98, 99, 10_000] {
+        let code = format!(
+            "(labels ((f (n) (if (zerop n) (error \"deep\") (restart-case (f (1- n)) (foo () 1))))) (f {count}))"
+        );
+        let report = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+        let own = format!(
+            "\n  {}. RETRY - Evaluate this form again.\n  {}. ABORT - Return to top level.\n",
+            count + 1,
+            count + 2
+        );
+        for text in [report, last_error(&mut server)] {
+            assert!(text.contains(&own), "{text}");
+            let omitted = count - 98;
+            assert_eq!(text.contains(&format!("\n  [... {omitted} more restarts omitted]")), omitted > 0, "{text}");
+            assert_eq!(text.contains("\n  98. FOO - FOO\n"), count >= 98, "{text}");
+        }
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "no-such"}));
+        assert!(text.ends_with(&format!(" FOO, {} RETRY, {} ABORT.", count + 1, count + 2)), "{text}");
+        good(&mut server, "invoke-restart", json!({"restart": count + 2}));
+    }
+    // There is little room: they are the last to go.
+    good(&mut server, "configure-limits", json!({"max-answer": 6_000}));
+    let text = fail(
+        &mut server,
+        "(labels ((f (n) (if (zerop n) (error (make-string 3000 :initial-element #\\x))
+                             (restart-case (f (1- n)) (foo () :report \"This says at some length what it does.\" 1)))))
+           (f 200))",
+    );
+    assert!(text.starts_with("[ERROR]"), "{text}");
+    let text = last_error(&mut server);
+    assert!(text.contains("\n  201. RETRY - ") && text.contains("\n  202. ABORT - "), "{text}");
+    assert!(text.chars().count() <= 6_000 && text.contains(" more restarts omitted]"), "{text}");
 }
 
 #[test]

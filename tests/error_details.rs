@@ -271,3 +271,140 @@ fn quicklisp_that_is_not_loaded_is_explained() {
     }
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+// ---- Errors that the code handles itself
+
+/// Evaluates `code` with `record-errors`.
+#[track_caller]
+fn recorded(server: &mut Server, code: &str) -> String {
+    good(server, "evaluate-lisp", json!({"code": code, "record-errors": true}))
+}
+
+const HEADING: &str =
+    "[notice]\nErrors that the code handled (get-backtrace and describe-last-error take their error-id):\n";
+
+#[test]
+fn errors_that_the_code_handles_are_recorded_when_asked_for() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defun inner (v i)\n  (aref v i))\n(defun outer (v i)\n  (handler-case (inner v i) (error () :handled)))",
+    );
+    // Nothing is recorded of its own accord.
+    assert_eq!(server.evaluate("(outer (vector 1 2) 9)"), "=> :HANDLED");
+    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+
+    let text = recorded(&mut server, "(list (outer (vector 1 2) 9) (ignore-errors (error \"foo ~a\" 1)))");
+    let lines: Vec<_> = text.strip_prefix(HEADING).unwrap_or_else(|| panic!("{text}")).lines().collect();
+    assert!(
+        lines[0].starts_with("E1  SB-INT:INVALID-ARRAY-INDEX-ERROR  Invalid index 9 for (SIMPLE-VECTOR 2)")
+            && lines[0].ends_with("  in (INNER #(1 2) 9)  evaluation 1, line 2: (aref v i))"),
+        "{text}"
+    );
+    assert!(lines[1].starts_with("E2  SIMPLE-ERROR  foo 1  in "), "{text}");
+    assert_eq!(lines[2..], ["", "=> (:HANDLED NIL)"]);
+
+    // All that is known of an error is known of these.
+    let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1", "locals": true}));
+    assert!(
+        frames.contains("(INNER #(1 2) 9)\n     at evaluation 1, line 2: (aref v i))\n     V = #(1 2)"),
+        "{frames}"
+    );
+    assert!(frames.contains("(OUTER #(1 2) 9)\n     at evaluation 1, line 4: (handler-case"), "{frames}");
+    // The last error and the outcome are not touched.
+    assert!(last_error(&mut server).starts_with("No error information available."));
+}
+
+#[test]
+fn what_nothing_handles_is_told_once() {
+    let mut server = Server::ready();
+    let code = json!({"code": "(ignore-errors (error \"a\"))\n(error \"b\")", "record-errors": true});
+    let text = bad(&mut server, "evaluate-lisp", code);
+    let rest = text.strip_prefix(HEADING).unwrap_or_else(|| panic!("{text}"));
+    assert!(rest.starts_with("E1  SIMPLE-ERROR  a  ") && rest.contains("\n\n[ERROR] SIMPLE-ERROR\nb\n"), "{text}");
+    let history = good(&mut server, "error-history", json!({}));
+    assert_eq!(history.lines().count(), 2, "{history}");
+    assert!(last_error(&mut server).contains("\nId: E2\n"));
+    assert_eq!(recorded(&mut server, "1"), "[notice]\nNo error was signalled that the code handled.\n\n=> 1");
+    // Held where it fails, and when it goes on.
+    let code = json!({"code": "(list (ignore-errors (error \"c\")) (restart-case (error \"d\") (use-value (v) v))
+                                     (ignore-errors (error \"e\")))",
+                      "record-errors": true, "on-error": "debug"});
+    let text = bad(&mut server, "evaluate-lisp", code);
+    assert!(text.contains("E3  SIMPLE-ERROR  c  ") && !text.contains("SIMPLE-ERROR  d"), "{text}");
+    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(ignore-errors (error \"x\"))"}));
+    let text = good(&mut server, "invoke-restart", json!({"restart": "USE-VALUE", "values": "7"}));
+    assert!(text.contains("SIMPLE-ERROR  e  ") && text.ends_with("=> (NIL 7 NIL)"), "{text}");
+    assert!(!text.contains("SIMPLE-ERROR  c") && !text.contains("SIMPLE-ERROR  x"), "{text}");
+}
+
+#[test]
+fn errors_are_recorded_once_a_place_and_in_a_bounded_number() {
+    let mut server = Server::ready();
+    server.evaluate("(defun fails (v) (aref v 3))");
+    let text = recorded(&mut server, "(dotimes (i 1000) (ignore-errors (fails (make-array (mod i 3)))))");
+    assert_eq!(text.matches("INVALID-ARRAY-INDEX-ERROR").count(), 1, "{text}");
+    let text = recorded(&mut server, "(dotimes (i 30) (eval `(ignore-errors (error \"number ~a\" ,i))))");
+    assert_eq!(text.matches("SIMPLE-ERROR  number ").count(), 20, "{text}");
+    assert!(text.starts_with("[notice]\nMore errors were signalled than are recorded: the first 20 kinds"), "{text}");
+    // One that is signalled again on its way is one.
+    let text = recorded(
+        &mut server,
+        "(handler-case (handler-bind ((error (lambda (c) (error c)))) (error \"again\")) (error () 1))",
+    );
+    assert_eq!(text.matches("SIMPLE-ERROR  again").count(), 1, "{text}");
+}
+
+#[test]
+fn the_codes_handlers_do_not_notice_the_recording() {
+    let mut server = Server::ready();
+    let before = "(defstruct bad)
+        (defmethod print-object ((bad bad) stream) (signal 'simple-warning) (error \"while printing\"))
+        (defvar *seen* '())
+        (defun try (object)
+          (setf *seen* '())
+          (handler-case (handler-bind ((condition (lambda (c) (push (type-of c) *seen*))))
+                          (error \"of ~a\" object))
+            (error () (list :handled *seen*))))";
+    server.evaluate(before);
+    let text = recorded(&mut server, "(try (make-bad))");
+    assert!(text.contains("of (the condition's report failed: SIMPLE-ERROR)"), "{text}");
+    assert!(text.ends_with("=> (:HANDLED (SIMPLE-ERROR))"), "{text}");
+    // A print method that does not end costs a second, not the evaluation.
+    server.evaluate("(defmethod print-object ((bad bad) stream) (loop))");
+    let text = recorded(&mut server, "(try (make-bad))");
+    assert!(text.contains("E2  SIMPLE-ERROR  (the condition's report does not end)"), "{text}");
+    assert!(text.ends_with("=> (:HANDLED (SIMPLE-ERROR))"), "{text}");
+    // What SBCL and ASDF handle themselves is theirs.
+    let text =
+        recorded(&mut server, "(defmacro fails () (error \"in a macro\"))\n(let ((x (defun uses () (fails)))) x)");
+    assert!(text.starts_with("[notice]\nNo error was signalled that the code handled.\n"), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn errors_of_an_evaluations_threads_are_recorded() {
+    let mut server = Server::ready();
+    let code = "(mapc #'sb-thread:join-thread
+                  (loop for i below 4
+                        collect (let ((i i))
+                                  (sb-thread:make-thread (lambda () (ignore-errors (parse-integer (format nil \"x~a\" i))) i)))))
+                (progn 1)";
+    let text = recorded(&mut server, code);
+    assert_eq!(text.matches("SIMPLE-PARSE-ERROR  junk in string").count(), 1, "{text}");
+    assert!(text.ends_with("=> 1"), "{text}");
+}
+
+#[test]
+fn break_on_signals_shows_the_place_of_the_signal() {
+    let mut server = Server::ready();
+    server.evaluate("(defun inner (v)\n  (car v))\n(defun outer (v)\n  (handler-case (inner v) (error () :handled)))");
+    for record in [false, true] {
+        let code =
+            json!({"code": "(let ((*break-on-signals* 'type-error)) (outer (eval 3)))", "record-errors": record});
+        let text = bad(&mut server, "evaluate-lisp", code);
+        assert!(text.contains("BREAK was entered because of *BREAK-ON-SIGNALS*"), "{text}");
+        assert!(text.contains("[Backtrace]\n0: (INNER 3)\n1: (OUTER 3)\n"), "{text}");
+        let frames = good(&mut server, "get-backtrace", json!({}));
+        assert!(frames.contains("0: (INNER 3)\n     at evaluation 1, line 2: (car v))"), "{frames}");
+    }
+}

@@ -298,6 +298,19 @@ fn calls_that_do_not_fit_are_invalid_params() {
         let answer = server.request("tools/call", params.clone());
         assert_eq!(answer["error"]["code"], -32602, "{params}: {answer}");
     }
+    // An unknown tool: near names, and all there are.
+    for (name, near) in [
+        ("evaluate-lips", " Did you mean evaluate-lisp"),
+        ("Evaluate_Lisp", " Did you mean evaluate-lisp"),
+        ("get_backtrace", " Did you mean get-backtrace? "),
+        ("describe-sybmol", " Did you mean describe-symbol"),
+        ("frobnicate", " There are: "),
+    ] {
+        let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
+        let message = answer["error"]["message"].as_str().expect("a sentence");
+        assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
+        assert!(message.contains(" There are: evaluate-lisp, describe-last-error, "), "{message}");
+    }
     server.goes_on();
 }
 

@@ -384,8 +384,11 @@ fn a_forked_child_that_prints_ends() {
     let mut server = Server::ready();
     let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
                          (dotimes (i 100) (print i)) (warn "x") 1)"#;
+    // In a thread of the code's own, too.
+    let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {fork})))");
     for _ in 0..5 {
         assert!(server.evaluate(fork).ends_with("=> 1"));
+        assert!(server.evaluate(&thread).ends_with("=> 1"));
     }
     until("the children end by themselves", || children(worker(&server)).is_empty());
     assert!(is_alive(worker(&server)));

@@ -65,8 +65,10 @@ prop_compose! {
             form: None,
             slots: slots.into_iter().map(|(name, value)| Slot { name, value }).collect(),
             slots_omitted: 0,
-            restarts: restarts.into_iter().map(|(name, description)| Restart { name, description }).collect(),
-            restarts_omitted: 0,
+            restarts: (1..)
+                .zip(restarts)
+                .map(|(number, (name, description))| Restart { number, name, description })
+                .collect(),
             total_frames: frames.len() as u64 + more,
             frames,
             evaluation,

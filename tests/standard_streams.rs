@@ -2,6 +2,7 @@
 
 mod support;
 
+use sbcl::Evaluation;
 use support::fresh;
 
 #[test]
@@ -64,6 +65,21 @@ fn output_keeps_the_order_in_which_it_was_printed_within_a_line() {
     let lisp = fresh();
     let outcome = lisp.eval("(progn (princ \"a\") (fresh-line) (princ \"b\") (fresh-line *error-output*) (princ \"c\" *error-output*) (fresh-line) 1)");
     assert_eq!((&*outcome.stdout.text, &*outcome.stderr.text), ("a\nb\n", "c"));
+}
+
+#[test]
+fn what_is_no_octet_is_refused_as_by_bare_sbcl() {
+    let lisp = fresh();
+    for (code, datum) in [
+        ("(write-byte 256 *standard-output*)", "256"),
+        ("(write-byte -1 *error-output*)", "-1"),
+        ("(write-sequence #(300) *standard-output*)", "300"),
+        ("(write-byte (car '(:a)) sb-sys:*stdout*)", ":A"),
+    ] {
+        let error = lisp.run(Evaluation::new(code)).result.expect_err(code);
+        let expected = format!("The value {datum} is not of type (UNSIGNED-BYTE 8)");
+        assert_eq!((&*error.kind, &*error.message.text), ("TYPE-ERROR", &*expected), "{code}");
+    }
 }
 
 #[test]

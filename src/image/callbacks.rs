@@ -5,12 +5,13 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::bindings::{SBCL_HOST_CONTRACT, sbcl_host, sbcl_job};
+use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job};
 use super::float_traps::Masked;
 use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
@@ -58,6 +59,9 @@ pub(super) fn install(host: Arc<dyn Host>, seed: u64, config: &ImageConfig) -> &
 /// `sbcl_host.next_job`.
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     let _in_host = (Masked::new(), signals::enter_host());
+    if is_forked() {
+        leave_forked();
+    }
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
     };
@@ -88,9 +92,10 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let _in_host = (Masked::new(), signals::enter_host());
     let text = match usize::try_from(length) {
         Ok(length) if length > 0 && !text.is_null() => {
-            // SAFETY: the contract has Lisp pass `length` characters in a pinned string, which nothing else may move
-            // or free during the call. Another Lisp thread may write to it: a torn read is some other code point.
-            unsafe { std::slice::from_raw_parts(text, length) }
+            // SAFETY: the contract has Lisp pass `length` characters in a pinned string, aligned as `u32`, which nothing
+            // moves or frees during the call. Another Lisp thread may write to it, hence atomics: each character that
+            // is read was there at some time.
+            unsafe { std::slice::from_raw_parts(text.cast::<AtomicU32>(), length) }
         }
         _ => &[],
     };
@@ -98,20 +103,25 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     };
     if is_forked() {
-        // A copy of this process that C code made, without its other threads, which may have held any lock: neither
-        // this job nor the next one is its business.
-        return if matches!(event, Event::Done { .. }) { signals::exit_now(0) } else { 0 };
+        return if matches!(event, Event::Done { .. }) { leave_forked() } else { 0 };
     }
     if let (0, Event::Refused(reason)) = (job, event) {
         *REFUSAL.lock() = Some(reason.to_owned());
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
-    catch_unwind(AssertUnwindSafe(|| host.event(job, event))).map_or_else(
+    let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
+    catch_unwind(AssertUnwindSafe(|| host.event(job, signalled, event))).map_or_else(
         |_| {
             tracing::error!(job, "taking an event panicked");
             0
         },
         i32::from,
     )
+}
+
+/// Ends a copy of this process that C code made, without its other threads, which may have held any lock: neither the job
+/// in which it was made nor the next one is its business.
+fn leave_forked() -> ! {
+    signals::exit_now(0)
 }

@@ -143,7 +143,7 @@ unsafe extern "C" {
 #[cfg(target_os = "linux")]
 fn embedded_library() -> Result<PathBuf, BootError> {
     use std::io::Write;
-    use std::os::fd::{FromRawFd, IntoRawFd};
+    use std::os::fd::IntoRawFd;
 
     // SAFETY: the symbols delimit bytes that ffi/embed.S put into this program.
     let bytes = unsafe {
@@ -151,13 +151,8 @@ fn embedded_library() -> Result<PathBuf, BootError> {
         std::slice::from_raw_parts(start, (&raw const sbcl_embedded_library_end).offset_from_unsigned(start))
     };
     let os = |source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source };
-    // SAFETY: a literal name; the result is checked before it is used.
-    let fd = unsafe { libc::memfd_create(c"libsbcl.so".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(os(std::io::Error::last_os_error()));
-    }
-    // SAFETY: just made, and nobody else's.
-    let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
+    let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
+    let mut file = std::fs::File::from(file.map_err(|error| os(error.into()))?);
     file.write_all(bytes).map_err(os)?;
     // The mapping outlives the descriptor, but the descriptor must live until the library is opened.
     Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))

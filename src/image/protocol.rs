@@ -1,5 +1,7 @@
 //! The contract of `ffi/sbcl_host.h` in Rust terms, without pointers.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::bindings::{self, sbcl_event, sbcl_interrupt, sbcl_item, sbcl_job_kind, sbcl_lane};
 
 /// A Lisp thread that pulls jobs.
@@ -63,6 +65,8 @@ pub(crate) enum JobKind {
         timing: bool,
         /// When it fails, hold it there.
         hold: bool,
+        /// Tell of the errors that the code handles, too.
+        record_errors: bool,
         /// It may be in the background when it ends.
         detached: bool,
     },
@@ -148,10 +152,11 @@ impl Job {
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing, hold, detached } => (
+            JobKind::Evaluate { timing, hold, record_errors, detached } => (
                 sbcl_job_kind::SBCL_JOB_EVALUATE,
                 if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
                     | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 }
+                    | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 }
                     | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 },
                 0,
             ),
@@ -198,9 +203,10 @@ impl Job {
     }
 }
 
-/// Characters as Lisp holds them: code points, surrogates included.
+/// Characters as Lisp holds them: code points, surrogates included. A Lisp thread may be writing there: each is read once,
+/// and whatever it is then, it is taken.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Text<'a>(pub(super) &'a [u32]);
+pub(crate) struct Text<'a>(pub(super) &'a [AtomicU32]);
 
 impl Text<'_> {
     /// How many characters there are.
@@ -212,7 +218,9 @@ impl Text<'_> {
     pub(crate) fn append_to(self, target: &mut String, count: usize) {
         let characters = &self.0[..count.min(self.0.len())];
         target.reserve(characters.len());
-        target.extend(characters.iter().map(|&c| char::from_u32(c).unwrap_or(char::REPLACEMENT_CHARACTER)));
+        let character =
+            |c: &AtomicU32| char::from_u32(c.load(Ordering::Relaxed)).unwrap_or(char::REPLACEMENT_CHARACTER);
+        target.extend(characters.iter().map(character));
     }
 
     /// The whole as a string.
@@ -264,7 +272,8 @@ pub(crate) enum Event<'a> {
         text: Text<'a>,
         again: bool,
     },
-    Restart(Text<'a>),
+    /// Its number, from 1, and its name.
+    Restart(u64, Text<'a>),
     RestartText(Text<'a>),
     Frame(u64),
     FrameText(Text<'a>),
@@ -310,6 +319,8 @@ pub(crate) enum Event<'a> {
     /// Its name, and its value if no text follows.
     Field(Text<'a>, i64),
     FieldText(Text<'a>),
+    /// Which of the errors that were told of where they were signalled, from 0, the job fails with.
+    Unhandled(u64),
 }
 
 impl<'a> Event<'a> {
@@ -326,7 +337,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
             sbcl_event::SBCL_EVENT_ERROR => Self::Error(text),
             sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, again: number != 0 },
-            sbcl_event::SBCL_EVENT_RESTART => Self::Restart(text),
+            sbcl_event::SBCL_EVENT_RESTART => Self::Restart(count, text),
             sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),
             sbcl_event::SBCL_EVENT_FRAME => Self::Frame(count),
             sbcl_event::SBCL_EVENT_FRAME_TEXT => Self::FrameText(text),
@@ -356,6 +367,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_RECORD => Self::Record(text),
             sbcl_event::SBCL_EVENT_FIELD => Self::Field(text, number),
             sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
+            sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
             _ => return None,
         })
@@ -390,7 +402,23 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Waits for the lane's next job; `None` ends the lane.
     fn next_job(&self, lane: Lane) -> Option<Job>;
 
-    /// Takes an event of the job (0: of none in particular). True when no more of the text begun last is kept, or as the
-    /// event says.
-    fn event(&self, job: u64, event: Event<'_>) -> bool;
+    /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
+    /// no more of the text begun last is kept, or as the event says.
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_character_is_replaced() {
+        let codes = [u32::from('a'), 0, 0xd800, 0xdfff, 0x11_0000, u32::MAX, u32::from('λ')].map(AtomicU32::new);
+        let text = Text(&codes);
+        assert_eq!(text.to_owned(), "a\0\u{fffd}\u{fffd}\u{fffd}\u{fffd}λ");
+        let mut start = "> ".to_owned();
+        text.append_to(&mut start, 1);
+        text.append_to(&mut start, 0);
+        assert_eq!((start.as_str(), text.len()), ("> a", 7));
+    }
 }

@@ -150,10 +150,10 @@ fn error<'a>(record: &ErrorRecord, frames: impl IntoIterator<Item = &'a Frame>, 
     let mut map = summary(record);
     let slots = record.slots.iter().map(|slot| json!({"name": slot.name, "value": slot.value}));
     map["slots"] = slots.collect();
-    let restarts =
-        record.restarts.iter().zip(1..).map(
-            |(restart, number)| json!({"number": number, "name": restart.name, "description": restart.description}),
-        );
+    let restarts = record
+        .restarts
+        .iter()
+        .map(|restart| json!({"number": restart.number, "name": restart.name, "description": restart.description}));
     map["restarts"] = restarts.collect();
     map["frames"] = frames.into_iter().map(|known| frame(known, locals)).collect();
     map["totalFrames"] = record.total_frames.into();

@@ -183,6 +183,19 @@ fn summary(error: &ErrorRecord) -> String {
     line
 }
 
+/// A line about an error that the code handled, with the innermost place that is known.
+pub(crate) fn signalled_error(error: &ErrorRecord) -> String {
+    let message = error.message.text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut line = format!("E{}  {}  {}", error.id, error.kind, shortened(&message, HISTORY_MESSAGE));
+    if let Some(frame) = error.frames.iter().find(|frame| frame.source.is_some()) {
+        _ = write!(line, "  in {}", shortened(&frame.call, FORM_TEXT));
+        for (before, part) in [("  ", &frame.source), (": ", &frame.code)] {
+            part.iter().for_each(|part| line.push_str(&[before, part].concat()));
+        }
+    }
+    line
+}
+
 /// True when the report shows the slot's value, if only as part of a list.
 fn told(error: &ErrorRecord, slot: &Slot) -> bool {
     let value = slot.value.strip_prefix('(').and_then(|value| value.strip_suffix(')')).unwrap_or(&slot.value);

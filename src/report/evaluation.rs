@@ -22,8 +22,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
         let target = sections.begin();
         target.push_str("[warnings]");
         for warning in &outcome.warnings {
-            _ = write!(target, "\n{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
-            push_place(target, warning);
+            push_warning(target, warning);
         }
         if outcome.warnings_omitted > 0 {
             _ = write!(target, "\n[... {} warnings omitted]", outcome.warnings_omitted);
@@ -57,6 +56,18 @@ pub fn evaluation(outcome: &Outcome) -> String {
         }
     }
     sections.0
+}
+
+fn push_warning(target: &mut String, warning: &Warning) {
+    _ = write!(target, "\n{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
+    push_place(target, warning);
+}
+
+/// How many characters the line of a warning takes.
+pub(super) fn warning_length(warning: &Warning) -> usize {
+    let mut line = String::new();
+    push_warning(&mut line, warning);
+    line.chars().count()
 }
 
 /// Where a warning is: `(line 3)` of the code, `(src/a.lisp:12, in (DEFUN F))` in a file.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::evaluation::{evaluation, values_text};
+use super::evaluation::{evaluation, values_text, warning_length};
 use super::frames::frames_shown_by;
 use super::{EvaluationPart, errors, omission};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
@@ -15,6 +15,8 @@ use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 const MESSAGE: usize = 2_000;
 /// Frames that are always shown.
 const FRAMES: usize = 10;
+/// Restarts that the server establishes itself, which are always shown: RETRY and ABORT, the outermost.
+const OWN_RESTARTS: usize = 2;
 /// Characters that a marker in place of what was cut may take.
 const MARKER: usize = 130;
 /// Characters of a notice, or of a warning, when not all fit.
@@ -69,11 +71,11 @@ impl Allowance {
     }
 
     /// Lowers allowances in the `order` until what is made with them is not too long. `size` says how much of a part
-    /// there is.
+    /// there is in it.
     fn settle<T>(
         max: usize,
         order: &[(Part, usize, usize)],
-        size: impl Fn(Part) -> usize,
+        size: impl Fn(&T, Part) -> usize,
         make: impl Fn(&Self) -> T,
         excess: impl Fn(&T) -> usize,
     ) -> T {
@@ -85,7 +87,7 @@ impl Allowance {
             if more == 0 {
                 return made;
             }
-            let now = allowance.of(part).min(size(part));
+            let now = size(&made, part);
             // Of what is counted, there is no telling how much one is.
             let less = match part {
                 Part::Frames | Part::Restarts | Part::Slots => floor,
@@ -158,8 +160,8 @@ fn head(text: &str, keep: usize) -> usize {
     }
 }
 
-/// `text` without its middle, so that at most `keep` characters are left; `marker` gets how many are missing, and from
-/// where.
+/// `text` without its middle, so that at most `keep` characters are left, unless the marker would take as many as it
+/// stands for; `marker` gets how many are missing, and from where.
 fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String) -> String {
     let total = length(text);
     if total <= keep {
@@ -172,8 +174,12 @@ fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> Stri
     if let Some(newline) = tail.find('\n').filter(|newline| length(&tail[..*newline]) <= keep / 8) {
         end += length(&tail[..newline]);
     }
+    let marker = marker((end - begin) as u64, begin as u64);
+    if length(&marker) >= end - begin {
+        return text.to_owned();
+    }
     let mut cut = text[..byte_offset(text, begin as u64)].to_owned();
-    cut += &marker((end - begin) as u64, begin as u64);
+    cut += &marker;
     cut += &text[byte_offset(text, end as u64)..];
     cut
 }
@@ -184,8 +190,12 @@ fn without_end(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String)
     if total <= keep {
         return text.to_owned();
     }
+    let marker = marker((total - keep) as u64, keep as u64);
+    if length(&marker) >= total - keep {
+        return text.to_owned();
+    }
     let mut cut = text[..byte_offset(text, keep as u64)].to_owned();
-    cut += &marker((total - keep) as u64, keep as u64);
+    cut += &marker;
     cut
 }
 
@@ -202,11 +212,11 @@ pub fn cut(text: String, max: usize) -> String {
 /// The outcome, so that its report has at most `max` characters.
 #[must_use]
 pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
-    let size = |part| match part {
+    let size = |outcome: &Outcome, part| match part {
         Part::Output => length(&outcome.stdout.text) + length(&outcome.stderr.text),
         Part::Background => length(&outcome.background.text),
         Part::Values => outcome.result.as_deref().map_or(0, |values| length(&values_text(values))),
-        Part::Warnings => outcome.warnings.iter().map(|warning| length(&warning.message.text) + LINE).sum(),
+        Part::Warnings => outcome.warnings.iter().map(warning_length).sum(),
         Part::Notices => outcome.notices.iter().map(|notice| length(notice)).sum(),
         Part::Frames => outcome.result.as_ref().map_or_else(|error| error.frames.len(), |_| 0),
         Part::Message => outcome.result.as_ref().map_or_else(|error| length(&error.message.text), |_| 0),
@@ -220,7 +230,7 @@ pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
 /// The error, so that its description has at most `max` characters.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
-    let size = |part| match part {
+    let size = |error: &ErrorRecord, part| match part {
         Part::Message => length(&error.message.text),
         Part::Restarts => error.restarts.len(),
         Part::Slots => error.slots.len(),
@@ -316,20 +326,21 @@ fn values_within(values: &[Clipped], keep: usize, rest: Rest) -> Vec<Clipped> {
 }
 
 fn warnings_within(warnings: &[Warning], mut keep: usize) -> Vec<Warning> {
-    let all: usize = warnings.iter().map(|warning| length(&warning.message.text) + LINE).sum();
+    let all: usize = warnings.iter().map(warning_length).sum();
     if all <= keep {
         return warnings.to_vec();
     }
     let mut shown = Vec::new();
     for warning in warnings {
         let text = without_end(&warning.message.text, LINE, |characters, _| omission(characters));
-        let size = length(&text) + length(&warning.kind);
+        let message = Clipped { text, omitted: warning.message.omitted };
+        let warning = Warning { message, ..warning.clone() };
+        let size = warning_length(&warning);
         if size > keep {
             break;
         }
         keep -= size;
-        let message = Clipped { text, omitted: warning.message.omitted };
-        shown.push(Warning { message, ..warning.clone() });
+        shown.push(warning);
     }
     shown
 }
@@ -361,9 +372,11 @@ fn error_within(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
         rest.marker(count, from)
     });
     error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(FRAMES)));
-    let restarts = error.restarts.len().saturating_sub(allowance.of(Part::Restarts));
-    error.restarts.truncate(allowance.of(Part::Restarts));
-    error.restarts_omitted += restarts as u64;
+    // The last ones are the server's own.
+    let (restarts, shown) = (error.restarts.len(), allowance.of(Part::Restarts).max(OWN_RESTARTS));
+    if shown < restarts {
+        error.restarts.drain(shown - OWN_RESTARTS..restarts - OWN_RESTARTS);
+    }
     let slots = error.slots.len().saturating_sub(allowance.of(Part::Slots));
     error.slots.truncate(allowance.of(Part::Slots));
     error.slots_omitted += slots as u64;

@@ -14,9 +14,9 @@ use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
-#[cfg(feature = "mcp")]
-pub(crate) use errors::time;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
+#[cfg(feature = "mcp")]
+pub(crate) use errors::{signalled_error, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
@@ -92,14 +92,16 @@ impl Sections {
 }
 
 fn push_restarts(target: &mut String, error: &ErrorRecord) {
-    if error.restarts.is_empty() && error.restarts_omitted == 0 {
+    if error.restarts.is_empty() {
         target.push_str("\n  (none)");
     }
-    for (index, restart) in error.restarts.iter().enumerate() {
+    let mut next = 1;
+    for restart in &error.restarts {
+        if restart.number > next {
+            _ = write!(target, "\n  [... {} more restarts omitted]", restart.number - next);
+        }
+        next = restart.number + 1;
         let description = escape_markers(&restart.description).replace('\n', "\n     ");
-        _ = write!(target, "\n  {}. {} - {description}", index + 1, escape_markers(&restart.name));
-    }
-    if error.restarts_omitted > 0 {
-        _ = write!(target, "\n  [... {} more restarts omitted]", error.restarts_omitted);
+        _ = write!(target, "\n  {}. {} - {description}", restart.number, escape_markers(&restart.name));
     }
 }

@@ -212,11 +212,11 @@ impl Inflight {
             Place::Batch(batch) => self.finish(&mut table, &batch, None),
         }
         drop(table);
-        // With what they would have answered, which finds nobody.
-        drop(withdrawn);
         if let Some(cancel) = call.cancel {
             cancel();
         }
+        // With what they would have answered, which finds nobody.
+        drop(withdrawn);
     }
 
     /// Answers a line, or a part of a batch, that is no request; its id is whatever the client sent.

@@ -74,8 +74,8 @@ pub struct Evaluation {
     /// `*package*` and REPL variables, and leaves none behind. It has a thread of its own. At most 16 are there; more
     /// of them wait for a place, and so does what comes after them.
     pub background: Background,
-    /// What evaluates the code, if it is not to be evaluated plainly.
-    pub(crate) operation: Option<Operation>,
+    /// Record the errors that the code handles, too, where they are signalled: the first of each kind and place.
+    pub record_errors: bool,
 }
 
 impl Evaluation {
@@ -88,7 +88,7 @@ impl Evaluation {
             capture_time: false,
             hold: false,
             background: Background::Never,
-            operation: None,
+            record_errors: false,
         }
     }
 }
@@ -133,17 +133,35 @@ impl Session {
     ///
     /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
-        self.submit_as(None, evaluation, Box::new(reply))
+        self.submit_as(None, evaluation, None, Box::new(reply))
+    }
+
+    /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
+    /// The outcome has its records.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn submit_operation(
+        &self,
+        operation: &Operation,
+        evaluation: Evaluation,
+        reply: impl FnOnce(Outcome) + Send + 'static,
+    ) -> JobId {
+        self.submit_as(None, evaluation, Some(operation), Box::new(reply))
     }
 
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
     /// evaluation `source`.
-    pub(super) fn submit_as(&self, source: Option<u64>, evaluation: Evaluation, reply: Reply<Outcome>) -> JobId {
-        let Evaluation { code, package, timeout, capture_time, hold, background, operation } = evaluation;
+    pub(super) fn submit_as(
+        &self,
+        source: Option<u64>,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+        reply: Reply<Outcome>,
+    ) -> JobId {
+        let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
         let limits = *self.0.limits.lock();
         let detached = background != Background::Never;
         let timeout = timeout.or(limits.timeout.filter(|_| !detached));
-        let kind = JobKind::Evaluate { timing: capture_time, hold: hold && !detached, detached };
+        let kind = JobKind::Evaluate { timing: capture_time, hold: hold && !detached, record_errors, detached };
         let job = Job {
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
@@ -154,7 +172,10 @@ impl Session {
         // The order of the numbers is that of the queue.
         let mut board = self.0.board.lock();
         let number = if source.is_some() { 0 } else { self.0.number_evaluation(&mut board, job.id, &code) };
-        let builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        if record_errors {
+            builder.record_errors();
+        }
         let mut request = Request::new(job, timeout, PendingReply::Evaluation(builder, reply));
         request.background = background == Background::AtOnce;
         if source.is_none() {

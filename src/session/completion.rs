@@ -27,6 +27,11 @@ impl Inner {
             let hold = self.limits.lock().hold;
             board.held_until = Some(Instant::now().checked_add(hold));
         }
+        // Whatever was asked about what was held, it has gone on.
+        let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
+        if goes_on && end != JobEnd::Withdrawn && !running.unchanged {
+            self.end_question(board);
+        }
         if let Some(observer) = self.observer.get() {
             if is_background {
                 observer.in_background(&mut board.background_numbers());
@@ -44,14 +49,14 @@ impl Inner {
                 if running.holds {
                     board.held_as = Some(builder.anew());
                 }
-                let superseded = builder.take_superseded();
+                let before = Earlier::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 outcome.held = running.holds;
                 match end {
                     // It did nothing.
                     JobEnd::Withdrawn => {}
-                    _ if is_background => self.evaluated_in_background(board, superseded, end, &mut outcome),
-                    _ => self.evaluated(superseded, &mut outcome),
+                    _ if is_background => self.evaluated_in_background(board, before, end, &mut outcome),
+                    _ => self.evaluated(before, &mut outcome),
                 }
                 keep(board, outcome, reply)
             }
@@ -71,10 +76,10 @@ impl Inner {
                         answer(reply, Ok(Resumed::Outcome(outcome)))
                     }
                     None => {
-                        let superseded = builder.take_superseded();
+                        let before = Earlier::take(&mut builder);
                         let mut outcome = builder.finish(end);
                         outcome.held = running.holds;
-                        self.evaluated(superseded, &mut outcome);
+                        self.evaluated(before, &mut outcome);
                         keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 }
@@ -124,9 +129,9 @@ impl Inner {
     }
 
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
-    fn evaluated(&self, superseded: Vec<Arc<ErrorRecord>>, outcome: &mut Outcome) {
+    fn evaluated(&self, before: Earlier, outcome: &mut Outcome) {
         let mut state = self.state.lock();
-        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        self.record_earlier(&mut state, before);
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
@@ -140,13 +145,13 @@ impl Inner {
     fn evaluated_in_background(
         &self,
         board: &mut Board,
-        superseded: Vec<Arc<ErrorRecord>>,
+        before: Earlier,
         end: JobEnd,
         outcome: &mut Outcome,
     ) {
         let delivered = board.evaluations.is_awaited(outcome.evaluation);
         let mut state = self.state.lock();
-        self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        self.record_earlier(&mut state, before);
         if let Err(error) = &mut outcome.result {
             state.record(error);
             // Who cancels it is told by the answer to that.
@@ -171,6 +176,29 @@ impl Inner {
         state.last_error = outcome.result.as_ref().err().cloned();
         if let Some(observer) = self.observer.get() {
             observer.errors(None, state.last_error.as_ref());
+        }
+    }
+
+    /// Puts the errors into the history that came before the one that an evaluation ended with.
+    fn record_earlier(&self, state: &mut ErrorState, Earlier { signalled, superseded }: Earlier) {
+        if let Some(errors) = signalled {
+            self.record_signalled(state, errors);
+        }
+        self.record_superseded(state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+    }
+
+    /// Puts errors into the history that the code handled, and has the next answer list them.
+    fn record_signalled(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
+        state.notice(match errors.len() {
+            0 => "No error was signalled that the code handled.".to_owned(),
+            _ => "Errors that the code handled (get-backtrace and describe-last-error take their error-id):".to_owned(),
+        });
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(crate::report::signalled_error(&error));
         }
     }
 
@@ -211,6 +239,20 @@ impl Inner {
         if let Some(observer) = self.observer.get() {
             observer.errors(outcome.result.as_ref().err(), state.last_error.as_ref());
         }
+    }
+}
+
+/// The errors of an evaluation that came before the one that it ended with.
+struct Earlier {
+    /// Those that the code handled, if they are recorded.
+    signalled: Option<Vec<Arc<ErrorRecord>>>,
+    /// Those that reached the debugger.
+    superseded: Vec<Arc<ErrorRecord>>,
+}
+
+impl Earlier {
+    fn take(builder: &mut OutcomeBuilder) -> Self {
+        Self { signalled: builder.take_signalled(), superseded: builder.take_superseded() }
     }
 }
 

@@ -69,6 +69,8 @@ struct Waiter {
 pub(super) struct Evaluations {
     /// The number of the last one.
     last: u64,
+    /// What that was when this image began: there is none of it yet while it is the same.
+    before: u64,
     /// In the order of their numbers.
     entries: VecDeque<Entry>,
     /// Bytes that the ones take that are over, and how many there are.
@@ -100,6 +102,9 @@ impl Evaluations {
     #[cfg(feature = "mcp")]
     pub(super) fn count_from(&mut self, number: u64) {
         self.last = self.last.max(number);
+        if self.entries.is_empty() {
+            self.before = self.last;
+        }
     }
 
     /// `job` begins to do an evaluation, or goes on with it.
@@ -181,6 +186,9 @@ impl Evaluations {
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
         (self.bytes, self.over) = (0, 0);
+        if self.entries.is_empty() {
+            self.before = self.last;
+        }
     }
 
     fn find(&self, id: u64) -> Option<usize> {
@@ -189,10 +197,11 @@ impl Evaluations {
 
     /// The entry of the newest evaluation, or of this one.
     fn get(&self, id: Option<u64>) -> Result<&Entry, EvaluationError> {
+        let none = self.last == 0 || id.is_none() && self.last == self.before;
         let id = id.unwrap_or(self.last);
         match self.find(id) {
             Some(index) => Ok(&self.entries[index]),
-            None if self.last == 0 => Err(EvaluationError::None),
+            None if none => Err(EvaluationError::None),
             None if id == 0 || id > self.last => Err(EvaluationError::Unknown { id, last: self.last }),
             None => Err(EvaluationError::Gone { id }),
         }

@@ -135,8 +135,18 @@ fn never_aborted(
 }
 
 impl Inner {
+    /// Nobody is asked about a held evaluation any more: what has waited for that may begin.
+    pub(super) fn end_question(&self, board: &mut Board) {
+        if board.end_question()
+            && let Some(observer) = self.observer.get()
+        {
+            observer.asks(false);
+        }
+    }
+
     /// What releases the held evaluation; the next answer says why.
-    pub(super) fn release(&self, notice: &str) -> Request {
+    pub(super) fn release(&self, board: &mut Board, notice: &str) -> Request {
+        self.end_question(board);
         self.state.lock().notice(notice.to_owned());
         Request::new(self.job(JobKind::Release, "", ""), Some(RELEASE_TIMEOUT), PendingReply::Nobody)
     }

@@ -31,7 +31,7 @@ impl Host for Inner {
                     return Some(job);
                 }
                 Next::Release(notice) => {
-                    let request = self.release(notice);
+                    let request = self.release(&mut board, notice);
                     let job = board.begin(lane, request, now);
                     self.begun(board.find(job.id), now);
                     self.leave_board(board);
@@ -71,7 +71,7 @@ impl Host for Inner {
         }
     }
 
-    fn event(&self, job: u64, event: Event<'_>) -> bool {
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         let mut board = self.board.lock();
         if let Event::Done { success } = event {
             let Some(mut running) = board.take_running(job) else { return false };
@@ -157,6 +157,7 @@ impl Host for Inner {
             }
             event => {
                 return match &mut running.unwinding {
+                    _ if signalled => running.reply.signalled(event),
                     Some(unwinding) => unwinding.event(event),
                     None => running.reply.event(event),
                 };

@@ -14,7 +14,6 @@ pub(crate) trait Observer: Send + Sync {
     /// It gets so much time from now on, or any.
     fn extended(&self, more: Option<Duration>);
     /// A person is being asked what to do, or not any more.
-    #[cfg(feature = "mcp")]
     fn asks(&self, yes: bool);
     /// A job of that lane is over, or goes on in the background.
     fn ended(&self, job: u64);

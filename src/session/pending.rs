@@ -63,4 +63,13 @@ impl PendingReply {
             | Self::Reset(builder, _) => builder.event(event),
         }
     }
+
+    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
+        match self {
+            Self::Evaluation(builder, _) => builder.signalled(event),
+            Self::Resumed(builder, _) => builder.signalled(event),
+            _ => false,
+        }
+    }
 }

@@ -114,7 +114,7 @@ impl Session {
     /// of its own.
     pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation) -> Outcome {
         super::api::wait(|reply: Reply<Outcome>| {
-            self.submit_as(Some(source), evaluation, reply);
+            self.submit_as(Some(source), evaluation, None, reply);
         })
     }
 
@@ -215,24 +215,36 @@ impl Session {
     }
 }
 
-/// A question to a person, until it is dropped.
-pub(crate) struct Asking(Session);
+/// A question to a person about the held evaluation, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    session: Session,
+    question: u64,
+}
 
 impl Session {
-    /// Has it known that a person is being asked, who may take any time.
+    /// Has it known that a person is being asked about the held evaluation, who may take any time: what does not concern
+    /// it waits until that is over.
     pub(crate) fn asking(&self) -> Asking {
-        if let Some(observer) = self.0.observer.get() {
+        let question = self.0.next_job_id();
+        let mut board = self.0.board.lock();
+        if board.ask(question)
+            && let Some(observer) = self.0.observer.get()
+        {
             observer.asks(true);
         }
-        Asking(self.clone())
+        Asking { session: self.clone(), question }
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if let Some(observer) = self.0.0.observer.get() {
-            observer.asks(false);
+        let inner = &self.session.0;
+        let mut board = inner.board.lock();
+        if board.asks(self.question) {
+            inner.end_question(&mut board);
         }
+        inner.leave_board(board);
     }
 }
 

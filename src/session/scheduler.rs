@@ -142,6 +142,8 @@ pub(super) struct Board {
     pub(super) evaluations: Evaluations,
     /// Set while an evaluation is held and nothing is being done with it: when it is released at last.
     pub(super) held_until: Option<Option<Instant>>,
+    /// The number of the question that a person is asked about it: until that is over, only what concerns it is done.
+    question: Option<u64>,
     /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
     pub(super) held_as: Option<OutcomeBuilder>,
     /// The evaluation in the foreground, or held, binds the package.
@@ -197,7 +199,8 @@ impl Board {
                 }
             };
         }
-        let concerns_held = self.waiting[Lane::Evaluation as usize].front().map(|first| first.job.kind.concerns_held());
+        let first = self.first_evaluation();
+        let concerns_held = first.map(|first| self.waiting[Lane::Evaluation as usize][first].job.kind.concerns_held());
         match (self.held_until, concerns_held) {
             (Some(_), Some(true)) => {
                 let mut request = self.pop_evaluation();
@@ -247,8 +250,35 @@ impl Board {
         Next::Run(self.begin(Lane::Evaluation, request, now))
     }
 
+    /// Where the first request is that may be done now.
+    fn first_evaluation(&self) -> Option<usize> {
+        let asks = self.held_until.is_some() && self.question.is_some();
+        let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
+        waiting.position(|request| !asks || request.job.kind.concerns_held())
+    }
+
     fn pop_evaluation(&mut self) -> Request {
-        self.waiting[Lane::Evaluation as usize].pop_front().expect("it was looked at")
+        let first = self.first_evaluation().expect("it was looked at");
+        self.waiting[Lane::Evaluation as usize].remove(first).expect("it is there")
+    }
+
+    /// A person is asked about what is held: `question` is the number of that, perhaps in place of one that is asked
+    /// again. True for the first one.
+    pub(super) fn ask(&mut self, question: u64) -> bool {
+        self.held_until.is_some() && self.question.replace(question).is_none()
+    }
+
+    /// True while this is what a person is asked.
+    #[cfg(feature = "mcp")]
+    pub(super) fn asks(&self, question: u64) -> bool {
+        self.question == Some(question)
+    }
+
+    /// Nobody is asked any more. False when nobody was.
+    pub(super) fn end_question(&mut self) -> bool {
+        let ended = self.question.take().is_some();
+        self.changed[Lane::Evaluation as usize] |= ended;
+        ended
     }
 
     /// Has a request run from now on.

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use once_cell::sync::Lazy;
 use rustix::fs::FileType;
 use rustix::net::SendFlags;
 
@@ -17,7 +17,7 @@ struct Stderr {
     own: Option<OwnedFd>,
 }
 
-static STDERR: LazyLock<Stderr> = LazyLock::new(|| {
+static STDERR: Lazy<Stderr> = Lazy::new(|| {
     let stderr = rustix::stdio::stderr();
     let kind = rustix::fs::fstat(stderr).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode));
     let reopens = matches!(kind, FileType::Fifo | FileType::CharacterDevice);

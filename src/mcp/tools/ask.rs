@@ -10,7 +10,7 @@ use rmcp::model::{
 use super::{Call, Fault, Reply, Step, ToolContext, later};
 use crate::mcp::server::Peer;
 use crate::rpc::inflight::NoAnswer;
-use crate::session::recovery::failed;
+use crate::session::recovery::{Asking, failed};
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
 
 /// The question's name among the inputs of a call.
@@ -34,6 +34,7 @@ pub(super) struct Questions {
 struct Pending {
     number: u64,
     outcome: Outcome,
+    asking: Asking,
 }
 
 impl Questions {
@@ -104,7 +105,8 @@ pub(super) fn settle(call: Call, asked: Asked, outcome: Outcome) {
                 let mut questions = call.context.questions.lock();
                 questions.last += 1;
                 let number = questions.last;
-                questions.pending = Some(Pending { number, outcome });
+                let asking = call.session().asking();
+                questions.pending = Some(Pending { number, outcome, asking });
                 questions.state(number, asked.arguments)
             };
             let request = InputRequest::Elicitation(ElicitRequest::new(question));
@@ -132,7 +134,8 @@ pub(super) fn go_on(
         }
         questions.pending.take_if(|pending| Some(pending.number) == number)
     };
-    let Some(Pending { outcome, .. }) = known.filter(|pending| is_held(call.session(), &pending.outcome)) else {
+    let Some(Pending { outcome, asking, .. }) = known.filter(|pending| is_held(call.session(), &pending.outcome))
+    else {
         return Err(Fault::Value(
             "The evaluation that this input was asked for is no longer held. Evaluate the code again.".to_owned(),
         ));
@@ -140,9 +143,15 @@ pub(super) fn go_on(
     let response = responses.and_then(|mut responses| responses.remove(QUESTION));
     let result = response.and_then(|response| serde_json::from_value(response).ok());
     later(move |call| match result {
-        Some(result) => follow(call, asked, outcome, &result),
+        Some(result) => follow(call, asked, outcome, &result, asking),
         None => settle(call, asked, outcome),
     })
+}
+
+/// Asks nobody any more, with this reason, about a session that begins anew.
+pub(super) fn withdraw(context: &ToolContext, reason: &str) {
+    context.questions.lock().pending = None;
+    context.inflight.withdraw_all(reason);
 }
 
 /// True while the evaluation with this outcome, and no other, is held.
@@ -156,8 +165,8 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     if message.len() < error.message.text.len() {
         message.push('…');
     }
-    let restarts = error.restarts.iter().zip(1..);
-    let restarts = restarts.map(|(restart, number)| format!("{number}. {} - {}", restart.name, restart.description));
+    let restarts = error.restarts.iter();
+    let restarts = restarts.map(|restart| format!("{}. {} - {}", restart.number, restart.name, restart.description));
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
     let values = StringSchema::new()
         .title("Values")
@@ -182,9 +191,8 @@ fn request(call: Call, asked: Asked, mut outcome: Outcome, question: ElicitReque
     waiting.on_cancel(move || _ = session.abort_held(drop));
     // The hold ends then, whatever the person does.
     waiting.ask("elicitation/create", &params, hold, move |result| {
-        drop(asking);
         let reason = match result.map(serde_json::from_value::<ElicitResult>) {
-            Ok(Ok(result)) => return follow(call, asked, outcome, &result),
+            Ok(Ok(result)) => return follow(call, asked, outcome, &result, asking),
             Ok(Err(_)) => "the client's answer is none to this question".to_owned(),
             Err(NoAnswer::Refused(reason)) => reason,
             Err(NoAnswer::Late) => "nobody answered in time".to_owned(),
@@ -208,8 +216,9 @@ fn choice(result: &ElicitResult) -> Option<Choice> {
     Some(Choice::Restart { number, values: field("values").unwrap_or_default().to_owned() })
 }
 
-/// Does what the person chose with the held evaluation that has this outcome; then asks again, or answers.
-fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult) {
+/// Does what the person chose with the held evaluation that has this outcome; then asks again, or answers. What has waited
+/// for the answer to the question comes after that.
+fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult, asking: Asking) {
     let (session, waiting) = (call.session().clone(), call.waiting());
     let job = match choice(result) {
         None => {
@@ -218,6 +227,7 @@ fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult) 
             return answer(call, before);
         }
         Some(Choice::Decline) => session.abort_held(move |result| {
+            drop(asking);
             before.notices.push(match result {
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
                 Err(error) => format!("The user chose no restart. {error}"),
@@ -226,6 +236,7 @@ fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult) 
         }),
         Some(Choice::Restart { number, values }) => {
             session.invoke_restart(&RestartDesignator::Number(number), &values, move |after| {
+                drop(asking);
                 followed(call, asked, before, number, after);
             })
         }
@@ -237,7 +248,7 @@ fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult) 
 fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: Result<Resumed, HoldError>) {
     let error = before.result.as_ref().err();
     let kind = error.map_or_else(String::new, |error| error.kind.clone());
-    let restart = usize::try_from(number).ok().and_then(|number| error?.restarts.get(number.checked_sub(1)?));
+    let restart = error.and_then(|error| error.restarts.iter().find(|restart| restart.number == number));
     let name = restart.map_or_else(String::new, |restart| restart.name.clone());
     let mut after = match after {
         Ok(Resumed::Outcome(outcome)) => outcome,

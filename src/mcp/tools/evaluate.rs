@@ -37,6 +37,11 @@ pub(super) fn tool() -> Tool {
                 "default": false,
                 "description": "Add a line with real, run and GC time and the bytes allocated.",
             },
+            "record-errors": {
+                "type": "boolean",
+                "default": false,
+                "description": "Also record the errors that the code handles itself (handler-case, ignore-errors, test frameworks), where they are signalled: the first of each kind and place, 20 at most. [notice] lists them with their identifiers, for get-backtrace and describe-last-error.",
+            },
             "on-error": {
                 "type": "string",
                 "enum": super::limits::on_error_names(),
@@ -51,12 +56,17 @@ pub(super) fn tool() -> Tool {
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let session = call.session().clone();
     let asked = Asked::new(&call.context, &arguments);
-    let mut arguments =
-        Arguments::new(NAME, &["code", "package", "timeout", "capture-time", "on-error"], 1, arguments)?;
+    let mut arguments = Arguments::new(
+        NAME,
+        &["code", "package", "timeout", "capture-time", "record-errors", "on-error"],
+        1,
+        arguments,
+    )?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
+    evaluation.record_errors = arguments.flag("record-errors")?;
     let on_error = super::limits::on_error(&mut arguments)?.unwrap_or(session.limits().on_error);
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;

@@ -109,6 +109,11 @@ fn all() -> Vec<Tool> {
     tools
 }
 
+/// How similar a name is, from 0 to 1, that may be what was meant.
+const NEAR: f64 = 0.8;
+/// Characters of a name that are compared.
+const LONG: usize = 100;
+
 /// Tools that may be called again when the image was lost before they answered.
 const REPEATABLE: [&str; 8] = [
     errors::DESCRIBE_NAME,
@@ -153,17 +158,28 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         symbol::NAME => symbol::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
-        unknown => {
-            let names: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
-            let reason = format!("There is no tool {}. There are: {}.", arguments::shown(unknown), names.join(", "));
-            Err(Fault::Protocol(ErrorData::invalid_params(reason, None)))
-        }
+        unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),
     };
     match step {
         Ok(Step::Later(work)) => work(call),
         Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(reply)),
         Err(fault) => call.answer(Err::<Reply, _>(fault)),
     }
+}
+
+/// What to say of a tool that there is not: near names, and all there are.
+fn no_such_tool(name: &str) -> String {
+    let all: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
+    let written: String = name.chars().take(LONG).collect::<String>().to_ascii_lowercase().replace('_', "-");
+    let mut near: Vec<_> = all
+        .iter()
+        .map(|known| (strsim::jaro_winkler(&written, known), known.as_ref()))
+        .filter(|(similarity, _)| *similarity > NEAR)
+        .collect();
+    near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
+    let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
+    format!("There is no tool {}.{near} There are: {}.", arguments::shown(name), all.join(", "))
 }
 
 /// A tool's definition. `properties` is a JSON object of schemas, one an argument.

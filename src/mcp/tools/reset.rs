@@ -3,7 +3,7 @@
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::{Arguments, Call, Fault, Reply, Step, ask, define, later};
 use crate::handover::line_of_job;
 
 pub(super) const NAME: &str = "reset-session";
@@ -38,14 +38,14 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
                 return answer(call, Vec::new());
             }
             // The next worker answers.
-            let inflight = call.context.inflight.clone();
+            let context = call.context.clone();
             call.leave();
             session.abandon();
-            inflight.withdraw_all(WITHDRAWN);
+            ask::withdraw(&context, WITHDRAWN);
             return worker.make_way(line, &session);
         }
         let ended = session.end_all();
-        call.context.inflight.withdraw_all(WITHDRAWN);
+        ask::withdraw(&call.context, WITHDRAWN);
         // Half a reset is worse than one that nobody waits for: it is not cancelled.
         session.reset(move |result| match result {
             Ok(()) => answer(call, ended),

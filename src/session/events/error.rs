@@ -9,6 +9,8 @@ use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValu
 const MAX_PARTS: usize = 100;
 /// Bytes of an error's frames, local variables, slots and restarts together.
 const MAX_RECORD: usize = 1 << 20;
+/// Bytes of one that the code handles.
+const MAX_SIGNALLED: usize = 100 << 10;
 /// Characters of the value of a local variable in a backtrace.
 const MAX_LOCAL: u64 = 200;
 
@@ -22,8 +24,7 @@ pub(crate) struct ErrorBuilder {
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
     slots_omitted: u64,
-    restarts: Vec<(String, ClippedBuffer)>,
-    restarts_omitted: u64,
+    restarts: Vec<(u64, String, ClippedBuffer)>,
     frames: Vec<FrameBuilder>,
     total_frames: u64,
     /// Bytes that there is room for.
@@ -53,12 +54,16 @@ impl ErrorBuilder {
             slots: Vec::new(),
             slots_omitted: 0,
             restarts: Vec::new(),
-            restarts_omitted: 0,
             frames: Vec::new(),
             total_frames: 0,
             left: MAX_RECORD,
             skips: false,
         }
+    }
+
+    /// One that the code may handle.
+    pub(crate) fn signalled(kind: String, limits: &Limits) -> Self {
+        Self { left: MAX_SIGNALLED, ..Self::new(kind, limits) }
     }
 
     /// Takes room for a part with this name, of which there are so many yet; `None` when there is none.
@@ -90,9 +95,8 @@ impl ErrorBuilder {
             restarts: self
                 .restarts
                 .into_iter()
-                .map(|(name, text)| Restart { name, description: whole(text) })
+                .map(|(number, name, text)| Restart { number, name, description: whole(text) })
                 .collect(),
-            restarts_omitted: self.restarts_omitted,
             frames: self
                 .frames
                 .into_iter()
@@ -143,12 +147,13 @@ impl ErrorBuilder {
                 self.message.push(text);
                 return self.message.enough();
             }
-            Event::Restart(name) => match self.part(self.restarts.len(), name) {
-                Some(name) => self.restarts.push((name, ClippedBuffer::new(limits.max_frame))),
-                None => self.restarts_omitted += 1,
-            },
+            Event::Restart(number, name) => {
+                if let Some(name) = self.part(self.restarts.len(), name) {
+                    self.restarts.push((number, name, ClippedBuffer::new(limits.max_frame)));
+                }
+            }
             Event::RestartText(text) => {
-                if let Some((_, description)) = self.restarts.last_mut().filter(|_| !self.skips) {
+                if let Some((.., description)) = self.restarts.last_mut().filter(|_| !self.skips) {
                     push_bounded(&mut self.left, description, text);
                     return description.enough();
                 }

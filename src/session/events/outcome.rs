@@ -17,6 +17,9 @@ const MAX_NOTICE: usize = 2_000;
 /// Values of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
+/// How many errors are kept that the code handles, should there be more than Lisp records.
+const SIGNALLED: usize = 100;
+
 /// How many errors are kept that others came after in the same evaluation.
 const SUPERSEDED: usize = 10;
 
@@ -53,6 +56,10 @@ pub(crate) struct OutcomeBuilder {
     error: Option<ErrorBuilder>,
     /// Errors before that one: cleanup forms failed in turn, or stopped the unwinding.
     superseded: Vec<ErrorBuilder>,
+    /// Errors where they were signalled, but for those that nothing handled; `None` if they are not recorded.
+    signalled: Option<Vec<Option<ErrorBuilder>>>,
+    /// How many of them there were before this evaluation was held and went on.
+    signalled_before: usize,
     timing: Option<Timing>,
     code: String,
     evaluation: u64,
@@ -84,8 +91,15 @@ impl OutcomeBuilder {
             value_left: limits.max_value,
             error: None,
             superseded: Vec::new(),
+            signalled: None,
+            signalled_before: 0,
             timing: None,
         }
+    }
+
+    /// Keeps the errors that the code handles, too.
+    pub(crate) fn record_errors(&mut self) {
+        self.signalled.get_or_insert_default();
     }
 
     /// An empty one for what this evaluation comes to when it goes on.
@@ -93,6 +107,10 @@ impl OutcomeBuilder {
         let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed();
+        if let Some(signalled) = &self.signalled {
+            builder.record_errors();
+            builder.signalled_before = self.signalled_before + signalled.len();
+        }
         builder
     }
 
@@ -155,6 +173,14 @@ impl OutcomeBuilder {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
+            Event::Unhandled(number) => {
+                let known = usize::try_from(number).ok().and_then(|number| number.checked_sub(self.signalled_before));
+                if let (Some(signalled), Some(known)) = (&mut self.signalled, known)
+                    && let Some(error) = signalled.get_mut(known)
+                {
+                    *error = None;
+                }
+            }
             Event::Stdout(text) => self.print(false, text),
             Event::Stderr(text) => self.print(true, text),
             Event::Warning(kind, line) => {
@@ -254,6 +280,31 @@ impl OutcomeBuilder {
     /// The last form that defined something.
     pub(crate) fn last_defined(&self) -> Option<&DefiningForm> {
         self.defined.last()
+    }
+
+    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
+        match event {
+            // What print methods print.
+            Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
+            Event::Error(kind) => {
+                if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < SIGNALLED) {
+                    signalled.push(Some(ErrorBuilder::signalled(name(kind), &self.limits)));
+                }
+            }
+            event => {
+                let error = self.signalled.as_mut().and_then(|signalled| signalled.last_mut()?.as_mut());
+                return error.is_some_and(|error| error.event(event, &self.limits));
+            }
+        }
+        false
+    }
+
+    /// Takes the errors that the code handled, in their order; `None` if they are not recorded.
+    pub(crate) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
+        let signalled = self.signalled.as_mut().map(std::mem::take)?;
+        let errors = signalled.into_iter().flatten();
+        Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
     }
 
     /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order.
