@@ -127,8 +127,11 @@ enum sbcl_event {
   SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
   SBCL_EVENT_UNHANDLED = 39,     /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
                                     job fails with it */
-  SBCL_EVENT_FOREGROUND = 40     /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
+  SBCL_EVENT_FOREGROUND = 40,    /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
                                     stays there; 0 if it has gone into the background */
+  SBCL_EVENT_RELIEF = 41         /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
+                                    lane: 1 if it is to pull from there, since what ran there goes on in the background;
+                                    0 if it is to end */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that

@@ -3,7 +3,7 @@
 (in-package "SBCL-HOST")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
-  "The thread of each lane but the background's, which are among **EVALUATION-THREADS**.")
+  "The threads of the lanes for inspection, control and signals; those that evaluate are **EVALUATION-THREADS**.")
 
 (defglobal **scratch** nil
   "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
@@ -94,7 +94,7 @@ thread that it runs in, and those that it made."
 
 (defun run-start-thread (job)
   "Do a :START-THREAD job."
-  (guarded (start-lane (job-flags job))
+  (guarded (start-lane (job-flags job) t)
       (failure)
     (unless (zerop (job-argument job))
       (event (job-argument job) (event-code :refused) 0
@@ -157,7 +157,7 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
   (let ((*spare-buffer* nil)
-        (*output* (when (member lane '(#.+evaluation-lane+ #.+background-lane+)) (make-output)))
+        (*output* (when (evaluates-p lane) (make-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts
@@ -173,28 +173,42 @@ ask for no thread run their functions here."
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
-(defun start-lane (lane)
-  "Start a thread of LANE. If the user's code ends it, another one takes its place."
+(defun evaluates-p (lane)
+  "True when the threads of LANE evaluate the user's code."
+  (or (eql lane +evaluation-lane+) (eql lane +background-lane+)))
+
+(defun run-lane-thread (lane relief)
+  "What a thread of LANE does. If the user's code ends it, another one takes its place. With RELIEF, it is to take over
+from another one, if that is still wanted."
+  (let ((ended nil)
+        (*leaving* nil))
+    (unwind-protect
+         (cond ((eql lane +signal-lane+) (await-signals))
+               ((and relief (eql lane +evaluation-lane+) (not (event 0 (event-code :relief))))
+                (setf ended t))
+               (t
+                ;; To the user's code the thread that evaluates in the foreground is the main one, as in SBCL's REPL.
+                (when (eql lane +evaluation-lane+)
+                  (setf sb-thread::*initial-thread* sb-thread:*current-thread*))
+                (run-lane lane)
+                (setf ended t)))
+      (when (evaluates-p lane)
+        (sb-ext:atomic-update **evaluation-threads**
+                              (lambda (threads) (remove sb-thread:*current-thread* threads))))
+      (unless (or ended *leaving*)
+        (start-lane lane)))))
+
+(defun start-lane (lane &optional relief)
+  "Start a thread of LANE, to take over from another one if RELIEF is true."
   (let ((thread (sb-thread::%make-thread (svref #("main thread" "inspection" "control" "signals" "background") lane)
-                                         nil (sb-thread:make-semaphore)))
-        (evaluates (member lane '(#.+evaluation-lane+ #.+background-lane+))))
-    (unless (eql lane +background-lane+)
-      (setf (svref **lane-threads** lane) thread))
-    (when evaluates
-      (sb-ext:atomic-push thread **evaluation-threads**))
-    ;; To the user's code the thread that evaluates in the foreground is the main one, as it is in SBCL's REPL.
-    (when (eql lane +evaluation-lane+)
+                                         nil (sb-thread:make-semaphore))))
+    (if (evaluates-p lane)
+        (sb-ext:atomic-push thread **evaluation-threads**)
+        (setf (svref **lane-threads** lane) thread))
+    ;; Before anything of the user's can ask for it.
+    (when (and (eql lane +evaluation-lane+) (not relief))
       (setf sb-thread::*initial-thread* thread))
-    (sb-thread::start-thread
-     thread
-     (lambda ()
-       (let ((ended nil)
-             (*leaving* nil))
-         (unwind-protect
-              (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
-                     (setf ended t))
-           (when evaluates
-             (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
-           (unless (or ended *leaving*)
-             (start-lane lane)))))
-     '())))
+    (handler-bind ((error (lambda (failure)
+                            (declare (ignore failure))
+                            (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))))
+      (sb-thread::start-thread thread #'run-lane-thread (list lane relief)))))

@@ -72,6 +72,8 @@ pub(crate) struct CrashReport {
     pub(crate) cause: String,
     /// An evaluation was running.
     pub(crate) in_flight: bool,
+    /// The numbers of the evaluations that were in the background.
+    pub(crate) background: Vec<u64>,
     /// What could be said of an evaluation that did not let itself be stopped.
     pub(crate) stuck: Option<Box<Outcome>>,
     /// Forms that took an image down as they were being restored; they are not tried again.

@@ -120,6 +120,7 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_FIELD_TEXT: Type = 38;
     pub const SBCL_EVENT_UNHANDLED: Type = 39;
     pub const SBCL_EVENT_FOREGROUND: Type = 40;
+    pub const SBCL_EVENT_RELIEF: Type = 41;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

@@ -174,9 +174,7 @@ impl Job {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
-            JobKind::StartThread { lane, instead } => {
-                (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), instead)
-            }
+            JobKind::StartThread { lane, instead } => (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), instead),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -302,6 +300,8 @@ pub(crate) enum Event<'a> {
     Refused(Text<'a>),
     /// This job unwinds the held evaluation.
     Released,
+    /// Asks whether this thread is to take over the evaluation lane.
+    Relief,
     /// Asks whether the evaluation is still in the foreground, and has it stay there.
     Foreground,
     /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
@@ -369,6 +369,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
             sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
+            sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
             _ => return None,
         })
     }

@@ -6,7 +6,7 @@
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
-use super::tools::Reply;
+use super::reply::Reply;
 use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 

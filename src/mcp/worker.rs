@@ -12,8 +12,8 @@ use crate::handover::{CrashReport, Entry, ErrorChange, Restored, WorkerInit};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
-use crate::session::recovery::{failed, in_background};
 use crate::session::observer::Observer;
+use crate::session::recovery::{failed, in_background};
 use crate::{Evaluation, Limits, Session, TimeLimit, report};
 
 /// How long restoring may take.
@@ -95,6 +95,9 @@ pub(super) fn take_over(
     {
         // The answer to what ran tells of it, unless that wants none any more.
         session.add_notice(error.message.text.clone());
+        if let Some(those) = in_background(crash.background.iter().copied()) {
+            session.add_notice(format!("{those} lost with its image."));
+        }
         if crash.in_flight {
             session.fail(&mut lost);
         }
@@ -296,6 +299,7 @@ mod tests {
         let crash = CrashReport {
             cause: "did not react to being interrupted and was ended".to_owned(),
             in_flight: true,
+            background: Vec::new(),
             stuck: Some(Box::new(stuck)),
             deadly: Vec::new(),
         };

@@ -13,9 +13,7 @@ use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
 use crate::image::{self, Interrupt, Item, Job, JobKind, Lane};
-use crate::outcome::{
-    DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription,
-};
+use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription};
 
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

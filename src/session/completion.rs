@@ -142,13 +142,7 @@ impl Inner {
 
     /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
     /// is given it.
-    fn evaluated_in_background(
-        &self,
-        board: &mut Board,
-        before: Earlier,
-        end: JobEnd,
-        outcome: &mut Outcome,
-    ) {
+    fn evaluated_in_background(&self, board: &mut Board, before: Earlier, end: JobEnd, outcome: &mut Outcome) {
         let delivered = board.evaluations.is_awaited(outcome.evaluation);
         let mut state = self.state.lock();
         self.record_earlier(&mut state, before);

@@ -316,7 +316,8 @@ impl Session {
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
         let board = self.0.board.lock();
-        let waits = board.evaluations.get(board.evaluations.by_job(job.0)).is_ok_and(|entry| entry.stage == Stage::Queued);
+        let waits =
+            board.evaluations.get(board.evaluations.by_job(job.0)).is_ok_and(|entry| entry.stage == Stage::Queued);
         let first = board.running.iter().find(|running| !running.is_background() && running.evaluates())?;
         let entry = board.evaluations.get(Some(first.evaluation)).ok()?;
         match entry.stage {
@@ -338,12 +339,7 @@ impl Session {
 }
 
 impl Inner {
-    fn when_over(
-        &self,
-        id: u64,
-        delivers: bool,
-        reply: Reply<Arc<Outcome>>,
-    ) -> Result<WaitId, EvaluationError> {
+    fn when_over(&self, id: u64, delivers: bool, reply: Reply<Arc<Outcome>>) -> Result<WaitId, EvaluationError> {
         let mut board = self.board.lock();
         let entry = board.evaluations.get(Some(id))?;
         if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {

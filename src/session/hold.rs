@@ -122,9 +122,7 @@ impl Session {
 }
 
 /// The reply of what never aborts.
-fn never_aborted(
-    reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-) -> Reply<Result<Resumed, HoldError>> {
+fn never_aborted(reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> Reply<Result<Resumed, HoldError>> {
     Box::new(|result| {
         reply(match result {
             Ok(Resumed::Outcome(outcome)) => Ok(outcome),

@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use super::Inner;
-use super::events::{ClippedBuffer, JobEnd};
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::RELEASE_TIMEOUT;
 use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
 use super::pending::PendingReply;
-use super::scheduler::{Next, Running};
+use super::scheduler::{Next, Place, Running};
 use crate::image::{Event, Host, Job, Lane};
-use crate::outcome::Outcome;
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
@@ -42,17 +41,6 @@ impl Host for Inner {
                     self.leave_board(board);
                     self.deliver([answer]);
                 }
-                Next::Left(id, reply) => {
-                    let outcome = self.left(board.find(id));
-                    if let Some(observer) = self.observer.get() {
-                        observer.in_background(&mut board.background_numbers());
-                        observer.ended(id);
-                    }
-                    self.leave_board(board);
-                    if let Some(outcome) = outcome {
-                        self.deliver([super::answer(reply, outcome)]);
-                    }
-                }
                 Next::Wait(until) => {
                     self.notify(board.take_changed());
                     match self.idle.get().filter(|_| lane == Lane::Evaluation) {
@@ -73,6 +61,20 @@ impl Host for Inner {
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         let mut board = self.board.lock();
+        if let Event::Relief = event {
+            let Some((id, reply)) = board.relieve() else { return false };
+            let outcome = board.find(id).and_then(|running| running.reply.outcome()).map(OutcomeBuilder::so_far);
+            if let Some(observer) = self.observer.get() {
+                observer.in_background(&mut board.background_numbers());
+                observer.ended(id);
+            }
+            self.leave_board(board);
+            self.deliver(outcome.map(|mut outcome| {
+                self.state.lock().tell(&mut outcome);
+                super::answer(reply, outcome)
+            }));
+            return true;
+        }
         if let Event::Done { success } = event {
             let Some(mut running) = board.take_running(job) else { return false };
             let end = match running.interrupted() {
@@ -112,6 +114,8 @@ impl Host for Inner {
                 running.holds = true;
                 running.unchanged = unchanged;
             }
+            // There is no thread that could take over.
+            Event::Refused(_) if matches!(running.place, Place::Leaving(_)) => running.place = Place::Foreground,
             Event::Refused(reason) => running.refused = Some(reason.to_owned()),
             Event::Released => {
                 let end = Instant::now() + RELEASE_TIMEOUT;
@@ -126,7 +130,7 @@ impl Host for Inner {
             Event::Foreground => {
                 // What ends before its call is answered is in the foreground.
                 if !running.is_background() {
-                    running.place = super::scheduler::Place::Foreground;
+                    running.place = Place::Foreground;
                     return true;
                 }
             }
@@ -185,13 +189,6 @@ impl Inner {
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {
             self.clock.arm(at);
         }
-    }
-
-    /// What is to be said of an evaluation that has left the foreground.
-    fn left(&self, running: Option<&mut Running>) -> Option<Outcome> {
-        let mut outcome = running?.reply.outcome()?.so_far();
-        self.state.lock().tell(&mut outcome);
-        Some(outcome)
     }
 
     /// Takes what comes from nothing that runs now.

@@ -36,7 +36,7 @@ pub(super) struct Interruption {
 }
 
 impl Interruption {
-    fn new(reason: Interrupt) -> Self {
+    pub(super) fn new(reason: Interrupt) -> Self {
         Self { reason, since: Instant::now(), collected_at: None }
     }
 }

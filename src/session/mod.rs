@@ -36,9 +36,9 @@ use error_state::ErrorState;
 use idle::Idle;
 use observer::Observer;
 use pending::PendingReply;
-use scheduler::{Board, Request};
 #[cfg(feature = "mcp")]
 pub(crate) use scheduler::MAX_BACKGROUND;
+use scheduler::{Board, Request};
 
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;

@@ -24,9 +24,8 @@ const ENDED: &str = "The evaluation that was running has been ended.";
 
 /// What a reset says of what it ends.
 fn said_of(board: &Board) -> Vec<String> {
-    let is_foreground = |running: &Running| {
-        running.lane == Lane::Evaluation && !matches!(running.reply, PendingReply::Nobody)
-    };
+    let is_foreground =
+        |running: &Running| running.lane == Lane::Evaluation && !matches!(running.reply, PendingReply::Nobody);
     let foreground = board.running.iter().any(is_foreground).then(|| ENDED.to_owned());
     let background = in_background(board.background_numbers()).map(|which| format!("{which} ended."));
     foreground.into_iter().chain(background).collect()
@@ -50,9 +49,9 @@ impl Inner {
     /// Takes out all that waits for a lane, as cancelled.
     fn end_waiting(&self, board: &mut Board, lane: Lane) -> Vec<Answer> {
         let requests = board.take_all(lane);
-        let ended = requests.into_iter().map(|request| {
-            self.finish(board, Running::new(request, lane, None), JobEnd::Withdrawn)
-        });
+        let ended = requests
+            .into_iter()
+            .map(|request| self.finish(board, Running::new(request, lane, None), JobEnd::Withdrawn));
         ended.collect()
     }
 }

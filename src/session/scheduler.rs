@@ -122,8 +122,6 @@ pub(super) enum Next {
     Run(Job),
     /// Ask again: this cannot be done, since nothing is held.
     Refuse(Request),
-    /// Ask again: this evaluation is in the background now, and this gets what there is of it.
-    Left(u64, Reply<Outcome>),
     /// Ask again when what is held is to be released, which this says why.
     Release(&'static str),
     /// Ask again when something changes, or it is this time.
@@ -187,18 +185,6 @@ impl Board {
     }
 
     fn next_evaluation(&mut self, now: Instant) -> Next {
-        if let Some(running) = self.running.iter_mut().find(|running| running.lane == Lane::Evaluation) {
-            return match std::mem::replace(&mut running.place, Place::Background) {
-                Place::Leaving(reply) => {
-                    running.lane = Lane::Background;
-                    Next::Left(running.id, reply)
-                }
-                place => {
-                    running.place = place;
-                    Next::End
-                }
-            };
-        }
         let first = self.first_evaluation();
         let concerns_held = first.map(|first| self.waiting[Lane::Evaluation as usize][first].job.kind.concerns_held());
         match (self.held_until, concerns_held) {
@@ -362,6 +348,22 @@ impl Board {
         self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation).chain(waiting)
     }
 
+    /// A thread is there to take over the foreground: the evaluation there goes on in the background, and this gets what
+    /// there is of it. `None` when there is none any more that is to leave.
+    pub(super) fn relieve(&mut self) -> Option<(u64, Reply<Outcome>)> {
+        let running = self.foreground()?;
+        match std::mem::replace(&mut running.place, Place::Background) {
+            Place::Leaving(reply) => {
+                running.lane = Lane::Background;
+                Some((running.id, reply))
+            }
+            place => {
+                running.place = place;
+                None
+            }
+        }
+    }
+
     /// Has an evaluation in the foreground leave that as soon as there is another thread for it. False when it is not
     /// there, or there are as many in the background as may be.
     pub(super) fn leave(&mut self, job: u64, reply: Reply<Outcome>) -> bool {
@@ -370,8 +372,162 @@ impl Board {
             return false;
         };
         running.place = Place::Leaving(reply);
-        let thread = JobKind::StartThread { lane: Lane::Evaluation, instead: 0 };
+        let thread = JobKind::StartThread { lane: Lane::Evaluation, instead: job };
         self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc as Shared;
+
+    use shuttle::sync::{Condvar, Mutex};
+    use shuttle::thread;
+
+    use super::super::limits::Interruption;
+    use super::*;
+    use crate::config::Limits;
+
+    const JOBS: u64 = 4;
+
+    /// A board as the session's threads use it, and how each job ended.
+    #[derive(Default)]
+    struct Model {
+        board: Mutex<Board>,
+        changed: Condvar,
+        ends: Mutex<Vec<(u64, End)>>,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum End {
+        Withdrawn,
+        Interrupted,
+        Done,
+    }
+
+    impl Model {
+        fn submit(&self, id: u64, background: bool) {
+            let mut board = self.board.lock().unwrap();
+            let number = board.evaluations.add(id, "code");
+            assert_eq!(number, id);
+            let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
+            let builder = Box::new(OutcomeBuilder::new(id, String::new(), Limits::default(), None));
+            let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
+            board.push(Lane::Evaluation, Request { background, ..Request::new(Job::empty(id, kind, id), None, reply) });
+            drop(board);
+            self.changed.notify_all();
+        }
+
+        /// What the session does to cancel: it withdraws what waits, or interrupts what runs. Nothing else is there but
+        /// what is over.
+        fn cancel(&self, id: u64) {
+            let mut board = self.board.lock().unwrap();
+            if board.take_waiting(id).is_some() {
+                self.ends.lock().unwrap().push((id, End::Withdrawn));
+            } else if let Some(running) = board.find(id) {
+                running.interruption = Some(Interruption::new(Interrupt::Cancel));
+            } else {
+                assert!(self.ends.lock().unwrap().iter().any(|(over, _)| *over == id), "{id} is nowhere");
+            }
+            drop(board);
+            self.changed.notify_all();
+        }
+
+        /// A thread of Lisp's, until nothing is left to do.
+        fn pull(self: &Shared<Self>, lane: Lane) {
+            loop {
+                let mut board = self.board.lock().unwrap();
+                let job = loop {
+                    let next = board.next(lane, Instant::now());
+                    match next {
+                        Next::Run(job) => break job,
+                        Next::Wait(_) => {
+                            if self.ends.lock().unwrap().len() as u64 == JOBS {
+                                return;
+                            }
+                            self.changed.notify_all();
+                            board = self.changed.wait(board).unwrap();
+                        }
+                        Next::End => return,
+                        Next::Refuse(_) | Next::Release(_) => unreachable!("nothing is held"),
+                    }
+                };
+                drop(board);
+                if let JobKind::StartThread { lane, .. } = job.kind {
+                    let model = self.clone();
+                    thread::spawn(move || {
+                        if lane == Lane::Background || model.board.lock().unwrap().relieve().is_some() {
+                            model.pull(lane);
+                        }
+                    });
+                    continue;
+                }
+                thread::yield_now();
+                let mut board = self.board.lock().unwrap();
+                let running = board.take_running(job.id).expect("it runs");
+                let foreground = board.running.iter().filter(|other| other.lane == Lane::Evaluation).count();
+                assert!(foreground <= 1 && board.background() <= MAX_BACKGROUND);
+                let end = if running.interruption.is_some() { End::Interrupted } else { End::Done };
+                self.ends.lock().unwrap().push((job.id, end));
+                let ends = running.is_background();
+                drop(board);
+                self.changed.notify_all();
+                if ends {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whatever is cancelled and sent to the background meanwhile, each job ends once, and none is cancelled in vain.
+    #[test]
+    fn a_job_waits_or_runs_or_is_over() {
+        shuttle::check_random(
+            || {
+                let model = Shared::new(Model::default());
+                let pullers = [Lane::Evaluation, Lane::Control].map(|lane| {
+                    let model = model.clone();
+                    thread::spawn(move || model.pull(lane))
+                });
+                let cancelling = model.clone();
+                for id in 1..=JOBS {
+                    model.submit(id, id % 2 == 0);
+                }
+                let canceller = thread::spawn(move || (1..JOBS).for_each(|id| cancelling.cancel(id)));
+                model.board.lock().unwrap().leave(3, Box::new(|_| ()));
+                model.changed.notify_all();
+                canceller.join().unwrap();
+                for puller in pullers {
+                    puller.join().unwrap();
+                }
+                let mut ends: Vec<_> = model.ends.lock().unwrap().iter().map(|(id, _)| *id).collect();
+                ends.sort_unstable();
+                assert_eq!(ends, (1..=JOBS).collect::<Vec<_>>());
+                assert_eq!(model.ends.lock().unwrap().iter().find(|(id, _)| *id == JOBS), Some(&(JOBS, End::Done)));
+            },
+            500,
+        );
+    }
+
+    /// The order of the numbers is that of beginning, in the background too.
+    #[test]
+    fn what_is_to_be_in_the_background_begins_in_its_turn() {
+        let mut board = Board::default();
+        let job = |id| Job::empty(id, JobKind::Reset, 0);
+        let now = Instant::now();
+        board.push(Lane::Evaluation, Request::new(job(1), None, PendingReply::Nobody));
+        let background = Request { background: true, ..Request::new(job(2), None, PendingReply::Nobody) };
+        board.push(Lane::Evaluation, background);
+        board.push(Lane::Evaluation, Request::new(job(3), None, PendingReply::Nobody));
+        assert!(matches!(board.next(Lane::Evaluation, now), Next::Run(Job { id: 1, .. })));
+        assert!(matches!(board.next(Lane::Background, now), Next::End));
+        board.take_running(1).unwrap();
+        // Another evaluation would begin; a reset waits for the one in the background.
+        assert!(matches!(board.next(Lane::Evaluation, now), Next::Wait(Some(_))));
+        assert!(matches!(board.next(Lane::Control, now), Next::Run(Job { kind: JobKind::StartThread { .. }, .. })));
+        assert!(matches!(board.next(Lane::Background, now), Next::Run(Job { id: 2, .. })));
+        assert!(board.take_running(2).unwrap().is_background());
+        assert!(matches!(board.next(Lane::Evaluation, now), Next::Run(Job { id: 3, .. })));
     }
 }

@@ -80,8 +80,8 @@ impl Watchdog {
         }
         // What wants no answer may wait for something that does before it is said to be done.
         let waits = (requests.first_awaited(), begun);
-        let idle = hears && !running && worker.status.get(Status::Asked) == 0;
-        let stalled = idle && waits.0.is_some() && waits == self.waits;
+        let busy = running || worker.status.get(Status::Asked) > 0 || !worker.status.background().is_empty();
+        let stalled = hears && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if found(&mut self.stalled, stalled) >= STALLED {
             return Some(Crash::new("no longer answered and was ended"));

@@ -8,7 +8,7 @@ use rmcp::model::{
 };
 
 use super::{Call, Fault, Reply, Step, ToolContext, later};
-use crate::mcp::server::Peer;
+use crate::mcp::peer::Peer;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{Asking, failed};
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Fault, Reply, ToolContext};
 use crate::Session;
-use crate::mcp::server::{Peer, fitted};
+use crate::mcp::peer::{Peer, fitted};
 use crate::mcp::structured;
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 

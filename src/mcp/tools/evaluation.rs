@@ -156,12 +156,7 @@ fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
 type Answer = Box<dyn FnOnce(Reply) + Send>;
 
 /// Answers a call when what `begin` waits for has come, or how far the evaluation is after `time`.
-fn wait(
-    call: Call,
-    id: u64,
-    time: Duration,
-    begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>,
-) {
+fn wait(call: Call, id: u64, time: Duration, begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>) {
     let (session, waiting) = (call.session().clone(), call.waiting());
     let call = call.shared();
     let first = call.clone();

@@ -9,7 +9,6 @@ mod errors;
 mod evaluate;
 mod evaluation;
 mod limits;
-mod reply;
 mod reset;
 mod symbol;
 
@@ -19,13 +18,13 @@ use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
 use crate::Session;
 use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
-pub(super) use reply::Reply;
 
 /// What the tools work with.
 #[derive(Debug)]

@@ -89,9 +89,7 @@ impl InspectionBuilder {
     }
 
     /// The answer of list-definitions, sorted.
-    pub(crate) fn definitions(
-        self,
-        end: JobEnd) -> Result<Definitions, InspectError> {
+    pub(crate) fn definitions(self, end: JobEnd) -> Result<Definitions, InspectError> {
         let mut more = 0;
         let mut shown: Vec<_> = self
             .check(end)?
@@ -119,9 +117,7 @@ impl InspectionBuilder {
     }
 
     /// The answer of describe-symbol.
-    pub(crate) fn symbol(
-        self,
-        end: JobEnd) -> Result<SymbolDescription, InspectError> {
+    pub(crate) fn symbol(self, end: JobEnd) -> Result<SymbolDescription, InspectError> {
         let mut roles: Vec<Role> = Vec::new();
         for (item, label, text) in self.check(end)? {
             match item {

@@ -335,7 +335,8 @@ impl OutcomeBuilder {
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
-                let error = self.error.take().unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
+                let error =
+                    self.error.take().unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
                 let message = || message_of(&error.kind, end, self.timeout);
                 let message = error.is_silent().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))

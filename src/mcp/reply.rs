@@ -8,7 +8,7 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
 /// What a tool has to say, as plain data. The text and the structured content are made of the same.
 #[derive(Debug)]
-pub(in crate::mcp) enum Reply {
+pub(super) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
     /// An error to describe, if there is one.
