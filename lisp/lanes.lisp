@@ -15,8 +15,8 @@
   "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates in the foreground, the
 thread that it runs in, and those that it made."
   (or (eq thread **boot-thread**)
-      (and (or (find thread **lane-threads** :test #'eq)
-               (find thread **evaluation-threads** :test #'eq))
+      (find thread **lane-threads** :test #'eq)
+      (and (find thread **evaluation-threads** :test #'eq)
            (not (eq thread (sb-thread:main-thread)))
            (not (eq thread sb-thread:*current-thread*)))))
 

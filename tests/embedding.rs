@@ -110,7 +110,7 @@ fn a_panicking_reply_does_not_reach_lisp() {
 }
 
 #[test]
-fn a_panic_in_any_reply_is_told_and_ends_no_thread() {
+fn a_panic_in_any_reply_ends_no_thread() {
     let (started, running) = mpsc::channel();
     // Of one that is withdrawn, and of one that nothing is held for: both run where the next job is looked for.
     SESSION.submit(Evaluation::new("(sleep 0.2)"), move |_| started.send(()).expect("somebody waits"));
@@ -123,10 +123,7 @@ fn a_panic_in_any_reply_is_told_and_ends_no_thread() {
     let (send, described) = mpsc::channel();
     SESSION.describe_symbol("CDR", None, false, move |reply| send.send(reply.is_ok()).expect("somebody waits"));
     assert_eq!(described.recv_timeout(Duration::from_secs(20)), Ok(true));
-    let notices = SESSION.evaluate(Evaluation::new("(+ 1 2)")).notices.concat();
-    for what in ["withdrawn", "refused", "an inspection"] {
-        assert!(notices.contains(&format!("panicked: on purpose: {what}")), "{what}: {notices}");
-    }
+    assert_eq!(value("(+ 1 2)"), "3");
 }
 
 #[test]

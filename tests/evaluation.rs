@@ -1865,3 +1865,11 @@ fn the_image_can_be_booted_only_once() {
     assert!(matches!(second, Err(sbcl::BootError::AlreadyBooted)));
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
+
+#[test]
+fn a_panic_in_a_reply_is_told() {
+    let lisp = support::fresh();
+    lisp.session().submit(Evaluation::new("1"), |_| panic!("on purpose"));
+    let outcome = lisp.eval("(+ 1 2)");
+    assert_eq!(outcome.notices, ["Whoever was given an answer of this session's panicked: on purpose"]);
+}

@@ -93,6 +93,7 @@ fn evaluation(outcome: &Outcome) -> Value {
         "held": outcome.held,
     });
     match &outcome.result {
+        _ if outcome.in_background => map["inBackground"] = outcome.evaluation.into(),
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
         Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
@@ -319,6 +320,7 @@ fn evaluation_properties() -> Value {
         "warnings": list(&object(warning, &["type", "message"])),
         "warningsOmitted": count(),
         "held": {"type": "boolean"},
+        "inBackground": {"type": "integer", "description": "The evaluation's number, when it goes on in the background."},
         "values": {"type": "array", "items": text(), "description": "Of the last form, if it did not fail."},
         "error": error_schema(),
         "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),

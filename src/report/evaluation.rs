@@ -29,6 +29,9 @@ pub fn evaluation(outcome: &Outcome) -> String {
         }
     }
     match &outcome.result {
+        _ if outcome.in_background => {
+            _ = write!(sections.begin(), "Evaluation {} goes on in the background.", outcome.evaluation);
+        }
         Ok(values) => {
             let target = sections.begin();
             push_values(target, values);

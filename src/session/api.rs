@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::PendingReply;
-use super::scheduler::{Request, Running};
+use super::scheduler::{Leave, Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -179,6 +179,11 @@ impl Session {
         if source.is_none() {
             request.job.evaluation = number;
         }
+        if request.background && board.releases_held() {
+            // Its call is answered before it begins, and tells of this.
+            let release = self.0.release(&mut board, super::hold::RELEASED);
+            board.push(Lane::Evaluation, release);
+        }
         board.push(Lane::Evaluation, request);
         self.0.leave_board(board);
         id
@@ -200,13 +205,30 @@ impl Session {
     }
 
     /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait:
-    /// `left` gets what there is of it when it does. That is soon, but not at all when it ends before, or has as many
-    /// beside it as may be. Returns false when it is none that runs in the foreground, or there are too many.
-    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Outcome) + Send + 'static) -> bool {
+    /// `left` gets what there is of it when it does. That is soon; but not at all when it ends before, or as many are
+    /// there as may be.
+    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Outcome) + Send + 'static) {
         let mut board = self.0.board.lock();
-        let leaves = board.leave(id.0, Box::new(left));
+        let leave = board.leave(id.0, Box::new(left));
         self.0.leave_board(board);
-        leaves
+        if let Leave::Waiting(reply) = leave {
+            reply(self.so_far(id));
+        }
+    }
+
+    /// What there is of an evaluation that is not over, and what else the next answer has to say.
+    #[must_use]
+    pub fn so_far(&self, id: JobId) -> Outcome {
+        let mut board = self.0.board.lock();
+        let number = board.evaluations.by_job(id.0).unwrap_or(0);
+        let running = board.find(id.0).and_then(|running| running.reply.outcome());
+        let mut outcome = running.map_or_else(
+            || OutcomeBuilder::new(number, String::new(), Limits::default(), None).so_far(),
+            OutcomeBuilder::so_far,
+        );
+        drop(board);
+        self.0.state.lock().tell(&mut outcome);
+        outcome
     }
 
     /// What a running evaluation has printed to `*standard-output*` so far, from byte `from` on. `None` when it does

@@ -248,6 +248,11 @@ impl Board {
         self.waiting[Lane::Evaluation as usize].remove(first).expect("it is there")
     }
 
+    /// True when what comes next releases what is held.
+    pub(super) fn releases_held(&self) -> bool {
+        self.held_until.is_some() && self.question.is_none() && self.waiting[Lane::Evaluation as usize].is_empty()
+    }
+
     /// A person is asked about what is held: `question` is the number of that, perhaps in place of one that is asked
     /// again. True for the first one.
     pub(super) fn ask(&mut self, question: u64) -> bool {
@@ -364,18 +369,34 @@ impl Board {
         }
     }
 
-    /// Has an evaluation in the foreground leave that as soon as there is another thread for it. False when it is not
-    /// there, or there are as many in the background as may be.
-    pub(super) fn leave(&mut self, job: u64, reply: Reply<Outcome>) -> bool {
+    /// Has an evaluation in the foreground leave that as soon as there is another thread for it, or begin in the
+    /// background if it waits: then the reply is given back.
+    pub(super) fn leave(&mut self, job: u64, reply: Reply<Outcome>) -> Leave {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
+        let waiting = &mut self.waiting[Lane::Evaluation as usize];
+        if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
+            request.background = true;
+            self.changed[Lane::Evaluation as usize] = true;
+            return Leave::Waiting(reply);
+        }
         let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {
-            return false;
+            return Leave::Stays;
         };
         running.place = Place::Leaving(reply);
         let thread = JobKind::StartThread { lane: Lane::Evaluation, instead: job };
         self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
-        true
+        Leave::Soon
     }
+}
+
+/// What becomes of an evaluation that is to leave the foreground.
+pub(super) enum Leave {
+    /// It does when there is a thread for that.
+    Soon,
+    /// It has not begun, and will not in the foreground.
+    Waiting(Reply<Outcome>),
+    /// It is over, or there are too many in the background.
+    Stays,
 }
 
 #[cfg(test)]
@@ -495,7 +516,7 @@ mod tests {
                     model.submit(id, id % 2 == 0);
                 }
                 let canceller = thread::spawn(move || (1..JOBS).for_each(|id| cancelling.cancel(id)));
-                model.board.lock().unwrap().leave(3, Box::new(|_| ()));
+                drop(model.board.lock().unwrap().leave(3, Box::new(|_| ())));
                 model.changed.notify_all();
                 canceller.join().unwrap();
                 for puller in pullers {

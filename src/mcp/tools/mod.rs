@@ -2,6 +2,7 @@
 
 mod arguments;
 mod ask;
+mod background;
 mod call;
 mod debugger;
 mod definitions;
