@@ -155,7 +155,9 @@ heap): there are only the system's frames between it and a foreign one. Else ret
 there are, and the last half of +ALL-FRAMES+ of them as a list of conses of frame pointer and return address."
   (declare (type (unsigned-byte 64) address))
   (let* ((size (floor +all-frames+ 2))
-         (ring (make-array size :initial-element nil))
+         ;; Nothing is allocated for a frame: there may be millions.
+         (callers (make-array size :element-type '(unsigned-byte 64)))
+         (return-addresses (make-array size :element-type '(unsigned-byte 64)))
          (end (min *boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
          (count 0))
     (declare (type index count))
@@ -164,12 +166,14 @@ there are, and the last half of +ALL-FRAMES+ of them as a list of conses of fram
             (return-address (sap-ref-word (int-sap address) 8)))
         (unless (and (< address caller end) (zerop (logand caller 7)))
           (return))
-        (setf (aref ring (mod count size)) (cons caller return-address)
+        (setf (aref callers (mod count size)) caller
+              (aref return-addresses (mod count size)) return-address
               address caller)
         (incf count)))
     (values count
             (loop for number from (max 0 (- count size)) below count
-                  collect (aref ring (mod number size))))))
+                  for place = (mod number size)
+                  collect (cons (aref callers place) (aref return-addresses place))))))
 
 (defun map-user-backtrace (map-backtrace function &rest options
                            &key (start 0) (from :debugger-frame) (count sb-debug:*backtrace-frame-count*))

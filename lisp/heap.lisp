@@ -20,6 +20,27 @@ most of it would be memory that was never touched before, which costs more to ge
         **nursery** (min +nursery+ **largest-nursery**)
         (sb-ext:bytes-consed-between-gcs) **nursery**))
 
+(defconstant +least-nursery+ (* 1024 1024)
+  "Bytes that are allocated between two collections at least, whatever the user sets: as many as in the smallest heap of
+SBCL's own (coreparse.c). With fewer, what handles an error collects at each turn, on what little is left of the stack.")
+
+(declaim (type (or null (unsigned-byte 62)) **asked-nursery**))
+(defglobal **asked-nursery** nil
+  "The bytes between two collections that the user has set, when they are fewer than +LEAST-NURSERY+; else NIL.")
+
+(defun read-nursery (read)
+  "What READ, SBCL's BYTES-CONSED-BETWEEN-GCS, does: return what was set."
+  (let ((bytes (funcall (the function read))))
+    (or (and (eql bytes +least-nursery+) **asked-nursery**)
+        bytes)))
+
+(defun set-nursery (set bytes)
+  "What SET, SBCL's (SETF BYTES-CONSED-BETWEEN-GCS), does with BYTES, or with +LEAST-NURSERY+ if that is more."
+  (let ((few (and (typep bytes 'index) (< bytes +least-nursery+))))
+    (funcall (the function set) (if few +least-nursery+ bytes))
+    (setf **asked-nursery** (and few bytes))
+    bytes))
+
 (defun grow-nursery (kept)
   "Have garbage collected as rarely as SBCL does once the last collection has left as much as +NURSERY+, KEPT bytes: what
 is kept would be copied too often. What the user sets stays."

@@ -43,14 +43,17 @@ those with near names that are accessible in PACKAGE."
   (let ((package (package-error-package condition))
         (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
-    (cond ((and (packagep package) (typep condition 'reader-error) (stringp (first arguments)))
-           ;; No such symbol there, or an internal one.
-           (suggestion (remove (format nil "~A:~A" (package-name package) (first arguments))
+    (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
+                (stringp (first arguments)))
+           ;; No such symbol there, or an internal one; or one that the package is locked against.
+           (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
                                                (eq :external
                                                    (nth-value 1 (find-symbol (symbol-name symbol) package)))))
                                :test #'string=)))
+             (multiple-value-bind (symbol internal) (find-symbol (first arguments) package)
+               (suggestion (if internal (adjoin (symbol-text symbol) near :test #'string=) near)))))
           ((and (typep package '(or string symbol character))
                 (not (find-package package))
                 (not (and (stringp control) (search "Did you mean" control))))

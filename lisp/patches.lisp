@@ -236,6 +236,12 @@ what it defines, and the name of its parameter that says which."
   (lambda (list-all-threads)
     (delete-if #'host-thread-p (funcall list-all-threads))))
 
+(define-patch sb-ext:bytes-consed-between-gcs ()
+  #'read-nursery)
+
+(define-patch (setf sb-ext:bytes-consed-between-gcs) (val)
+  #'set-nursery)
+
 (define-patch sb-kernel::post-gc ()
   #'watch-after-collection)
 

@@ -319,8 +319,8 @@ and true when one is."
   "How much of files, but for the last one, is kept in memory for the sake of one report.")
 
 (defvar *source-files* '()
-  "The files that have been looked into for this report: lists of namestring, write date, octets, and NIL or what SCAN-FILE
-came to last.")
+  "The files that have been looked into for this report: lists of namestring, write date, octets, NIL or what SCAN-FILE
+came to last, and NIL or what SCAN-START-POSITIONS came to.")
 (defvar *known-places* nil
   "What was found of locations for this report: a hash table from SB-DI:DEBUG-FUNs to lists of program counter and place;
 :NONE before there is any; NIL outside a report.")
@@ -352,7 +352,7 @@ has one; or NIL."
              (when *known-places*
                (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +report-octets+)
                  (setf *source-files* '()))
-               (push (list namestring date octets nil) *source-files*))
+               (push (list namestring date octets nil nil) *source-files*))
              (values octets date (and *known-places* (first *source-files*))))))))
 
 (defun balanced-p (text position)
@@ -500,6 +500,28 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
     (multiple-value-bind (path found) (path-of-number root (sb-di:code-location-form-number location))
       (and found (conses-at-path root path)))))
 
+(defun scan-start-positions (octets)
+  "Return a vector of where the top-level forms begin in OCTETS, as SBCL counts: each right after the one before it."
+  ;; A character for each octet: those of other characters are the constituents that they are a part of.
+  (let ((text (coerce (sb-ext:octets-to-string octets :external-format :latin-1) 'source-text))
+        (positions (list 0)))
+    (catch 'confused
+      (loop (push (nth-value 1 (scan-form text (first positions) 0)) positions)))
+    (coerce (nreverse positions) 'vector)))
+
+(defun start-positions (source namestring)
+  "Return a vector of where the top-level forms begin in the file NAMESTRING, native, in octets, or NIL. SOURCE, an
+SB-DI:DEBUG-SOURCE, has them, unless it is of a compiled file that is being loaded: there they come last."
+  (or (sb-di:debug-source-start-positions source)
+      (multiple-value-bind (octets date entry) (file-octets namestring)
+        (declare (ignore date))
+        (when octets
+          (or (and entry (fifth entry))
+              (let ((positions (scan-start-positions octets)))
+                (when entry
+                  (setf (fifth entry) positions))
+                positions))))))
+
 (defun find-location-place (location)
   "Return the place of LOCATION, as LOCATION-PLACE does."
   (let* ((source (sb-di:code-location-debug-source location))
@@ -511,11 +533,12 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
                                   (guarded (location-conses location) (failure) '()))))
           ((or (null file) (system-file-p file)) nil)
           (t
-           (let ((starts (sb-di:debug-source-start-positions source))
+           (let* ((namestring (sb-ext:native-namestring (parse-namestring file)))
+                 (starts (start-positions source namestring))
                  (number (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil))
                  (form (guarded (sb-di:code-location-form-number location) (failure) 0)))
              (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
-               (file-place (sb-ext:native-namestring (parse-namestring file))
+               (file-place namestring
                            (sb-di:debug-source-created source)
                            (start number) (and number (start (1+ number)))
                            (lambda (map) (position-of-number map form))
@@ -657,19 +680,23 @@ which was written at CREATED, or NIL when that is not known: then only if there 
 
 ;;; Files that are compiled or loaded
 
-(defun form-heading (text)
-  "Return what the form at the beginning of TEXT is called, as in (DEFUN F); or NIL."
-  (let ((start (catch 'confused (form-start text 0 0))))
+(defun form-heading (text &optional (position 0))
+  "Return what the form of TEXT at POSITION or after it is called, as in (DEFUN F) or (EVAL '(DEFUN F)); or NIL."
+  (let ((start (catch 'confused (form-start text position 0))))
     (when (and start (< start (length text)) (char= (schar text start) #\())
-      (let ((words (loop with position = (1+ start)
-                         repeat 2
-                         for begin = (catch 'confused (form-start text position 0))
-                         for end = (and begin (catch 'confused (token-end text begin)))
-                         while (and end (< begin end (+ begin 50)))
-                         collect (string-upcase (subseq text begin end))
-                         do (setf position end))))
+      (let* ((words (loop with position = (1+ start)
+                          repeat 2
+                          for begin = (catch 'confused (form-start text position 0))
+                          for end = (and begin (catch 'confused (token-end text begin)))
+                          while (and end (< begin end (+ begin 50)))
+                          collect (string-upcase (subseq text begin end))
+                          do (setf start (setf position end))))
+             (quote (and words (null (rest words)) (catch 'confused (form-start text start 0))))
+             (quoted (and quote (eql #\' (and (< quote (length text)) (schar text quote)))
+                          (eql #\( (and (< (1+ quote) (length text)) (schar text (1+ quote))))
+                          (form-heading text (1+ quote)))))
         (when words
-          (format nil "(~{~A~^ ~})" words))))))
+          (format nil "(~{~A~^ ~}~@[ '~A~])" words quoted))))))
 
 (defun unreadable-file-place (condition)
   "Return file, line, column and form, as WARNING-PLACE does, of CONDITION: a file cannot be read."
@@ -712,6 +739,22 @@ which was written at CREATED, or NIL when that is not known: then only if there 
       (when (nth-value 1 (path-of-one conses (evaluated-form evaluated)))
         (return (evaluated-place evaluated conses))))))
 
+(defconstant +searched-frames+ 100000
+  "Of how many frames it is looked whether they are the loader's.")
+
+(defun loader-frame ()
+  "Return the innermost frame of the loader, or the compiler, of files, or of a top-level form of a compiled file that is
+being loaded, if there is one."
+  (when (or *load-truename* *compile-file-truename*)
+    (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
+          repeat +searched-frames+
+          while frame
+          when (let ((function (sb-di:frame-debug-fun frame)))
+                 (or (eq :toplevel (sb-di:debug-fun-kind function))
+                     (member (sb-di:debug-fun-name function)
+                             '(sb-int:load-as-source sb-fasl::load-as-fasl sb-c::sub-compile-file))))
+            return frame)))
+
 (defun compiler-place ()
   "Return a list of what WARNING-PLACE returns of where the compiler is, or NIL."
   (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
@@ -723,6 +766,8 @@ which was written at CREATED, or NIL when that is not known: then only if there 
                          (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
                                      (sb-c::compiler-error-context-file-position context) nil
                                      (lambda (map) (position-at-path map path)))))
+                      ;; What a file has compiled is none of the submitted code.
+                      ((loader-frame) nil)
                       ((find #\Newline (the string *code*)) (submitted-place context)))))
     (and place
          (list (and (pathnamep file) (place-in place))
@@ -730,18 +775,31 @@ which was written at CREATED, or NIL when that is not known: then only if there 
                (place-column place)
                (context-heading context)))))
 
-(defun loading-place ()
-  "Return a list of what WARNING-PLACE returns of the top-level form of a source file that is being loaded (LOAD-AS-SOURCE
-in src/code/target-load.lisp) or compiled, or NIL."
+(defun source-file-place ()
+  "Return the place of the top-level form of a source file that is being loaded (LOAD-AS-SOURCE in
+src/code/target-load.lisp) or compiled, or NIL."
   (let* ((info (and (boundp 'sb-c::*source-info*) sb-c::*source-info*))
          (file (and info (sb-c::get-toplevelish-file-info info)))
          (name (and file (sb-c::file-info-pathname file)))
          (positions (and file (sb-c::file-info-positions file))))
     (when (and (pathnamep name) (plusp (length positions)))
-      (let ((place (file-place (sb-ext:native-namestring (merge-pathnames name)) nil
-                               (aref positions (1- (length positions))) nil #'form-position)))
-        (list (place-in place) (place-line place) (place-column place)
-              (and (place-text place) (form-heading (place-text place))))))))
+      (file-place (sb-ext:native-namestring (merge-pathnames name)) nil
+                  (aref positions (1- (length positions))) nil #'form-position))))
+
+(defun loading-place ()
+  "Return a list of what WARNING-PLACE returns of the top-level form of a file that is being loaded or compiled, or NIL."
+  (let* ((frame (loader-frame))
+         (place (and frame
+                     (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
+                       ((sb-int:load-as-source sb-c::sub-compile-file) (source-file-place))
+                       ;; Between two forms.
+                       (sb-fasl::load-as-fasl
+                        (and *load-truename*
+                             (make-place :in (shown-path (sb-ext:native-namestring *load-truename*)))))
+                       (t (location-place (sb-di:frame-code-location frame)))))))
+    (and place
+         (list (place-in place) (place-line place) (place-column place)
+               (and (place-text place) (form-heading (place-text place)))))))
 
 (defconstant +placed-warnings+ 300
   "How many warnings of an evaluation have their places looked for: more than are told.")

@@ -378,3 +378,8 @@ fn a_held_evaluation_goes_on_under_its_number() {
     );
     good(&mut server, "reset-session", json!({}));
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&["limits_belong_to_the_session", "numbers_are_never_used_again"]);
+}

@@ -226,7 +226,8 @@ fn what_waits_for_the_user_goes_on_when_nobody_answers() {
     assert!(server.outcome(first).1);
     let (text, is_error) = server.outcome(second);
     assert!(!is_error && text.contains("has been released") && text.ends_with("=> 3"), "{text}");
-    // So does a reset, at once.
+    // A reset ends it at once.
+    let mut server = asking(&json!({"elicitation": {}}));
     let first = ask(&mut server, CODE);
     let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
     let reset = server.post_call("reset-session", json!({}));
@@ -356,4 +357,9 @@ fn who_cannot_be_asked_again_debugs() {
     let mut server = Server::start();
     let (text, is_error) = outcome(&call(&mut server, &json!({}), CODE, Value::Null));
     assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+}
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
 }

@@ -1420,3 +1420,8 @@ fn markers_in_restarts_and_locals_are_escaped() {
     assert!(shown.contains("TRAP = \"[Debugger\\]\""), "{shown}");
     good(&mut server, "abort-evaluation", json!({}));
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&["what_code_in_a_frame_defines_is_kept_as_that_code"]);
+}

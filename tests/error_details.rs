@@ -408,3 +408,8 @@ fn break_on_signals_shows_the_place_of_the_signal() {
         assert!(frames.contains("0: (INNER 3)\n     at evaluation 1, line 2: (car v))"), "{frames}");
     }
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
+}

@@ -768,3 +768,8 @@ fn a_server_that_cannot_start_says_why() {
     assert_eq!(end.status.code(), Some(1));
     assert!(end.stderr.contains("heap"), "{}", end.stderr);
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
+}

@@ -293,6 +293,97 @@ fn what_a_files_top_level_form_signals_has_its_place() {
 }
 
 #[test]
+fn what_a_file_compiles_as_it_is_loaded_has_its_place() {
+    let mut server = Server::ready();
+    let path = directory("nested").join("n.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n; é\n(defun make-it ()\n  (compile nil '(lambda (x) x\n     (car 1 2))))\n\
+         (defparameter *made* (make-it))\n\n(progn\n  (eval '(defun evaluated (y)\n           (let ((z 1)) (+ \"a\" y)))))\n\
+         (eval '(defun again (z) 1))\n(warn \"loading\")\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    let expected = [
+        format!("CAR is called with two arguments, but wants exactly one. ({place}:6, in (DEFPARAMETER *MADE*))\n"),
+        format!("The variable Z is defined but never used. ({place}:"),
+        format!("Constant \"a\" conflicts with its asserted type NUMBER. ({place}:"),
+        format!("({place}:11, in (EVAL '(DEFUN AGAIN)))\n"),
+        format!("SIMPLE-WARNING: loading ({place}:12, in (WARN))"),
+    ];
+    for code in ["(load {})", "(load (compile-file {}))", "(list 1)\n(load {})", "(list 1)\n(load (compile-file {}))"] {
+        let text = server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        for warning in &expected {
+            assert!(text.contains(warning), "{code}: {warning}\n{text}");
+        }
+        let (_, warnings) = text.split_once("[warnings]\n").unwrap();
+        let (warnings, _) = warnings.split_once("\n\n=> ").unwrap();
+        for warning in warnings.lines() {
+            assert!(warning.contains(&format!(" ({place}:")), "{code}: {text}");
+        }
+    }
+    // What is not of the file is not said to be.
+    let text = server.evaluate("(list 1)\n(eval '(defun later (x) 1))");
+    assert!(text.contains("never used. (line 2)") || text.ends_with("never used.\n\n=> LATER"), "{text}");
+}
+
+#[test]
+fn an_error_while_a_file_is_loaded_names_file_line_and_form() {
+    let mut server = Server::ready();
+    let directory = directory("loading");
+    let path = directory.join("late.lisp");
+    std::fs::write(directory.join("late.asd"), "(defsystem \"late\" :components ((:file \"late\")))").unwrap();
+    server.evaluate(&format!("(asdf:load-asd {:?})", directory.join("late.asd")));
+    let place = shown(&path);
+    // The form that fails; the line that is told of a source file, and of a compiled one; and what the form is called.
+    for (form, source, compiled, heading) in [
+        ("(error \"at top\")", 4, 4, "(ERROR)"),
+        ("(let ((é (read-from-string \"nowhere\")))\n  (list é\n    (symbol-value é)))", 4, 6, "(LET)"),
+        ("(defvar *v*\n  (symbol-value 'unbound-here))", 4, 5, "(DEFVAR *V*)"),
+        ("(defun deep (x) (list (car x)))\n(progn\n  (list\n    (deep 5)))", 5, 7, "(PROGN)"),
+        ("#+no-such (error \"not this\")\n(no-such-function 5)", 5, 5, "(NO-SUCH-FUNCTION 5)"),
+    ] {
+        std::fs::write(&path, format!("(in-package :cl-user) ; ünïcödé\n\n#| (error |#\n{form}\n(print :after)\n"))
+            .unwrap();
+        for (code, line) in [
+            ("(load {})", source),
+            ("(load (compile-file {}))", compiled),
+            ("(progn {} (asdf:load-system \"late\" :force t))", compiled),
+        ] {
+            let text = fail(&mut server, &code.replace("{}", &format!("{path:?}")));
+            assert!(text.contains(&format!("\nIn {place}:{line}, in {heading}.\n")), "{code}: {form}\n{text}");
+            assert!(text.contains("[ERROR] ") && text.chars().count() < 1_500, "{code}: {form}\n{text}");
+            if line == compiled && code != "(load {})" {
+                let text = backtrace_of(&mut server);
+                let line = form.lines().nth(compiled - 4).unwrap().trim();
+                assert!(
+                    location(&text, "(\"top level form\")").ends_with(&format!(": {line}")),
+                    "{form}: {line}\n{text}"
+                );
+            }
+        }
+    }
+    // The innermost file counts, and none does once all are loaded.
+    let outer = directory.join("outer.lisp");
+    std::fs::write(&outer, format!("(in-package :cl-user)\n(load (compile-file {path:?}))\n")).unwrap();
+    let text = fail(&mut server, &format!("(load {outer:?})"));
+    assert!(text.contains(&format!("\nIn {place}:5, in (NO-SUCH-FUNCTION 5).\n")), "{text}");
+    std::fs::write(&path, "(in-package :cl-user)\n(defun fine () (error \"x\"))").unwrap();
+    std::fs::write(&outer, format!("(in-package :cl-user)\n(progn (load (compile-file {path:?}))\n (fine))\n"))
+        .unwrap();
+    let text = fail(&mut server, &format!("(load (compile-file {outer:?}))"));
+    assert!(text.contains(&format!("\nIn {}:3, in (PROGN).\n", shown(&outer))), "{text}");
+    assert!(!fail(&mut server, "(fine)").contains("\nIn "));
+    // The text of another version is not shown for it.
+    std::fs::write(&path, "(in-package :cl-user)\n\n(error \"old\")").unwrap();
+    set_age(&path, 50);
+    server.evaluate(&format!("(compile-file {path:?}) nil"));
+    std::fs::write(&path, "(in-package :cl-user)\n; changed\n\n(error \"new\")").unwrap();
+    let text = fail(&mut server, &format!("(load {:?})", path.with_extension("fasl")));
+    assert!(text.contains(&format!("\nIn {place} (changed since).\n")), "{text}");
+}
+
+#[test]
 fn errors_of_the_reader_have_line_and_column() {
     let mut server = Server::ready();
     for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
@@ -382,13 +473,22 @@ fn locals_come_once_in_the_order_of_the_code() {
 #[test]
 fn what_is_not_there_gets_near_names() {
     let mut server = Server::ready();
-    server.evaluate("(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ()) (defpackage :my-app)");
+    server.evaluate(
+        "(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ())
+                     (defpackage :my-app (:export #:public)) (intern \"INTERNAL\" :my-app)",
+    );
     for (code, hint) in [
         ("(frobnicat 1)", "Did you mean FROBNICATE?"),
         ("(list *setting*)", "Did you mean *SETTINGS*?"),
         ("(make-instance 'rectangel)", "Did you mean RECTANGLE?"),
         ("(in-package :my-ap)", "Did you mean MY-APP?"),
         ("(sb-ext:qiut)", "Did you mean QUIT?"),
+        ("(sb-ext::qiut)", "Did you mean QUIT?"),
+        ("cl::defunn", "Did you mean DEFUN?"),
+        ("(my-app:internal 1)", "Did you mean MY-APP::INTERNAL?"),
+        ("(my-app:publik 1)", "Did you mean MY-APP:PUBLIC?"),
+        ("(my-ap:public 1)", "Did you mean MY-APP?"),
+        ("(use-package :my-ap)", "Did you mean MY-APP?"),
     ] {
         let text = fail(&mut server, code);
         assert!(text.contains(&format!("\n{hint}\n\n[Backtrace]")), "{code}:\n{text}");
@@ -566,4 +666,9 @@ fn frame_locals_come_in_the_same_order() {
     assert!(text.1, "{text:?}");
     assert_eq!(good(&mut server, "frame-locals", json!({"frame": 1})), "Z = 1\nY = (1)\nA = ((1))");
     good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[]);
 }

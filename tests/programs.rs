@@ -145,3 +145,8 @@ fn this_program_is_no_sbcl_but_says_so() {
     let answer = server.evaluate(code);
     assert!(answer.contains("sbcl-mcp serves SBCL to MCP clients") && answer.ends_with(" 2)"), "{answer}");
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&["programs_of_earlier_evaluations_go_on"]);
+}

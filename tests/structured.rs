@@ -497,3 +497,8 @@ fn a_lost_image_answers_in_structure() {
     let lost = structured.evaluate(json!({"code": code}));
     assert_eq!(lost.content["error"]["type"], "IMAGE-LOST");
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&["a_lost_image_answers_in_structure"]);
+}

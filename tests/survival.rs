@@ -743,3 +743,17 @@ fn limits_have_a_range_and_hold() {
     session.goes_on("limits");
     session.finish();
 }
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    common::again_without_supervisor(&[
+        "a_heap_that_cannot_be_saved_is_told_of",
+        "an_evaluation_is_answered_whatever_interrupts_its_thread_as_it_ends",
+        "code_that_resists_being_interrupted_meets_its_time_limit",
+        "endless_output_and_huge_texts_are_cut_while_they_are_written",
+        "foreign_output_and_descriptors_do_not_reach_the_client",
+        "reset_repairs_what_makes_a_session_unusable",
+        "signals_that_mean_nothing_disturb_nothing",
+        "what_the_server_keeps_of_endless_output_is_little",
+    ]);
+}

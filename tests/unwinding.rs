@@ -102,7 +102,22 @@ fn plus_is_the_form_before_whether_it_failed_or_not() {
 #[test]
 fn garbage_collected_all_the_time_does_not_cost_the_image() {
     let lisp = fresh();
-    lisp.values("(defvar *before* (sb-ext:bytes-consed-between-gcs)) (setf (sb-ext:bytes-consed-between-gcs) 1)");
-    assert_eq!(lisp.error("(car (first (list 1)))").kind, "TYPE-ERROR");
+    lisp.values("(defvar *before* (sb-ext:bytes-consed-between-gcs)) (defun deep (n) (list (deep (1+ n))))");
+    for bytes in [1, 0, 4096] {
+        let set = format!("(setf (sb-ext:bytes-consed-between-gcs) {bytes})");
+        assert_eq!(lisp.value(&set), bytes.to_string());
+        for _ in 0..2 {
+            assert_eq!(lisp.error("(car (first (list 1)))").kind, "TYPE-ERROR");
+            assert_eq!(lisp.error("(deep 0)").kind, "SB-KERNEL::CONTROL-STACK-EXHAUSTED");
+        }
+        // What was set is what is read.
+        assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), bytes.to_string());
+    }
+    // As under bare SBCL, a value that is none is refused, and another one is taken as it is.
+    assert_eq!(lisp.error("(setf (sb-ext:bytes-consed-between-gcs) -1)").kind, "TYPE-ERROR");
+    assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), "4096");
+    lisp.values("(setf (sb-ext:bytes-consed-between-gcs) (* 1024 1024))");
+    assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), "1048576");
     lisp.values("(setf (sb-ext:bytes-consed-between-gcs) *before*)");
+    assert_eq!(lisp.value("(= *before* (sb-ext:bytes-consed-between-gcs))"), "T");
 }

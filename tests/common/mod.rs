@@ -18,6 +18,31 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_sbcl-mcp");
 
+/// The option of a server that is one process.
+const ALONE: &str = "--no-supervisor";
+/// Set where the servers of a suite's tests are.
+const ALONE_VARIABLE: &str = "SBCL_MCP_TEST_ALONE";
+
+/// True in the second run of a suite, whose servers have no supervisor.
+pub(crate) fn is_alone() -> bool {
+    std::env::var_os(ALONE_VARIABLE).is_some()
+}
+
+/// Runs all tests of this suite once more with servers that have no supervisor, but for the one that calls this and those
+/// that are about what only a supervisor does.
+pub(crate) fn again_without_supervisor(but: &[&str]) {
+    if is_alone() {
+        return;
+    }
+    let this = std::thread::current().name().expect("a test's thread has its name").to_owned();
+    let skipped = but.iter().copied().chain([this.as_str()]).flat_map(|name| ["--skip", name]);
+    let mut suite = Command::new(std::env::current_exe().expect("this program has a file"));
+    let output = suite.arg("--exact").args(skipped).env(ALONE_VARIABLE, "1").output().expect("this program starts");
+    // As the other tests' output: shown when it fails.
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "without a supervisor");
+}
+
 /// A server and what it said so far.
 pub(crate) struct Server {
     child: Child,
@@ -70,7 +95,12 @@ impl Server {
     }
 
     fn spawn(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
-        Self::spawn_command(Command::new(BINARY).args(arguments).envs(variables.iter().copied()))
+        let mut command = Command::new(BINARY);
+        command.args(arguments).envs(variables.iter().copied());
+        if is_alone() && !arguments.contains(&ALONE) {
+            command.arg(ALONE);
+        }
+        Self::spawn_command(&mut command)
     }
 
     fn spawn_command(command: &mut Command) -> Self {
