@@ -29,6 +29,13 @@ fn wait(server: &mut Server, id: u64) -> (String, bool) {
     evaluation(server, id, "wait")
 }
 
+/// Waits until an evaluation runs.
+fn await_running(server: &mut Server, id: u64) {
+    while !evaluation(server, id, "status").0.contains("running") {
+        std::thread::yield_now();
+    }
+}
+
 /// A semaphore that code in the background waits for.
 fn gate(server: &mut Server) {
     server.evaluate("(defvar *gate* (sb-thread:make-semaphore))");
@@ -62,7 +69,8 @@ fn the_call_waits_for_as_long_as_it_says() {
     assert_eq!(good(&mut server, "evaluate-lisp", foreground), "=> 21");
     assert_eq!(server.evaluate("(list (package-name *package*) *)"), "=> (\"P\" 21)");
     server.evaluate("(in-package :cl-user)");
-    let code = format!("(princ 'so-far) (terpri) (in-package :p) {}", PASS.replace("*gate*", "cl-user::*gate*"));
+    let code =
+        format!("(princ 'so-far) (terpri) (in-package :p) {} :passed", PASS.replace("*gate*", "cl-user::*gate*"));
     let text = good(&mut server, "evaluate-lisp", json!({"code": code, "wait": 0.3}));
     let id = number(&text);
     assert_eq!(text, format!("[stdout]\nSO-FAR\n\nEvaluation {id} goes on in the background."));
@@ -71,7 +79,7 @@ fn the_call_waits_for_as_long_as_it_says() {
         "=> (\"COMMON-LISP-USER\" \"main thread\")"
     );
     server.evaluate("(sb-thread:signal-semaphore *gate*)");
-    assert_eq!(wait(&mut server, id), ("[stdout]\nSO-FAR\n\n=> T".to_owned(), false));
+    assert_eq!(wait(&mut server, id), ("[stdout]\nSO-FAR\n\n=> :PASSED".to_owned(), false));
     // It has left none of its variables behind.
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"COMMON-LISP-USER\"");
 }
@@ -119,12 +127,13 @@ fn a_failure_is_history_at_once_and_the_error_state_once_it_is_delivered() {
 fn it_can_be_cancelled() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(unwind-protect (loop) (print 'cleaned))");
+    await_running(&mut server, id);
     let (text, is_error) = evaluation(&mut server, id, "cancel");
     assert!(!is_error && text.contains("failed") && text.contains("CANCELLED (E1)"), "{text}");
     server.goes_on();
     // A call that waits takes its evaluation with it.
     let call = server.post_call("evaluate-lisp", json!({"code": "(loop)", "wait": 60}));
-    while !evaluation(&mut server, id + 2, "status").0.contains("running") {}
+    await_running(&mut server, id + 2);
     server.notify("notifications/cancelled", json!({"requestId": call}));
     let (text, _) = wait(&mut server, id + 2);
     assert!(text.starts_with("[ERROR] CANCELLED"), "{text}");
@@ -160,7 +169,8 @@ fn a_reset_ends_them_with_a_word() {
         let mut server = Server::start_with(arguments);
         server.initialize("2025-06-18");
         let (first, second) = (begin(&mut server, "(loop)"), begin(&mut server, "(loop)"));
-        while !evaluation(&mut server, second, "status").0.contains("running") {}
+        await_running(&mut server, first);
+        await_running(&mut server, second);
         let text = good(&mut server, "reset-session", json!({}));
         let ended = format!("[notice]\nEvaluations {first} and {second}, in the background, have been ended.\n\n");
         assert_eq!(text, format!("{ended}Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER"));
@@ -174,7 +184,7 @@ fn a_reset_ends_them_with_a_word() {
 fn a_lost_image_says_which_were_lost() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(loop)");
-    while !evaluation(&mut server, id, "status").0.contains("running") {}
+    await_running(&mut server, id);
     let text = fail(&mut server, "(sb-posix:kill (sb-posix:getpid) 9)");
     assert!(text.contains("IMAGE-LOST"), "{text}");
     let text = server.evaluate("(+ 1 2)");
