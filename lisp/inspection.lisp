@@ -127,7 +127,9 @@ package of many symbols only those that NAME is the beginning of are compared wi
        (multiple-value-bind (lambda-list unknown) (lambda-list-of name)
          (unless (eq unknown t)
            (write-char #\Space stream)
-           (if lambda-list (print-lambda-list lambda-list stream) (write-string "()" stream))))))
+           (if lambda-list (print-lambda-list lambda-list stream) (write-string "()" stream)))))
+     (unless (or (eq kind :function) (and (symbolp name) (macro-function name)))
+       (write-string (if (compiler-macro-function name) " (compiler macro)" " (symbol macro)") stream)))
     (:variable
      (when (boundp name)
        (push-argument (symbol-value name) stream)))))
@@ -165,11 +167,22 @@ package of many symbols only those that NAME is the beginning of are compared wi
               append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-readers slot))
               append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-writers slot))))))
 
+(defun accesses-p (method name)
+  "True when all that METHOD of the function NAME does is to read or write a slot. Those of conditions are methods like any
+other."
+  (let ((class (first (last (sb-mop:method-specializers method)))))
+    (or (typep method 'sb-mop:standard-accessor-method)
+        (and (typep class 'sb-pcl::condition-class)
+             (find-if (lambda (slot)
+                        (or (member name (sb-mop:slot-definition-readers slot) :test #'equal)
+                            (member name (sb-mop:slot-definition-writers slot) :test #'equal)))
+                      (sb-mop:class-direct-slots class))))))
+
 (defun only-accesses-p (name)
   "True when all that the function NAME does is to read or write a slot."
   (let ((function (and (fboundp name) (fdefinition name))))
     (or (not (typep function 'generic-function))
-        (every (lambda (method) (typep method 'sb-mop:standard-accessor-method))
+        (every (lambda (method) (accesses-p method name))
                (sb-mop:generic-function-methods function)))))
 
 (defun print-class-definition (name accessors stream)
@@ -281,11 +294,19 @@ counted for each system."
 
 ;;; describe-symbol
 
+(defun bare-name (text)
+  "Return what is left of TEXT, as a user writes a name, without what says how that is meant: 'F, #'F and (SETF F) are F."
+  (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
+         (end (1- (length text))))
+    (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
+        (string-trim " " (subseq text 6 end))
+        text)))
+
 (defun locate-symbol (text package-name)
   "Find the symbol that TEXT means to a reader in the package named PACKAGE-NAME, or in *PACKAGE* when that is empty,
 without interning it. Return the symbol, whether there is one, the name and the package that were looked at. Signal a
 package error when there is no such package."
-  (let* ((text (string-trim '(#\Space #\Tab #\Newline #\') text))
+  (let* ((text (bare-name text))
          (colon (position #\: text))
          (package (cond ((null colon)
                          (if (string= package-name "")
@@ -310,12 +331,12 @@ package error when there is no such package."
   (when text
     (push-detail label (lambda (stream) (write-string text stream)))))
 
-(defun push-role (symbol role)
-  "Push that SYMBOL has ROLE, a string."
+(defun push-role (symbol role &optional setf)
+  "Push that SYMBOL, or (SETF SYMBOL) when SETF is true, has ROLE, a string."
   (push-item (item-code :role) ""
              (lambda (stream)
                (let ((package (symbol-package symbol)))
-                 (format stream "~A~A [~A]"
+                 (format stream "~:[~A~A~;(SETF ~A~A)~] [~A]" setf
                          (cond ((null package) "#:")
                                ((eq package (find-package "KEYWORD")) ":")
                                ((eq :external (nth-value 1 (find-symbol (symbol-name symbol) package)))
@@ -335,11 +356,18 @@ package error when there is no such package."
                    (failure)
                  nil)))
     (when place
-      (push-text-detail "Source" (written-place place))
-      (when *with-source*
-        (push-text-detail "Text"
-                          (let ((text (guarded (form-text (place-text place) (place-position place)) (failure) nil)))
-                            (if text (format nil "~%~A" text) "not available")))))))
+      (push-place place))))
+
+(defun place-form-text (place)
+  "Return the text of the form at PLACE, or NIL."
+  (guarded (form-text (place-text place) (place-position place)) (failure) nil))
+
+(defun push-place (place)
+  "Push PLACE, of a definition, and the text of it if that is asked for."
+  (push-text-detail "Source" (written-place place))
+  (when *with-source*
+    (push-text-detail "Text" (let ((text (place-form-text place)))
+                               (if text (format nil "~%~A" text) "not available")))))
 
 (defun push-documentation (name type)
   "Push NAME's documentation string of TYPE, if it has one."
@@ -377,15 +405,49 @@ package error when there is no such package."
                (lambda (method stream)
                  (format stream "~{~S ~}~S" (method-qualifiers method)
                          (sb-pcl::unparse-specializers generic-function (sb-mop:method-specializers method)))
-                 (let ((place (guarded (definition-place (sb-introspect:find-definition-source method)
-                                                         (symbol-name name))
-                                  (failure)
-                                nil)))
+                 (let* ((place (guarded (definition-place (sb-introspect:find-definition-source method)
+                                                          (symbol-name name))
+                                   (failure)
+                                 nil))
+                        (text (and place *with-source* (method-text place (symbol-name name)))))
                    (when place
-                     (format stream "  ~A" (written-place place))))))))
+                     (format stream "  ~A" (written-place place)))
+                   (when text
+                     (format stream "~%  ~A" (with-indented-lines text))))))))
+
+(defun method-text (place name)
+  "Return the text of the DEFMETHOD at PLACE, of a method of NAME, a string; or NIL when it is not sure to be that one's."
+  (let ((text (place-form-text place)))
+    (and text
+         (eql 10 (mismatch "(defmethod" text :test #'char-equal))
+         (guarded (eql 1 (count-definitions (place-text place) (place-position place) name)) (failure) nil)
+         text)))
+
+(defun with-indented-lines (text)
+  "Return TEXT with its lines but the first one indented by two more characters."
+  (with-output-to-string (stream)
+    (loop for character across text
+          do (write-char character stream)
+             (when (char= character #\Newline)
+               (write-string "  " stream)))))
+
+(defun all-slots (class)
+  "Return the slots of CLASS, its own first, as a list of conses of a slot's definition and the class that defines it."
+  (let ((slots '()))
+    (labels ((add (owner)
+               (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
+                 (pushnew (cons slot owner) slots
+                          :key (lambda (entry) (sb-mop:slot-definition-name (car entry))))))
+             (visit (class)
+               (add class)
+               (mapc #'visit (sb-mop:class-direct-superclasses class))))
+      (if (guarded (sb-mop:class-finalized-p class) (failure) nil)
+          (mapc #'add (sb-mop:class-precedence-list class))
+          (visit class)))
+    (nreverse slots)))
 
 (defun slot-description (class slot)
-  "Return a list of type, initargs and accessors of SLOT of CLASS."
+  "Return a list of type, initargs, accessors and other writers of SLOT of CLASS."
   (let* ((name (sb-mop:slot-definition-name slot))
          (part (and (typep class 'structure-class)
                     (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
@@ -393,16 +455,21 @@ package error when there is no such package."
     (list (sb-mop:slot-definition-type slot)
           (and (not part) (sb-mop:slot-definition-initargs slot))
           (if part
-              (list (sb-kernel:dsd-accessor-name part))
-              (sb-mop:slot-definition-readers slot)))))
+              (remove nil (list (sb-kernel:dsd-accessor-name part)))
+              (sb-mop:slot-definition-readers slot))
+          (and (not part)
+               (set-difference (sb-mop:slot-definition-writers slot)
+                               (mapcar (lambda (reader) `(setf ,reader)) (sb-mop:slot-definition-readers slot))
+                               :test #'equal)))))
 
-(defun print-slot (class slot stream)
-  "Print the line for SLOT of CLASS."
-  (destructuring-bind (type initargs accessors) (slot-description class slot)
-    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]"
+(defun print-slot (class slot owner stream)
+  "Print the line for SLOT of CLASS, which has it from OWNER, a class too."
+  (destructuring-bind (type initargs accessors writers) (slot-description class slot)
+    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, writer~{ ~S~}~]~@[, from ~S~]"
             (sb-mop:slot-definition-name slot)
             (if (eq type t) nil type)
-            initargs accessors)))
+            initargs accessors writers
+            (if (eq owner class) nil (class-name owner)))))
 
 (defun push-function-roles (symbol)
   "Push what SYMBOL means as an operator, and return true when it means something as one."
@@ -417,19 +484,36 @@ package error when there is no such package."
          (push-source symbol :macro)
          t)
         ((fboundp symbol)
-         (let ((generic (typep (fdefinition symbol) 'generic-function)))
-           (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION"))
-           (push-arglist symbol)
-           (let ((type (guarded (sb-introspect:function-type symbol) (failure) nil)))
-             (when (consp type)
-               (push-detail "Type" (lambda (stream)
-                                     (let ((*print-length* nil) (*print-level* nil)
-                                           (*package* (find-package "COMMON-LISP")))
-                                       (prin1 type stream))))))
-           (push-documentation symbol 'function)
-           (when generic
-             (push-methods (fdefinition symbol)))
-           (push-source symbol (if generic :generic-function :function))
+         (push-function symbol)
+         t)))
+
+(defun push-function (name &optional (symbol name) setf)
+  "Push what the function NAME is: SYMBOL, or (SETF SYMBOL) when SETF is true."
+  (let ((generic (typep (fdefinition name) 'generic-function)))
+    (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
+    (push-arglist name)
+    (let ((type (guarded (sb-introspect:function-type name) (failure) nil)))
+      (when (consp type)
+        (push-detail "Type" (lambda (stream)
+                              (let ((*print-length* nil) (*print-level* nil)
+                                    (*package* (find-package "COMMON-LISP")))
+                                (prin1 type stream))))))
+    (push-documentation name 'function)
+    (when generic
+      (push-methods (fdefinition name)))
+    (push-source name (if generic :generic-function :function))))
+
+(defun push-setf-role (symbol)
+  "Push what (SETF SYMBOL) means, unless SYMBOL is of the system's, and return true when it means something."
+  (let ((name (list 'setf symbol)))
+    (cond ((system-symbol-p symbol) nil)
+          ((fboundp name)
+           (push-function name symbol t)
+           t)
+          ((sb-int:info :setf :expander symbol)
+           (push-role symbol "SETF EXPANDER" t)
+           (push-documentation symbol 'setf)
+           (push-source symbol :setf-expander)
            t))))
 
 (defun push-variable-roles (symbol)
@@ -459,13 +543,13 @@ package error when there is no such package."
                                (structure-class "STRUCTURE CLASS")
                                (built-in-class "BUILT-IN CLASS")
                                (t "CLASS")))
-           (push-detail "Superclasses"
-                        (lambda (stream)
-                          (format stream "~{~S~^ ~}"
-                                  (mapcar #'class-name (sb-mop:class-direct-superclasses class)))))
-           (let ((slots (guarded (sb-mop:class-direct-slots class) (failure) '())))
+           (let ((superclasses (mapcar #'class-name (sb-mop:class-direct-superclasses class))))
+             (when superclasses
+               (push-detail "Superclasses" (lambda (stream) (format stream "~{~S~^ ~}" superclasses)))))
+           (let ((slots (guarded (all-slots class) (failure) '())))
              (when slots
-               (push-list "Slots" slots (lambda (slot stream) (print-slot class slot stream)))))
+               (push-list "Slots" slots
+                          (lambda (entry stream) (print-slot class (car entry) (cdr entry) stream)))))
            (let ((subclasses (remove nil (mapcar #'class-name (sb-mop:class-direct-subclasses class)))))
              (when subclasses
                (push-detail "Direct subclasses"
@@ -522,7 +606,7 @@ package error when there is no such package."
                      (failure)
                    nil)))
       (when place
-        (push-text-detail "Source" (written-place place))))))
+        (push-place place)))))
 
 (defun package-called (text)
   "Return the package that TEXT names as one writes it, or NIL."
@@ -544,6 +628,7 @@ WITH-SOURCE is true."
         (with-inspection-syntax ()
           (cond (found
                  (unless (some #'identity (list (push-function-roles symbol)
+                                                (push-setf-role symbol)
                                                 (push-variable-roles symbol)
                                                 (push-type-roles symbol)))
                    (cond (called (push-package-role called))

@@ -625,6 +625,28 @@ or NIL."
     (visit map 0)
     (and (not exactly) (definition-form-p map text) (not (names-all-p map text)) (first map))))
 
+(defun toplevel-map (text position)
+  "Return the map of the top-level form of TEXT that POSITION is in, or NIL."
+  (catch 'confused
+    (loop with start = 0
+          do (multiple-value-bind (map end) (scan-form text start 0)
+               (when (< position end)
+                 (return map))
+               (setf start end)))))
+
+(defun count-definitions (text position name)
+  "Return how many subforms of the top-level form of TEXT that POSITION is in look like definitions of NAME, a string."
+  (let ((map (toplevel-map text position))
+        (count 0))
+    (labels ((visit (form depth)
+               (when (and (consp form) (< depth 20))
+                 (when (defines-p form text name)
+                   (incf count))
+                 (dolist (element (rest form))
+                   (visit element (1+ depth))))))
+      (visit map 0))
+    count))
+
 (defun form-text (text position)
   "Return the text of the form of TEXT at POSITION, or NIL."
   (multiple-value-bind (map end) (map-form text position)

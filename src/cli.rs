@@ -1,5 +1,7 @@
 //! The command line.
 
+mod check;
+
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
@@ -79,6 +81,19 @@ enum Command {
         /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
+    },
+    /// Say what the reader would refuse in Lisp source, without evaluating it: parentheses, by what the indentation says
+    /// of where they went wrong, strings, comments, syntax; a line each, `file:line:column: message`. Exits with status 0
+    /// when the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a
+    /// file cannot be read or written.
+    Check {
+        /// Put parentheses, quotes and comment marks where the indentation suggests, if the reader then gets through: files
+        /// are changed in place, `-` is written to stdout. What is repaired counts as fine.
+        #[arg(long)]
+        fix: bool,
+        /// Files, directories with Lisp source in them, or `-` for stdin.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
     },
     /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
     #[command(hide = true)]
@@ -195,6 +210,12 @@ pub fn main() -> ! {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
             Command::Worker { serve, status_fd, scratch } => work(serve, stdio, status_fd, Scratch::inherited(scratch)),
+            Command::Check { fix, files } => {
+                check::run(&files, fix, stdio.input, stdio.output).unwrap_or_else(|reason| {
+                    say(&reason);
+                    EVAL_IMPOSSIBLE
+                })
+            }
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),

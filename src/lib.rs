@@ -25,6 +25,7 @@
 
 mod alarm;
 mod busy_poll;
+pub mod check;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

@@ -632,6 +632,70 @@ fn methods_and_slots_are_described() {
 }
 
 #[test]
+fn inherited_slots_writers_and_setf_functions_are_described() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defclass shape () ((name :initarg :name :accessor shape-name) (id :reader shape-id :writer set-id)))\n\
+         (defclass circle (shape) ((r :type real)))\n(defstruct base a)\n(defstruct (derived (:include base)) (b 1 :type fixnum))\n\
+         (define-condition failed (error) ((code :initarg :code :reader failed-code)))\n\
+         (defun side (x) x)\n(defun (setf side) (v x) (list v x))\n(defsetf edge set-edge)",
+    );
+    for (name, details) in [
+        (
+            "circle",
+            "\n  Slots: 3\n    R, type REAL\n    NAME, initarg :NAME, accessor SHAPE-NAME, from SHAPE\n    \
+             ID, accessor SHAPE-ID, writer SET-ID, from SHAPE\n",
+        ),
+        ("derived", "\n  Slots: 2\n    B, type FIXNUM, accessor DERIVED-B\n    A, accessor DERIVED-A, from BASE\n"),
+        ("failed", "\n  Slots: 1\n    CODE, initarg :CODE, accessor FAILED-CODE\n"),
+        ("side", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
+        ("(setf side)", "\n\n(SETF COMMON-LISP-USER::SIDE) [FUNCTION]\n  Arglist: (V X)\n"),
+        ("#'side", "COMMON-LISP-USER::SIDE [FUNCTION]\n  Arglist: (X)\n"),
+        ("edge", "(SETF COMMON-LISP-USER::EDGE) [SETF EXPANDER]"),
+    ] {
+        let text = good(&mut server, "describe-symbol", json!({"name": name}));
+        assert!(text.contains(details), "{name}: {text}");
+    }
+    // The system's own are as short as they are.
+    let text = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(text.starts_with("COMMON-LISP:CAR [FUNCTION]\n") && !text.contains("SETF"), "{text}");
+    assert!(!good(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
+    // A condition's accessors go with it, too; what is no macro function is said to be what it is.
+    server.evaluate("(define-symbol-macro here 1) (define-compiler-macro side (x) x)");
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
+    assert!(text.contains("[Macros]\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
+}
+
+#[test]
+fn the_text_of_methods_and_packages_can_be_had() {
+    let mut server = Server::ready();
+    let path = directory("methods").join("m.lisp");
+    std::fs::write(
+        &path,
+        "(in-package :cl-user)\n(defgeneric run (x) (:method ((x list)) x))\n\n(defmethod run ((x integer))\n  (list x))\n\
+         (progn\n  (defmethod run ((x string)) 1)\n  (defmethod run ((x symbol)) 2))\n",
+    )
+    .unwrap();
+    let place = shown(&path);
+    for code in ["(load {})", "(load (compile-file {}))"] {
+        server.evaluate(&code.replace("{}", &format!("{path:?}")));
+        let text = good(&mut server, "describe-symbol", json!({"name": "run", "source": true}));
+        let expected = format!("\n    (INTEGER)  {place}:4\n      (defmethod run ((x integer))\n        (list x))\n");
+        assert!(text.contains(&expected), "{text}");
+        // Which of two is meant cannot be told.
+        assert!(!text.contains("(defmethod run ((x string))"), "{text}");
+        assert!(text.ends_with("\n  Text:\n    (defgeneric run (x) (:method ((x list)) x))"), "{text}");
+        assert!(!good(&mut server, "describe-symbol", json!({"name": "run"})).contains("defmethod"));
+    }
+    server.evaluate("(defmethod alone ((x integer)) x)\n(defpackage :texts (:use :cl)\n  (:export #:a))");
+    let text = good(&mut server, "describe-symbol", json!({"name": "alone", "source": true}));
+    assert!(text.ends_with(", line 1\n      (defmethod alone ((x integer)) x)"), "{text}");
+    let text = good(&mut server, "describe-symbol", json!({"name": "texts", "source": true}));
+    assert!(text.ends_with("\n  Text:\n    (defpackage :texts (:use :cl)\n      (:export #:a))"), "{text}");
+}
+
+#[test]
 fn the_text_of_a_definition_can_be_had() {
     let mut server = Server::ready();
     server.evaluate(

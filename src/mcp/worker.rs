@@ -32,6 +32,8 @@ pub(super) struct Worker {
     driver: Arc<Driver>,
     through: u64,
     reset: Option<u64>,
+    /// The last image was lost, not replaced as somebody asked.
+    crashed: bool,
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
@@ -46,6 +48,10 @@ impl Worker {
     /// The outcome of such a job, which is an error like any other.
     pub(super) fn lost(&self, session: &Session) -> Outcome {
         let mut outcome = self.lost.clone();
+        if !self.crashed {
+            // It was asked for before the reset, which has cleared the error state.
+            return outcome;
+        }
         if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
             session.withdraw_notice(&error.message.text);
             if error.id > 0 {
@@ -102,7 +108,8 @@ pub(super) fn take_over(
             session.fail(&mut lost);
         }
     }
-    Worker { output, driver, through: init.through, reset: init.reset, lost, told: Arc::default() }
+    let crashed = init.crash.is_some();
+    Worker { output, driver, through: init.through, reset: init.reset, crashed, lost, told: Arc::default() }
 }
 
 /// How restoring went.
@@ -174,7 +181,7 @@ fn shortened(text: &str) -> String {
 fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     let Some(crash) = &init.crash else {
         let text = "The evaluation ended with its image, which reset-session has replaced.";
-        return failed("IMAGE-LOST", text.to_owned());
+        return failed("CANCELLED", text.to_owned());
     };
     let restored = restored(init, report, crash);
     let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));

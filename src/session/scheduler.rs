@@ -240,7 +240,7 @@ impl Board {
     fn first_evaluation(&self) -> Option<usize> {
         let asks = self.held_until.is_some() && self.question.is_some();
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
-        waiting.position(|request| !asks || request.job.kind.concerns_held())
+        waiting.position(|request| !asks || request.job.kind.concerns_held() || request.job.kind == JobKind::Reset)
     }
 
     fn pop_evaluation(&mut self) -> Request {

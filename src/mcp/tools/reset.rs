@@ -47,9 +47,13 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         let ended = session.end_all();
         ask::withdraw(&call.context, WITHDRAWN);
         // Half a reset is worse than one that nobody waits for: it is not cancelled.
-        session.reset(move |result| match result {
-            Ok(()) => answer(call, ended),
-            Err(error) => call.answer(Err::<Reply, _>(error)),
+        session.reset(move |result| {
+            // What had just failed may have asked since.
+            ask::withdraw(&call.context, WITHDRAWN);
+            match result {
+                Ok(()) => answer(call, ended),
+                Err(error) => call.answer(Err::<Reply, _>(error)),
+            }
         });
     })
 }

@@ -81,9 +81,22 @@ impl ErrorBuilder {
         self.message.is_blank()
     }
 
+    /// Whether it is that the reader found the submitted code not balanced: `push-reader-position` in lisp/hints.lisp and
+    /// SBCL's reader word it so.
+    fn is_unreadable(&self) -> bool {
+        let message = self.message.as_str();
+        self.kind == "END-OF-FILE" && message.contains("\nThe code ends at line ")
+            || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
+    }
+
     /// The whole of it, of evaluation number `evaluation` of `code`; with this message in place of its own, if there is
     /// one.
-    pub(crate) fn finish(self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
+    pub(crate) fn finish(mut self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
+        if self.is_unreadable()
+            && let Some(hint) = crate::check::hint(code)
+        {
+            self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
+        }
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),

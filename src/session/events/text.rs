@@ -39,6 +39,11 @@ impl ClippedBuffer {
         self.omitted += characters.count() as u64 + clipped.omitted;
     }
 
+    /// What is kept.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.text
+    }
+
     /// True when nothing but white space was written.
     pub(crate) fn is_blank(&self) -> bool {
         self.text.trim().is_empty() && self.omitted == 0
