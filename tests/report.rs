@@ -96,6 +96,7 @@ prop_compose! {
             }).collect(),
             warnings_omitted: 0,
             held: held && error.is_some(),
+            in_background: false,
             result: error.map_or(Ok(values), |error| Err(Arc::new(error))),
             timing: None,
             defined: Vec::new(),
@@ -165,6 +166,7 @@ proptest! {
             result: Ok(vec![Clipped::from(value)]),
             timing: None,
             held: false,
+            in_background: false,
             defined: Vec::new(),
             records: Vec::new(),
         };
@@ -239,6 +241,7 @@ fn the_marker_says_where_to_go_on() {
         result: Ok(Vec::new()),
         timing: None,
         held: false,
+        in_background: false,
         defined: Vec::new(),
         records: Vec::new(),
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definitions, Local, SymbolDescription};
+use crate::outcome::{Definitions, Local, Record, SymbolDescription};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -25,6 +25,12 @@ pub(super) enum Reply {
     Definitions(Definitions),
     /// What a symbol means.
     Symbol(SymbolDescription),
+    /// Symbols and packages that a search found.
+    Symbols(Vec<Record>),
+    /// What stands in some relation to a name.
+    References(Vec<Record>),
+    /// What a form expands to.
+    Expansion(Vec<Record>),
     /// How far an evaluation is.
     Status(Box<EvaluationStatus>),
     /// A page of what is kept of an evaluation.
@@ -66,6 +72,9 @@ impl Reply {
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions) => report::definitions(definitions, max),
             Self::Symbol(description) => report::symbol(description),
+            Self::Symbols(records) => report::symbols_found(records, max),
+            Self::References(records) => report::references_found(records, max),
+            Self::Expansion(records) => report::expansion(records),
             Self::Status(status) => report::evaluation_status(status),
             Self::Page(page) => report::evaluation_page(page),
             Self::NoEvaluations => EvaluationError::None.to_string(),
@@ -78,6 +87,7 @@ impl Reply {
     pub(super) fn is_error(&self) -> bool {
         match self {
             Self::Outcome(outcome) => outcome.is_error(),
+            Self::Expansion(records) => report::expansion_error(records).is_some(),
             Self::Refused(_) => true,
             _ => false,
         }

@@ -7,7 +7,9 @@ use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
 use super::reply::Reply;
-use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
+use crate::outcome::{
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+};
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
 /// The structured content of a reply whose text has at most `max` characters. Where there is nothing to tell of, the
@@ -33,6 +35,9 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         }),
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
+        Reply::Symbols(records) => symbols(records),
+        Reply::References(records) => references(records),
+        Reply::Expansion(records) => expansion(records, max),
         Reply::Status(known) => json!({"evaluation": status(known)}),
         Reply::Page(page) => json!({
             "page": {
@@ -219,6 +224,59 @@ fn role(role: &Role) -> Value {
     json!({"title": role.title, "details": details.collect::<Vec<_>>()})
 }
 
+/// These fields of a record, as far as it has them: by the property's name and the field's.
+fn properties(record: &Record, names: &[(&str, &str)]) -> Value {
+    let fields = names.iter().filter_map(|(property, name)| Some(((*property).to_owned(), record.text(name)?.into())));
+    Value::Object(fields.collect())
+}
+
+/// What one record of this kind says, or each of them.
+fn texts(records: &[Record], kind: &str) -> Vec<String> {
+    report::of_kind(records, kind).map(|record| report::field(record, "text").to_owned()).collect()
+}
+
+fn symbols(records: &[Record]) -> Value {
+    let fields =
+        [("name", "name"), ("kind", "kind"), ("lambdaList", "lambda-list"), ("documentation", "documentation")];
+    let symbols = report::of_kind(records, "symbol").map(|record| {
+        let mut map = properties(record, &fields);
+        map["exported"] = (record.number("exported") == Some(1)).into();
+        map
+    });
+    let mut map = json!({"symbols": symbols.collect::<Vec<_>>(), "more": report::more(records)});
+    if let Some(nothing) = texts(records, "nothing").pop() {
+        map["nothing"] = nothing.into();
+    }
+    map
+}
+
+fn references(records: &[Record]) -> Value {
+    let fields = [("name", "name"), ("where", "where"), ("code", "code"), ("how", "how")];
+    let references: Vec<_> = report::of_kind(records, "reference").map(|record| properties(record, &fields)).collect();
+    let mut map = json!({"references": references, "more": report::more(records), "notes": texts(records, "note")});
+    if let Some(relation) = report::of_kind(records, "relation").next() {
+        map["relation"] = report::field(relation, "name").into();
+    }
+    map
+}
+
+fn expansion(records: &[Record], max: usize) -> Value {
+    let steps = report::of_kind(records, "step").map(|step| {
+        let mut map = properties(step, &[("macro", "macro"), ("result", "result")]);
+        map["count"] = step.number("count").into();
+        map
+    });
+    let mut map = json!({"steps": steps.collect::<Vec<_>>(), "notes": texts(records, "note")});
+    let expansion = texts(records, "expansion").concat();
+    if !expansion.is_empty() {
+        map["expansion"] = report::cut(expansion, max).into();
+    }
+    if let Some(error) = report::expansion_error(records) {
+        map["error"] = properties(error, &[("type", "type"), ("message", "message"), ("while", "while")]);
+    }
+    map
+}
+
 fn limits(limits: &Limits) -> Value {
     json!({
         "timeout": limits.timeout.map_or(0.0, |timeout| timeout.as_secs_f64()),
@@ -262,6 +320,29 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             json!({"roles": list(&role), "notFound": text()})
+        }
+        "find-symbols" => {
+            let properties = json!({
+                "name": text(),
+                "kind": text(),
+                "lambdaList": text(),
+                "documentation": text(),
+                "exported": {"type": "boolean"},
+            });
+            let symbol = object(properties, &["name", "kind", "exported"]);
+            json!({"symbols": list(&symbol), "more": count(), "nothing": text()})
+        }
+        "find-references" => {
+            let properties = json!({"name": text(), "where": text(), "code": text(), "how": text()});
+            let reference = object(properties, &["name", "where"]);
+            json!({"relation": text(), "references": list(&reference), "more": count(), "notes": list(&text())})
+        }
+        "macroexpand" => {
+            let step =
+                object(json!({"macro": text(), "result": text(), "count": count()}), &["macro", "result", "count"]);
+            let error =
+                object(json!({"type": text(), "message": text(), "while": text()}), &["type", "message", "while"]);
+            json!({"steps": list(&step), "expansion": text(), "error": error, "notes": list(&text())})
         }
         "reset-session" => json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),
         "configure-limits" => json!({

@@ -6,6 +6,7 @@ mod errors;
 mod escape;
 mod evaluation;
 mod evaluations;
+mod finding;
 mod fit;
 mod frames;
 mod listings;
@@ -20,6 +21,9 @@ pub(crate) use errors::{signalled_error, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
+pub use finding::{expansion, references_found, symbols_found};
+#[cfg(feature = "mcp")]
+pub(crate) use finding::{expansion_error, field, more, of_kind};
 pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;

@@ -9,7 +9,10 @@ mod definitions;
 mod errors;
 mod evaluate;
 mod evaluation;
+mod find_references;
+mod find_symbols;
 mod limits;
+mod macroexpand;
 mod reset;
 mod symbol;
 
@@ -105,7 +108,9 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
+    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
+    tools.extend([reset::tool(), limits::tool()]);
     tools
 }
 
@@ -115,13 +120,15 @@ const NEAR: f64 = 0.8;
 const LONG: usize = 100;
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 8] = [
+const REPEATABLE: [&str; 10] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
     evaluation::NAME,
     definitions::NAME,
     symbol::NAME,
+    find_symbols::NAME,
+    find_references::NAME,
     reset::NAME,
     limits::NAME,
 ];
@@ -156,6 +163,9 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
         symbol::NAME => symbol::call(arguments),
+        find_symbols::NAME => find_symbols::call(arguments),
+        find_references::NAME => find_references::call(arguments),
+        macroexpand::NAME => macroexpand::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
         unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),
