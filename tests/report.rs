@@ -101,6 +101,7 @@ prop_compose! {
             timing: None,
             defined: Vec::new(),
             records: Vec::new(),
+            errors: Vec::new(),
         }
     }
 }
@@ -169,6 +170,7 @@ proptest! {
             in_background: false,
             defined: Vec::new(),
             records: Vec::new(),
+            errors: Vec::new(),
         };
         prop_assert_eq!(report::evaluation(&report::fitted(&outcome, 9_500)), report::evaluation(&outcome));
     }
@@ -244,6 +246,7 @@ fn the_marker_says_where_to_go_on() {
         in_background: false,
         defined: Vec::new(),
         records: Vec::new(),
+        errors: Vec::new(),
     };
     let max = usize::try_from(Limits::default().max_answer).unwrap();
     let text = report::evaluation(&report::fitted(&outcome, max));

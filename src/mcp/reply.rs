@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definitions, Local, Record, SymbolDescription};
+use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -11,6 +11,8 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 pub(super) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
+    /// What tests came to.
+    Tests(Box<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
     /// These frames of an error, if there is one.
@@ -65,6 +67,7 @@ impl Reply {
     fn whole_text(&self, max: usize) -> String {
         match self {
             Self::Outcome(outcome) => report::evaluation(outcome),
+            Self::Tests(outcome) => report::tests(outcome, max),
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
             Self::History(errors, older) => report::error_history(errors, *older, max),
@@ -96,6 +99,7 @@ impl Reply {
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
-        Self::Outcome(Box::new(outcome))
+        let tests = !outcome.is_error() && TestCounts::of(&outcome).is_some();
+        if tests { Self::Tests(Box::new(outcome)) } else { Self::Outcome(Box::new(outcome)) }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::reply::Reply;
 use crate::outcome::{
-    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
@@ -17,6 +17,7 @@ use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, r
 pub(super) fn content(reply: &Reply, max: usize) -> Value {
     match reply {
         Reply::Outcome(outcome) => evaluation(outcome),
+        Reply::Tests(outcome) => tests(outcome),
         Reply::Error(known) => {
             optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
         }
@@ -111,6 +112,55 @@ fn evaluation(outcome: &Outcome) -> Value {
         });
     }
     map
+}
+
+/// What tests came to, one record a test.
+fn tests(outcome: &Outcome) -> Value {
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    let mut map = evaluation(outcome);
+    map["passed"] = counts.passed.into();
+    map["failed"] = counts.failed.into();
+    map["errors"] = counts.errors.into();
+    map["skipped"] = counts.skipped.into();
+    map["seconds"] = seconds(counts.milliseconds);
+    let mut tests: Vec<Value> = Vec::new();
+    for record in &outcome.records {
+        match (record.kind.as_str(), tests.last_mut()) {
+            ("test", _) => {
+                let mut test = fields(record, &["name", "framework", "status", "message", "file", "line", "code"]);
+                test["seconds"] = seconds(record.number("milliseconds").unwrap_or(0));
+                test["checks"] = json!([]);
+                let error = record.number("error").and_then(|index| usize::try_from(index).ok());
+                if let Some(known) = error.and_then(|index| outcome.errors.get(index)) {
+                    test["error"] = summary(known);
+                }
+                tests.push(test);
+            }
+            ("check", Some(test)) => {
+                let check = fields(record, &["form", "expected", "actual", "message"]);
+                if let Some(checks) = test["checks"].as_array_mut() {
+                    checks.push(check);
+                }
+            }
+            _ => {}
+        }
+    }
+    map["tests"] = tests.into();
+    map
+}
+
+fn seconds(milliseconds: i64) -> Value {
+    // Some days at most: nothing is lost.
+    (milliseconds as f64 / 1000.0).into()
+}
+
+/// Those of the record's fields that it has.
+fn fields(record: &Record, names: &[&str]) -> Value {
+    let known = names.iter().filter_map(|name| {
+        let value = record.text(name).map(Value::from).or_else(|| record.number(name).map(Value::from))?;
+        Some(((*name).to_owned(), value))
+    });
+    Value::Object(known.collect())
 }
 
 fn warning(warning: &Warning) -> Value {
@@ -297,9 +347,10 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
             properties
         }
+        "run-tests" => tests_properties(),
         "evaluation" => {
             // As evaluate-lisp for one that was waited for.
-            let mut properties = evaluation_properties();
+            let mut properties = tests_properties();
             properties["evaluation"] = status_schema();
             properties["page"] = page_schema();
             properties
@@ -406,6 +457,32 @@ fn evaluation_properties() -> Value {
         "error": error_schema(),
         "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),
     })
+}
+
+/// Those of a run of tests, and of an evaluation.
+fn tests_properties() -> Value {
+    let status = json!({"type": "string", "enum": ["passed", "failed", "error", "skipped"]});
+    let error = object(summary_properties(), &["type", "message", "time"]);
+    let check = json!({"form": text(), "expected": text(), "actual": text(), "message": text()});
+    let test = json!({
+        "name": text(),
+        "framework": text(),
+        "status": status,
+        "message": text(),
+        "file": text(),
+        "line": count(),
+        "code": text(),
+        "seconds": {"type": "number"},
+        "checks": {"type": "array", "items": object(check, &[]), "description": "Those that failed, the first ones."},
+        "error": error,
+    });
+    let mut properties = evaluation_properties();
+    for name in ["passed", "failed", "errors", "skipped"] {
+        properties[name] = count();
+    }
+    properties["seconds"] = json!({"type": "number"});
+    properties["tests"] = list(&object(test, &["name", "framework", "status", "seconds", "checks"]));
+    properties
 }
 
 fn summary_properties() -> Value {

@@ -277,6 +277,7 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         in_background: outcome.in_background,
         defined: Vec::new(),
         records: outcome.records.clone(),
+        errors: outcome.errors.clone(),
     }
 }
 

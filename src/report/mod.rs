@@ -10,6 +10,7 @@ mod finding;
 mod fit;
 mod frames;
 mod listings;
+mod tests;
 
 use std::fmt::Write as _;
 
@@ -28,6 +29,7 @@ pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
+pub use tests::tests;
 
 pub use crate::outcome::DefinitionFilter;
 

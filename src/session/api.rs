@@ -171,7 +171,9 @@ impl Session {
         let mut board = self.0.board.lock();
         let number = if source.is_some() { 0 } else { self.0.number_evaluation(&mut board, job.id, &code) };
         let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
-        if record_errors {
+        if operation.is_some_and(|operation| operation.has_errors) {
+            builder.errors_are_records();
+        } else if record_errors {
             builder.record_errors();
         }
         let mut request = Request::new(job, timeout, PendingReply::Evaluation(builder, reply));

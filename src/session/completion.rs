@@ -12,7 +12,7 @@ use super::scheduler::{Board, Running};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
 use crate::image::Interrupt;
-use crate::outcome::{Clipped, ErrorRecord, Outcome};
+use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 
 /// What is said when local variables cannot be shown in time.
 const LOCALS_UNPRINTED: &str =
@@ -131,11 +131,11 @@ impl Inner {
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     fn evaluated(&self, before: Earlier, outcome: &mut Outcome) {
         let mut state = self.state.lock();
-        self.record_earlier(&mut state, before);
+        self.record_earlier(&mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
-        state.last_error = outcome.result.as_ref().err().cloned();
+        state.set_by(outcome);
         self.tell_observer(&state, outcome);
         state.tell(outcome);
     }
@@ -145,7 +145,7 @@ impl Inner {
     fn evaluated_in_background(&self, board: &mut Board, before: Earlier, end: JobEnd, outcome: &mut Outcome) {
         let delivered = board.evaluations.is_awaited(outcome.evaluation);
         let mut state = self.state.lock();
-        self.record_earlier(&mut state, before);
+        self.record_earlier(&mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
             state.record(error);
             // Who cancels it is told by the answer to that.
@@ -157,7 +157,7 @@ impl Inner {
             }
         }
         if delivered {
-            state.last_error = outcome.result.as_ref().err().cloned();
+            state.set_by(outcome);
         } else {
             board.evaluations.undelivered(outcome.evaluation);
         }
@@ -167,18 +167,25 @@ impl Inner {
     /// Sets the error state by the outcome of an evaluation in the background, which is delivered now.
     pub(super) fn delivered(&self, outcome: &Outcome) {
         let mut state = self.state.lock();
-        state.last_error = outcome.result.as_ref().err().cloned();
+        state.set_by(outcome);
         if let Some(observer) = self.observer.get() {
             observer.errors(None, state.last_error.as_ref());
         }
     }
 
     /// Puts the errors into the history that came before the one that an evaluation ended with.
-    fn record_earlier(&self, state: &mut ErrorState, Earlier { signalled, superseded }: Earlier) {
+    fn record_earlier(&self, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
+        let Earlier { signalled, superseded } = before;
         if let Some(errors) = signalled {
             self.record_signalled(state, errors);
         }
         self.record_superseded(state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        for error in &mut outcome.errors {
+            state.record(error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(error), state.last_error.as_ref());
+            }
+        }
     }
 
     /// Puts errors into the history that the code handled, and has the next answer list them.
@@ -263,6 +270,18 @@ fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answe
 }
 
 impl ErrorState {
+    /// Becomes what the outcome of an evaluation makes of it.
+    fn set_by(&mut self, outcome: &Outcome) {
+        self.last_error = match &outcome.result {
+            Err(error) => Some(error.clone()),
+            // Tests: the state is that of the first one that failed.
+            Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
+                outcome.errors.first().cloned().or_else(|| self.last_error.take())
+            }
+            Ok(_) => None,
+        };
+    }
+
     /// Adds what waited for the next answer.
     pub(super) fn tell(&mut self, outcome: &mut Outcome) {
         outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();

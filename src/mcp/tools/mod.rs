@@ -14,6 +14,7 @@ mod find_symbols;
 mod limits;
 mod macroexpand;
 mod reset;
+mod run_tests;
 mod symbol;
 
 use std::sync::Arc;
@@ -108,7 +109,7 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
     tools.extend([reset::tool(), limits::tool()]);
     tools
@@ -162,6 +163,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         | debugger::ABORT => debugger::call(&name, arguments),
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
+        run_tests::NAME => run_tests::call(arguments),
         symbol::NAME => symbol::call(arguments),
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),

@@ -60,6 +60,8 @@ pub(crate) struct OutcomeBuilder {
     signalled: Option<Vec<Option<ErrorBuilder>>>,
     /// How many of them there were before this evaluation was held and went on.
     signalled_before: usize,
+    /// The records name them.
+    errors_are_records: bool,
     timing: Option<Timing>,
     code: String,
     evaluation: u64,
@@ -93,6 +95,7 @@ impl OutcomeBuilder {
             superseded: Vec::new(),
             signalled: None,
             signalled_before: 0,
+            errors_are_records: false,
             timing: None,
         }
     }
@@ -100,6 +103,12 @@ impl OutcomeBuilder {
     /// Keeps the errors that the code handles, too.
     pub(crate) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
+    }
+
+    /// Keeps them for the records, which name them by their index.
+    pub(crate) fn errors_are_records(&mut self) {
+        self.record_errors();
+        self.errors_are_records = true;
     }
 
     /// An empty one for what this evaluation comes to when it goes on.
@@ -300,8 +309,12 @@ impl OutcomeBuilder {
         false
     }
 
-    /// Takes the errors that the code handled, in their order; `None` if they are not recorded.
+    /// Takes the errors that the code handled, in their order; `None` if they are not recorded, or are the records'.
     pub(crate) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
+        if self.errors_are_records { None } else { self.signalled_errors() }
+    }
+
+    fn signalled_errors(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
         let signalled = self.signalled.as_mut().map(std::mem::take)?;
         let errors = signalled.into_iter().flatten();
         Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
@@ -332,6 +345,7 @@ impl OutcomeBuilder {
 
     /// The outcome, once the job is over.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
+        let errors = if self.errors_are_records { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
@@ -370,6 +384,7 @@ impl OutcomeBuilder {
             held: false,
             defined: self.defined,
             records: self.records.records(),
+            errors,
         }
     }
 }
