@@ -26,6 +26,8 @@
 mod alarm;
 mod busy_poll;
 pub mod check;
+#[cfg(feature = "mcp")]
+mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

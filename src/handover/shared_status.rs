@@ -23,7 +23,7 @@ pub(crate) enum Status {
     Restoring,
     /// The number of the last line that was read.
     Heard,
-    /// How many questions a person is to answer.
+    /// How many answers wait for a person, or for another process.
     Asked,
     /// The number of the newest evaluation.
     Numbered,
@@ -60,6 +60,15 @@ impl SharedStatus {
         for place in BACKGROUND {
             self.0[place].store(evaluations.next().unwrap_or(0), Ordering::Release);
         }
+    }
+
+    /// Counts one more, or one less.
+    pub(crate) fn count(self, what: Status, more: bool) {
+        let number = &self.0[what as usize];
+        // Saturating: anything may have written to it.
+        let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            if more { count.checked_add(1) } else { count.checked_sub(1) }
+        });
     }
 
     /// Reads one.

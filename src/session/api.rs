@@ -242,6 +242,15 @@ impl Session {
         printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
+    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
+    /// [`output_so_far`](Self::output_so_far).
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let mut board = self.0.board.lock();
+        let text = board.find(id.0)?.reply.outcome()?.progress();
+        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
     /// The error that the last evaluation ended with; `None` once one has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
@@ -302,6 +311,39 @@ impl Session {
         let mut job = self.0.job(JobKind::Query, "", "");
         job.operation = utf32(&operation.to_string());
         self.inspect(job, PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
+    }
+
+    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query_in_order(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Evaluation, job, None, reply);
+    }
+
+    /// The name of the checkpoint that the image was booted from.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn image_name(&self) -> Option<String> {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
+        records.first()?.text("name").map(str::to_owned)
+    }
+
+    /// The number of the last evaluation.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluations_so_far(&self) -> u64 {
+        self.0.board.lock().evaluations.last()
+    }
+
+    /// True while something is evaluated, in the background too, or held.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn is_busy(&self) -> bool {
+        let board = self.0.board.lock();
+        board.held_until.is_some() || board.background() > 0 || board.running.iter().any(Running::evaluates)
     }
 
     fn inspect(&self, job: Job, reply: PendingReply) {

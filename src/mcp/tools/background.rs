@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Arguments, Call, Fault, Reply};
 use crate::session::operation::Operation;
-use crate::{Background, Evaluation, OnError, Outcome, Session};
+use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
 /// The longest that a call may wait, in seconds.
 const MAX_WAIT: f64 = 86_400.0;
@@ -51,21 +51,46 @@ pub(super) fn on_error(
     }
 }
 
+/// What a call evaluates.
+pub(super) struct Job {
+    evaluation: Evaluation,
+    operation: Option<Operation>,
+    /// What progress reports say.
+    reports: fn(&Session, JobId, usize) -> Option<String>,
+}
+
+impl Job {
+    /// Code, whose output is reported.
+    pub(super) fn new(evaluation: Evaluation) -> Self {
+        Self { evaluation, operation: None, reports: Session::output_so_far }
+    }
+
+    /// An operation.
+    pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
+        Self { operation: Some(operation), ..Self::new(evaluation) }
+    }
+
+    /// The same with other reports.
+    pub(super) fn reporting(self, reports: fn(&Session, JobId, usize) -> Option<String>) -> Self {
+        Self { reports, ..self }
+    }
+}
+
 /// Evaluates, and has `answer` answer the call with what that comes to, unless the call's patience ends before.
 pub(super) fn evaluate(
     call: Call,
-    mut evaluation: Evaluation,
-    operation: Option<&Operation>,
+    job: Job,
     patience: Option<Duration>,
     answer: impl FnOnce(Call, Outcome) + Send + 'static,
 ) {
+    let Job { mut evaluation, operation, reports } = job;
     let session = call.session().clone();
     if patience.is_some()
         && let Err(error) = session.check_background()
     {
         return call.answer(Err::<Reply, _>(error));
     }
-    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match operation {
+    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match &operation {
         Some(operation) => session.submit_operation(operation, evaluation, reply),
         None => session.submit(evaluation, reply),
     };
@@ -86,7 +111,7 @@ pub(super) fn evaluate(
         }
     };
     let job = submit(evaluation, Box::new(reply));
-    waiting.report_job(&session, job);
+    waiting.report_job(&session, job, reports);
     if let Some(time) = patience {
         let session = session.clone();
         waiting.after(time, move || {

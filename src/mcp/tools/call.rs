@@ -117,11 +117,16 @@ impl Waiting {
         }
     }
 
-    /// The same of an evaluation: what it prints, or what it waits for.
-    pub(super) fn report_job(&self, session: &Session, job: JobId) {
+    /// The same of an evaluation: what `reports` brings, or what it waits for.
+    pub(super) fn report_job(
+        &self,
+        session: &Session,
+        job: JobId,
+        reports: fn(&Session, JobId, usize) -> Option<String>,
+    ) {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
-            let printed = move |from| printing.output_so_far(job, from);
+            let printed = move |from| reports(&printing, job, from);
             self.inflight.report_progress(self.call, token.clone(), printed, move || {
                 let (first, time) = waiting.waits_behind(job)?;
                 Some(format!("waiting for evaluation {first}, which has run for {:.0} seconds", time.as_secs_f64()))

@@ -74,7 +74,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
     later(move |call| {
-        background::evaluate(call, evaluation, None, patience, move |call, outcome| {
+        background::evaluate(call, background::Job::new(evaluation), patience, move |call, outcome| {
             if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
         });
     })

@@ -116,7 +116,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
 
     let patience = background::patience(&mut arguments)?;
     later(move |call| {
-        background::evaluate(call, evaluation, Some(&operation), patience, |call, outcome| {
+        background::evaluate(call, background::Job::operation(evaluation, operation), patience, |call, outcome| {
             call.answer(Ok::<_, Fault>(outcome));
         });
     })

@@ -291,6 +291,12 @@ impl OutcomeBuilder {
         self.defined.last()
     }
 
+    /// What operations said so far of how far they are, in lines.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress(&self) -> String {
+        self.records.progress()
+    }
+
     /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
     pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
         match event {
