@@ -27,9 +27,11 @@ pub(crate) enum Status {
     Asked,
     /// The number of the newest evaluation.
     Numbered,
+    /// The job of the inspection lane that is being done; 0 for none.
+    Inspecting,
 }
 
-const COUNT: usize = 7;
+const COUNT: usize = 8;
 
 /// After them, the numbers of the evaluations in the background; 0 in place of one.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;

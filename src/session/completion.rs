@@ -11,7 +11,7 @@ use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
-use crate::image::Interrupt;
+use crate::image::{Interrupt, Lane};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 
 /// What is said when local variables cannot be shown in time.
@@ -37,6 +37,9 @@ impl Inner {
                 observer.in_background(&mut board.background_numbers());
             } else {
                 observer.ended(running.id);
+            }
+            if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {
+                observer.inspects(None);
             }
         }
         if let Some(builder) = running.unwinding {

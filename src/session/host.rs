@@ -21,10 +21,10 @@ impl Host for Inner {
             match board.next(lane, now) {
                 Next::Run(job) => {
                     self.begun(board.find(job.id), now);
-                    if lane == Lane::Background
-                        && let Some(observer) = self.observer.get()
-                    {
-                        observer.in_background(&mut board.background_numbers());
+                    match (lane, self.observer.get()) {
+                        (Lane::Background, Some(observer)) => observer.in_background(&mut board.background_numbers()),
+                        (Lane::Inspection, Some(observer)) => observer.inspects(Some(job.id)),
+                        _ => {}
                     }
                     self.leave_board(board);
                     return Some(job);

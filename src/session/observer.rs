@@ -19,6 +19,8 @@ pub(crate) trait Observer: Send + Sync {
     fn ended(&self, job: u64);
     /// These evaluations are in the background.
     fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>);
+    /// The inspection lane does this job, or none.
+    fn inspects(&self, job: Option<u64>);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
     /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.
