@@ -11,6 +11,7 @@ use super::history::History;
 use super::hold::RELEASED;
 use super::idle::Idle;
 use super::observer::Observer;
+use super::operation::Operation;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
 use super::{Answer, Inner, Reply, Session};
@@ -111,9 +112,9 @@ impl Session {
 
     /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
     /// of its own.
-    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation) -> Outcome {
+    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
         super::api::wait(|reply: Reply<Outcome>| {
-            self.submit_as(Some(source), evaluation, None, reply);
+            self.submit_as(Some(source), evaluation, operation, reply);
         })
     }
 
