@@ -520,9 +520,9 @@ package error when there is no such package."
   "How many entries or slots of a value are shown whose printed representation hides them.")
 
 (defun value-parts (value)
-  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none): entries
-of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called. NIL when it
-has none."
+  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none):
+entries of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called.
+NIL when it has none."
   (typecase value
     (hash-table
      (values (block entries
