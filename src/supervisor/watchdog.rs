@@ -8,7 +8,7 @@ use super::recovery::Crash;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::handover::shared_status::{Status, monotonic};
-use crate::session::restore::failed;
+use crate::session::recovery::failed;
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
 // well, or the machine busy.
@@ -23,7 +23,7 @@ const STOPPED: u32 = 10;
 const OVERDUE: u32 = 2;
 /// For what it began to say and does not finish.
 const UNFINISHED: u32 = 5;
-/// For restoring, whose own limit is 30 seconds.
+/// For one that is not ready: it boots, or a form that it restores goes on past its time.
 const UNREADY: u32 = 45;
 
 /// Looks at one worker.
@@ -61,7 +61,10 @@ impl Watchdog {
             *counter
         };
         if !worker.ready {
-            return (found(&mut self.unready, true) >= UNREADY).then(|| Crash::new("did not get ready and was ended"));
+            // While it restores, each form has its time.
+            let due = worker.status.get(Status::Due);
+            return (found(&mut self.unready, due < monotonic()) >= UNREADY)
+                .then(|| Crash::new("did not get ready and was ended"));
         }
         let (begun, due) = (worker.status.get(Status::Begun), worker.status.get(Status::Due));
         let running = begun > worker.status.get(Status::Ended);
@@ -80,8 +83,8 @@ impl Watchdog {
         }
         // What wants no answer may wait for something that does before it is said to be done.
         let waits = (requests.first_awaited(), begun);
-        let idle = hears && !running && worker.status.get(Status::Asked) == 0;
-        let stalled = idle && waits.0.is_some() && waits == self.waits;
+        let busy = running || worker.status.get(Status::Asked) > 0 || !worker.status.background().is_empty();
+        let stalled = hears && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if found(&mut self.stalled, stalled) >= STALLED {
             return Some(Crash::new("no longer answered and was ended"));
