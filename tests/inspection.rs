@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::time::Duration;
-
 use sbcl::outcome::{DefinitionKind, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
 use support::{Lisp, fresh};
