@@ -569,8 +569,8 @@ package error when there is no such package."
            (push-source symbol :type)
            t))))
 
-(defun push-not-found (name package)
-  "Push that PACKAGE has no symbol NAME, with near ones."
+(defun not-found-text (name package)
+  "Return text that says that PACKAGE has no symbol NAME, and who has, with near names."
   (let ((near (near-symbol-names name package #'symbolp))
         (packages (near-names name (package-names)))
         (elsewhere (let ((packages '()))
@@ -578,17 +578,17 @@ package error when there is no such package."
                        (when (eq :external (nth-value 1 (find-symbol name other)))
                          (pushnew (package-name (symbol-package (find-symbol name other))) packages
                                   :test #'string=))))))
-    (push-item (item-code :not-found) ""
-               (lambda (stream)
-                 (format stream "Symbol ~A not found in package ~A (nor in the packages it uses)."
-                         name (package-name package))
-                 (when elsewhere
-                   (format stream "~%Other packages have it: ~{~A~^, ~}."
-                           (subseq elsewhere 0 (min 5 (length elsewhere)))))
-                 (when near
-                   (format stream "~%Near names: ~{~A~^, ~}." near))
-                 (when packages
-                   (format stream "~%Packages of near names: ~{~A~^, ~}." packages))))))
+    (format nil "Symbol ~A not found in package ~A (nor in the packages it uses).~
+                 ~@[~%Other packages have it: ~{~A~^, ~}.~]~
+                 ~@[~%Near names: ~{~A~^, ~}.~]~
+                 ~@[~%Packages of near names: ~{~A~^, ~}.~]"
+            name (package-name package)
+            (subseq elsewhere 0 (min 5 (length elsewhere)))
+            near packages)))
+
+(defun push-not-found (name package)
+  "Push that PACKAGE has no symbol NAME, with near ones."
+  (push-item (item-code :not-found) "" (lambda (stream) (write-string (not-found-text name package) stream))))
 
 (defun push-package-role (package)
   "Push what PACKAGE is."

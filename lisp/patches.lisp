@@ -135,6 +135,12 @@ what it defines, and the name of its parameter that says which."
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
       (funcall (the function perform) operation component))))
 
+;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
+(define-patch sb-walker::convert-macro-to-lambda (llist body env name)
+  (lambda (convert &rest arguments)
+    (let ((*noting-steps* nil))
+      (apply (the function convert) arguments))))
+
 ;; SBCL itself holds on to it, and would fall back to a deleted package.
 (define-patch delete-package (package-designator)
   (lambda (delete-package package)

@@ -96,6 +96,30 @@ host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host
     (setf (text-stream-buffer stream) nil)
     :enough))
 
+(defun bounded-text (limit function)
+  "Return what FUNCTION, of a stream, prints, at most LIMIT characters of it; and what PUSH-TEXT returns."
+  (declare (type function function))
+  (let* ((parts '())
+         (left limit)
+         (result (let ((*text-sink* (lambda (string start end)
+                                      (let ((end (min end (+ start left))))
+                                        (decf left (- end start))
+                                        (push (subseq string start end) parts)
+                                        (zerop left)))))
+                   (push-text 0 function))))
+    (values (if (and parts (null (rest parts)))
+                (first parts)
+                (apply #'concatenate 'string (nreverse parts)))
+            result)))
+
+(defun printed (object limit)
+  "Return OBJECT as PRIN1 has it now, at most LIMIT characters and a mark where some are missing; what stands for it when it
+cannot be printed."
+  (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+    (cond ((null result) text)
+          ((eq result :enough) (concatenate 'string text "…"))
+          (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
+
 (defun push-unprintable (kind object)
   "Push the text that stands for OBJECT, which cannot be printed."
   (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))

@@ -12,7 +12,8 @@
                (:file "evaluation") (:file "source") (:file "definitions")
                (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
-               (:file "compiler") (:file "operations") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
+               (:file "compiler") (:file "operations") (:file "find-symbols") (:file "find-references")
+               (:file "macroexpand") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
                (:file "threads") (:file "lanes") (:file "tracing") (:file "profiling") (:file "contribs") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 

@@ -119,6 +119,27 @@ after its closing parenthesis."
                    (push element elements)
                    (setf position end))))))))
 
+(defvar *source-package* nil
+  "The package that the text is taken to have been read in, or NIL.")
+
+(defvar *values-read* '()
+  "The lists that #. has stood for so far in this form: SBCL numbers the conses of each once.")
+
+(defun scan-read-value (text position start)
+  "Return what represents what #. at START of TEXT stands for with the form at POSITION: START for an atom, as it is taken
+to be unless POSITION names a variable whose value is a list now, as with declarations that are kept in one."
+  (let* ((name (and (< position (length text)) (constituent-p (schar text position)) (token-name text position)))
+         (symbol (and name *source-package* (find-symbol name *source-package*)))
+         (value (and symbol (boundp symbol) (symbol-value symbol)))
+         (left 1000))
+    (labels ((represent (value)
+               (if (and (consp value) (ignore-errors (list-length value)) (plusp (decf left)))
+                   (cons start (mapcar #'represent value))
+                   start)))
+      (cond ((or (atom value) (member value *values-read* :test #'eq)) start)
+            (t (push value *values-read*)
+               (represent value))))))
+
 (defun scan-dispatching (text start depth)
   "Scan the form of TEXT that begins with # at START."
   (declare (type source-text text) (type index start depth))
@@ -132,8 +153,8 @@ after its closing parenthesis."
                (values (list start start form) end)))
         (#\( (values start (nth-value 1 (scan-elements text next depth))))
         ((#\: #\*) (values start (token-end text next)))
-        ;; What #. comes to is not known: an atom is likeliest.
-        ((#\. #\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
+        (#\. (values (scan-read-value text next start) (nth-value 1 (scan-form text next depth))))
+        ((#\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
         (#\= (scan-form text next depth))
         (#\# (values start next))
         (t (confused))))))
@@ -161,7 +182,8 @@ after its closing parenthesis."
 (defun map-form (text &optional (start 0))
   "Return what represents the first form of TEXT at START or after it, and where it ends; or NIL when its syntax is not
 understood."
-  (catch 'confused (scan-form text start 0)))
+  (let ((*values-read* '()))
+    (catch 'confused (scan-form text start 0))))
 
 (defun form-position (form)
   "Return where FORM, of a map, begins."
@@ -432,7 +454,8 @@ function is called that is meant, or NIL."
     (let ((in (shown-path namestring)))
       (cond ((null octets) (make-place :in in))
             ((and created (not (eql date created))) (changed-file-place namestring))
-            ((or (null start) (> start (length octets))) (make-place :in in))
+            ((null start) (make-place :in in))
+            ((> start (length octets)) (if created (changed-file-place namestring) (make-place :in in)))
             (t
              (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
@@ -494,17 +517,31 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
       (visit form '() 0)
       (values '() nil))))
 
-(defun location-conses (location)
-  "Return the conses, as CONSES-AT-PATH does, that lead to the form of LOCATION, in code that was evaluated."
-  (let ((root (sb-di::core-debug-source-form (sb-di:code-location-debug-source location))))
-    (multiple-value-bind (path found) (path-of-number root (sb-di:code-location-form-number location))
+(defun source-form-conses (source number)
+  "Return the conses, as CONSES-AT-PATH does, that lead to the form with NUMBER of SOURCE, an SB-DI:DEBUG-SOURCE of code
+that was evaluated."
+  (let ((root (sb-di::core-debug-source-form source)))
+    (multiple-value-bind (path found) (path-of-number root number)
       (and found (conses-at-path root path)))))
+
+(defun name-package (name)
+  "Return the package of the first symbol in NAME, of a function, that is not the system's; or NIL."
+  (typecase name
+    (null nil)
+    (symbol (let ((package (symbol-package name)))
+              (and package
+                   (not (eq package (find-package "COMMON-LISP")))
+                   (not (eq package (find-package "KEYWORD")))
+                   (not (eql 3 (mismatch "SB-" (package-name package))))
+                   package)))
+    (cons (or (name-package (car name)) (name-package (cdr name))))))
 
 (defun scan-start-positions (octets)
   "Return a vector of where the top-level forms begin in OCTETS, as SBCL counts: each right after the one before it."
   ;; A character for each octet: those of other characters are the constituents that they are a part of.
   (let ((text (coerce (sb-ext:octets-to-string octets :external-format :latin-1) 'source-text))
-        (positions (list 0)))
+        (positions (list 0))
+        (*source-package* nil))
     (catch 'confused
       (loop (push (nth-value 1 (scan-form text (first positions) 0)) positions)))
     (coerce (nreverse positions) 'vector)))
@@ -522,28 +559,38 @@ SB-DI:DEBUG-SOURCE, has them, unless it is of a compiled file that is being load
                   (setf (fifth entry) positions))
                 positions))))))
 
-(defun find-location-place (location)
-  "Return the place of LOCATION, as LOCATION-PLACE does."
-  (let* ((source (sb-di:code-location-debug-source location))
-         (file (sb-di:debug-source-namestring source))
-         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+(defun source-form-place (source toplevel number name)
+  "Return the place of the form with NUMBER in the top-level form TOPLEVEL, or NIL, of SOURCE, an SB-DI:DEBUG-SOURCE; NIL
+when it is SBCL's own or not known. NAME is what the function is called that it is in."
+  (let ((file (sb-di:debug-source-namestring source))
+        (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
+        (*source-package* (name-package name)))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
-                             (and (sb-di::core-debug-source-form source)
-                                  (guarded (location-conses location) (failure) '()))))
+                             ;; Where there is next to no debug information, there is no form.
+                             (and (typep source 'sb-c::core-debug-source)
+                                  (sb-di::core-debug-source-form source)
+                                  (guarded (source-form-conses source number) (failure) '()))))
           ((or (null file) (system-file-p file)) nil)
           (t
            (let* ((namestring (sb-ext:native-namestring (parse-namestring file)))
-                 (starts (start-positions source namestring))
-                 (number (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil))
-                 (form (guarded (sb-di:code-location-form-number location) (failure) 0)))
+                  (starts (start-positions source namestring)))
              (flet ((start (number) (and number starts (< number (length starts)) (aref starts number))))
                (file-place namestring
                            (sb-di:debug-source-created source)
-                           (start number) (and number (start (1+ number)))
-                           (lambda (map) (position-of-number map form))
-                           (let ((name (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))
-                             (and (symbolp name) (symbol-name name))))))))))
+                           (start toplevel) (and toplevel (start (1+ toplevel)))
+                           (lambda (map) (position-of-number map number))
+                           (and (symbolp name) (symbol-name name)))))))))
+
+(defun find-location-place (location)
+  "Return the place of LOCATION, as LOCATION-PLACE does."
+  (let* ((source (sb-di:code-location-debug-source location))
+         (file (sb-di:debug-source-namestring source)))
+    (unless (and file (system-file-p file))
+      (source-form-place source
+                         (guarded (sb-di:code-location-toplevel-form-offset location) (failure) nil)
+                         (guarded (sb-di:code-location-form-number location) (failure) 0)
+                         (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))))
 
 (defun location-place (location)
   "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or not known."

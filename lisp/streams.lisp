@@ -312,9 +312,15 @@ src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
   (fill 0 :type index)
   (column 0 :type index))
 
+(declaim (type (or null function) *text-sink*))
+(defvar *text-sink* nil
+  "A function that takes a string, a start and an end in place of the host, and returns as EVENT-TEXT does; or NIL.")
+
 (defun hand-over (stream string start end)
   "Push the characters of STRING from START below END."
-  (when (and (event-text *job-id* (text-stream-event-kind stream) 0 string start end)
+  (when (and (if *text-sink*
+                 (funcall *text-sink* string start end)
+                 (event-text *job-id* (text-stream-event-kind stream) 0 string start end))
              (text-stream-limited stream))
     (throw 'enough nil)))
 

@@ -122,7 +122,10 @@ pub enum InspectError {
         message: String,
     },
     /// It took too long: printing something of the session's does not end.
-    #[error("The inspection did not finish within {0} seconds: a print method of the session's may not end.")]
+    #[error(
+        "The inspection did not finish within {0} seconds: a print method or macro function of the \
+             session's may not end."
+    )]
     Timeout(u64),
 }
 

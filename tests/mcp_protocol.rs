@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 15] = [
+const TOOLS: [&str; 18] = [
     "evaluate-lisp",
     "describe-last-error",
     "get-backtrace",
@@ -25,6 +25,9 @@ const TOOLS: [&str; 15] = [
     "evaluation",
     "list-definitions",
     "describe-symbol",
+    "find-symbols",
+    "find-references",
+    "macroexpand",
     "reset-session",
     "configure-limits",
 ];

@@ -7,7 +7,9 @@ use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
 use super::tools::Reply;
-use crate::outcome::{Clipped, Definition, FormPosition, Frame, Local, LocalValue, Role, SymbolDescription, Warning};
+use crate::outcome::{
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+};
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
 /// The structured content of a reply whose text has at most `max` characters. Where there is nothing to tell of, the
@@ -15,6 +17,8 @@ use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, r
 pub(super) fn content(reply: &Reply, max: usize) -> Value {
     match reply {
         Reply::Outcome(outcome) => evaluation(outcome),
+        Reply::Calls(outcome) => calls(outcome),
+        Reply::Profile(outcome) => profile(outcome),
         Reply::Error(known) => {
             optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
         }
@@ -33,6 +37,9 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         }),
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
+        Reply::Symbols(records) => symbols(records),
+        Reply::References(records) => references(records),
+        Reply::Expansion(records) => expansion(records, max),
         Reply::Status(known) => json!({"evaluation": status(known)}),
         Reply::Page(page) => json!({
             "page": {
@@ -49,6 +56,41 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
     }
+}
+
+/// What an evaluation did, with the calls that were recorded.
+fn calls(outcome: &Outcome) -> Value {
+    let mut map = evaluation(outcome);
+    let calls = outcome.records.iter().filter(|record| record.kind == "call");
+    map["calls"] =
+        calls.map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"])).collect();
+    let trace = outcome.records.iter().find(|record| record.kind == "trace");
+    map["omittedCalls"] = trace.and_then(|trace| trace.number("omitted")).unwrap_or(0).into();
+    map
+}
+
+/// What an evaluation did, with the functions it was seen in.
+fn profile(outcome: &Outcome) -> Value {
+    let mut map = evaluation(outcome);
+    if let Some(profile) = outcome.records.iter().find(|record| record.kind == "profile") {
+        map["profile"] = fields(profile, &["mode", "samples", "threads", "milliseconds"]);
+    }
+    let functions = outcome.records.iter().filter(|record| record.kind == "function");
+    map["functions"] = functions.map(|function| fields(function, &["name", "place", "self", "total"])).collect();
+    map
+}
+
+/// These fields of a record, as far as it has them.
+fn fields(record: &Record, names: &[&str]) -> Value {
+    let mut map = json!({});
+    for name in names {
+        match (record.text(name), record.number(name)) {
+            (Some(text), _) => map[*name] = text.into(),
+            (None, Some(number)) => map[*name] = number.into(),
+            (None, None) => {}
+        }
+    }
+    map
 }
 
 /// An object with this property, if there is a value for it.
@@ -217,6 +259,59 @@ fn role(role: &Role) -> Value {
     json!({"title": role.title, "details": details.collect::<Vec<_>>()})
 }
 
+/// These fields of a record, as far as it has them: by the property's name and the field's.
+fn properties(record: &Record, names: &[(&str, &str)]) -> Value {
+    let fields = names.iter().filter_map(|(property, name)| Some(((*property).to_owned(), record.text(name)?.into())));
+    Value::Object(fields.collect())
+}
+
+/// What one record of this kind says, or each of them.
+fn texts(records: &[Record], kind: &str) -> Vec<String> {
+    report::of_kind(records, kind).map(|record| report::field(record, "text").to_owned()).collect()
+}
+
+fn symbols(records: &[Record]) -> Value {
+    let fields =
+        [("name", "name"), ("kind", "kind"), ("lambdaList", "lambda-list"), ("documentation", "documentation")];
+    let symbols = report::of_kind(records, "symbol").map(|record| {
+        let mut map = properties(record, &fields);
+        map["exported"] = (record.number("exported") == Some(1)).into();
+        map
+    });
+    let mut map = json!({"symbols": symbols.collect::<Vec<_>>(), "more": report::more(records)});
+    if let Some(nothing) = texts(records, "nothing").pop() {
+        map["nothing"] = nothing.into();
+    }
+    map
+}
+
+fn references(records: &[Record]) -> Value {
+    let fields = [("name", "name"), ("where", "where"), ("code", "code"), ("how", "how")];
+    let references: Vec<_> = report::of_kind(records, "reference").map(|record| properties(record, &fields)).collect();
+    let mut map = json!({"references": references, "more": report::more(records), "notes": texts(records, "note")});
+    if let Some(relation) = report::of_kind(records, "relation").next() {
+        map["relation"] = report::field(relation, "name").into();
+    }
+    map
+}
+
+fn expansion(records: &[Record], max: usize) -> Value {
+    let steps = report::of_kind(records, "step").map(|step| {
+        let mut map = properties(step, &[("macro", "macro"), ("result", "result")]);
+        map["count"] = step.number("count").into();
+        map
+    });
+    let mut map = json!({"steps": steps.collect::<Vec<_>>(), "notes": texts(records, "note")});
+    let expansion = texts(records, "expansion").concat();
+    if !expansion.is_empty() {
+        map["expansion"] = report::cut(expansion, max).into();
+    }
+    if let Some(error) = report::expansion_error(records) {
+        map["error"] = properties(error, &[("type", "type"), ("message", "message"), ("while", "while")]);
+    }
+    map
+}
+
 fn limits(limits: &Limits) -> Value {
     json!({
         "timeout": limits.timeout.map_or(0.0, |timeout| timeout.as_secs_f64()),
@@ -231,6 +326,30 @@ fn limits(limits: &Limits) -> Value {
 pub(super) fn schema(tool: &str) -> Option<JsonObject> {
     let mut properties = match tool {
         "evaluate-lisp" | "eval-in-frame" | "return-from-frame" | "restart-frame" => evaluation_properties(),
+        "trace-calls" => {
+            let ends = json!({"type": "string", "enum": ["returned", "failed", "left", "running"]});
+            let call = json!({
+                "depth": count(),
+                "text": text(),
+                "end": ends,
+                "result": text(),
+                "nanoseconds": count(),
+                "deeper": count(),
+                "thread": text(),
+            });
+            let mut properties = evaluation_properties();
+            properties["calls"] = list(&object(call, &["depth", "text", "end"]));
+            properties["omittedCalls"] = count();
+            properties
+        }
+        "profile" => {
+            let profile = json!({"mode": text(), "samples": count(), "threads": count(), "milliseconds": count()});
+            let function = json!({"name": text(), "place": text(), "self": count(), "total": count()});
+            let mut properties = evaluation_properties();
+            properties["profile"] = object(profile, &["samples"]);
+            properties["functions"] = list(&object(function, &["name", "self", "total"]));
+            properties
+        }
         "invoke-restart" => {
             let mut properties = evaluation_properties();
             properties["aborted"] =
@@ -260,6 +379,29 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             json!({"roles": list(&role), "notFound": text()})
+        }
+        "find-symbols" => {
+            let properties = json!({
+                "name": text(),
+                "kind": text(),
+                "lambdaList": text(),
+                "documentation": text(),
+                "exported": {"type": "boolean"},
+            });
+            let symbol = object(properties, &["name", "kind", "exported"]);
+            json!({"symbols": list(&symbol), "more": count(), "nothing": text()})
+        }
+        "find-references" => {
+            let properties = json!({"name": text(), "where": text(), "code": text(), "how": text()});
+            let reference = object(properties, &["name", "where"]);
+            json!({"relation": text(), "references": list(&reference), "more": count(), "notes": list(&text())})
+        }
+        "macroexpand" => {
+            let step =
+                object(json!({"macro": text(), "result": text(), "count": count()}), &["macro", "result", "count"]);
+            let error =
+                object(json!({"type": text(), "message": text(), "while": text()}), &["type", "message", "while"]);
+            json!({"steps": list(&step), "expansion": text(), "error": error, "notes": list(&text())})
         }
         "reset-session" => json!({"reset": {"type": "boolean"}, "package": text(), "notices": list(&text())}),
         "configure-limits" => json!({

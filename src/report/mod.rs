@@ -2,10 +2,13 @@
 //!
 //! Pure functions. Text that comes from Lisp is escaped wherever it could pass for one of the report's own markers.
 
+#[cfg(feature = "mcp")]
+mod calls;
 mod errors;
 mod escape;
 mod evaluation;
 mod evaluations;
+mod finding;
 mod fit;
 mod frames;
 mod listings;
@@ -14,12 +17,17 @@ use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
+#[cfg(feature = "mcp")]
+pub(crate) use calls::{calls, profile};
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
 #[cfg(feature = "mcp")]
 pub(crate) use errors::{signalled_error, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
+pub use finding::{expansion, references_found, symbols_found};
+#[cfg(feature = "mcp")]
+pub(crate) use finding::{expansion_error, field, more, of_kind};
 pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;

@@ -8,10 +8,15 @@ mod definitions;
 mod errors;
 mod evaluate;
 mod evaluation;
+mod find_references;
+mod find_symbols;
 mod limits;
+mod macroexpand;
 mod reply;
 mod reset;
 mod symbol;
+mod profile;
+mod tracing;
 
 use std::sync::Arc;
 
@@ -21,7 +26,8 @@ use serde_json::{Value, json};
 
 use super::structured;
 use super::worker::Worker;
-use crate::Session;
+use crate::session::operation::Operation;
+use crate::{Evaluation, Outcome, Session};
 use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
@@ -97,6 +103,25 @@ fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
     Ok(Step::Later(Box::new(work)))
 }
 
+/// Evaluates what an operation is sent, and answers what `reply` makes of the outcome.
+fn evaluate_as(
+    call: Call,
+    operation: &Operation,
+    evaluation: Evaluation,
+    reply: impl FnOnce(Outcome) -> Reply + Send + 'static,
+) {
+    let session = call.session().clone();
+    let waiting = call.waiting();
+    let job = session.submit_operation(operation, evaluation, move |outcome| {
+        call.answer(Ok::<_, Fault>(reply(outcome)));
+    });
+    waiting.report({
+        let session = session.clone();
+        move |from| session.output_so_far(job, from)
+    });
+    waiting.on_cancel(move || session.cancel(job));
+}
+
 /// The tools, in this order.
 fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
@@ -105,7 +130,10 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool(), reset::tool(), limits::tool()]);
+    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
+    tools.extend([tracing::tool(), profile::tool()]);
+    tools.extend([reset::tool(), limits::tool()]);
     tools
 }
 
@@ -115,13 +143,15 @@ const NEAR: f64 = 0.8;
 const LONG: usize = 100;
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 8] = [
+const REPEATABLE: [&str; 10] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
     evaluation::NAME,
     definitions::NAME,
     symbol::NAME,
+    find_symbols::NAME,
+    find_references::NAME,
     reset::NAME,
     limits::NAME,
 ];
@@ -156,6 +186,11 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
         symbol::NAME => symbol::call(arguments),
+        find_symbols::NAME => find_symbols::call(arguments),
+        find_references::NAME => find_references::call(arguments),
+        macroexpand::NAME => macroexpand::call(arguments),
+        tracing::NAME => tracing::call(arguments),
+        profile::NAME => profile::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
         unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definitions, Local, SymbolDescription};
+use crate::outcome::{Definitions, Local, Record, SymbolDescription};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -11,6 +11,10 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 pub(in crate::mcp) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
+    /// What an evaluation did, and the calls that it came to.
+    Calls(Box<Outcome>),
+    /// What an evaluation did, and where it spent its time.
+    Profile(Box<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
     /// These frames of an error, if there is one.
@@ -25,6 +29,12 @@ pub(in crate::mcp) enum Reply {
     Definitions(Definitions),
     /// What a symbol means.
     Symbol(SymbolDescription),
+    /// Symbols and packages that a search found.
+    Symbols(Vec<Record>),
+    /// What stands in some relation to a name.
+    References(Vec<Record>),
+    /// What a form expands to.
+    Expansion(Vec<Record>),
     /// How far an evaluation is.
     Status(Box<EvaluationStatus>),
     /// A page of what is kept of an evaluation.
@@ -43,6 +53,11 @@ impl Reply {
     /// What a client reads, in at most `max` characters; and what there is to be said in so many, if that is less.
     pub(super) fn text(&mut self, max: usize) -> String {
         let text = self.whole_text(max);
+        if let Self::Calls(outcome) | Self::Profile(outcome) = self {
+            // It is in its room already: what else is made of it is to be short, too.
+            **outcome = report::fitted(outcome, max);
+            return text;
+        }
         if text.len() <= max || text.chars().count() <= max {
             return text;
         }
@@ -59,6 +74,8 @@ impl Reply {
     fn whole_text(&self, max: usize) -> String {
         match self {
             Self::Outcome(outcome) => report::evaluation(outcome),
+            Self::Calls(outcome) => report::calls(outcome, max),
+            Self::Profile(outcome) => report::profile(outcome, max),
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
             Self::History(errors, older) => report::error_history(errors, *older, max),
@@ -66,6 +83,9 @@ impl Reply {
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions) => report::definitions(definitions, max),
             Self::Symbol(description) => report::symbol(description),
+            Self::Symbols(records) => report::symbols_found(records, max),
+            Self::References(records) => report::references_found(records, max),
+            Self::Expansion(records) => report::expansion(records),
             Self::Status(status) => report::evaluation_status(status),
             Self::Page(page) => report::evaluation_page(page),
             Self::NoEvaluations => EvaluationError::None.to_string(),
@@ -77,7 +97,8 @@ impl Reply {
 
     pub(super) fn is_error(&self) -> bool {
         match self {
-            Self::Outcome(outcome) => outcome.is_error(),
+            Self::Outcome(outcome) | Self::Calls(outcome) | Self::Profile(outcome) => outcome.is_error(),
+            Self::Expansion(records) => report::expansion_error(records).is_some(),
             Self::Refused(_) => true,
             _ => false,
         }

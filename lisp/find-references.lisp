@@ -1,0 +1,766 @@
+;;;; find-references: who calls, reads, sets, binds, expands, specialises or tests a name, through what SBCL records.
+;;;;
+;;;; SBCL keeps three things with compiled code: cross-references with the form that each is in (src/compiler/xref.lisp),
+;;;; none of names in COMMON-LISP or its own packages; the linkage cells that full calls go through, whatever their names;
+;;;; and constants. All code is looked through at each question, which takes some milliseconds: so there is no index that
+;;;; could be out of date, hold on to garbage, or grow.
+
+(in-package "SBCL-HOST")
+
+;;; Code
+
+(defun image-code ()
+  "Return a vector of all code components, those that are garbage by now included."
+  (let ((count 0))
+    (declare (type fixnum count))
+    (sb-vm:map-code-objects (lambda (code) (declare (ignore code)) (incf count)))
+    ;; Nothing is allocated while the collector is held off.
+    (let ((all (make-array (+ count 1000) :initial-element nil))
+          (end 0))
+      (declare (type fixnum end))
+      (sb-vm:map-code-objects (lambda (code)
+                                (when (< end (length all))
+                                  (setf (svref all end) code)
+                                  (incf end))))
+      (sb-kernel:%shrink-vector all end))))
+
+(defun code-source (code)
+  "Return the SB-DI:DEBUG-SOURCE of the component CODE, or NIL when it has none."
+  (let ((info (sb-kernel:%code-debug-info code)))
+    (and (typep info 'sb-c::compiled-debug-info)
+         (sb-c::debug-info-source info))))
+
+(defun code-functions (code)
+  "Return the simple functions of the component CODE."
+  (loop for index below (sb-kernel:code-n-entries code)
+        collect (sb-kernel:%code-entry-point code index)))
+
+(defun system-code-p (code)
+  "True when the component CODE is SBCL's own or the server's, or not known."
+  (let ((source (code-source code)))
+    (or (null source)
+        (let ((file (sb-c::debug-source-namestring source)))
+          (and (stringp file) (system-file-p file))))))
+
+(defun once-only-p (function)
+  "True when FUNCTION, a simple function, is what a top-level form was compiled to: it has run and will not again."
+  (let ((name (sb-kernel:%simple-fun-name function))
+        (code (sb-kernel:fun-code-header function)))
+    (or (equal name "top level form")
+        (and (equal name '(lambda ()))
+             (eq function (sb-kernel:%code-entry-point code 0))
+             (null (sb-c::debug-source-namestring (code-source code)))))))
+
+(defun function-code (function)
+  "Return the component that FUNCTION, any function, runs."
+  (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
+
+(defun method-code (method)
+  "Return the component of the body of METHOD, or NIL."
+  (let ((function (guarded (or (sb-pcl::safe-method-fast-function method) (sb-mop:method-function method))
+                      (failure)
+                    nil)))
+    (and (functionp function) (function-code function))))
+
+(defun method-body-name-p (name)
+  "True when NAME, of a simple function, is of a method's body."
+  (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
+
+(defun defined-name (name)
+  "Return the function name that calls of the simple function called NAME go to, and true; or NIL when it has none. A
+method's is its generic function's."
+  (cond ((method-body-name-p name) (values (second name) t))
+        ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
+        ((and name (sb-int:valid-function-name-p name)) (values name t))))
+
+(defun current-p (function)
+  "True when FUNCTION, a simple function, is what its name means at present, :UNKNOWN when it has no global name."
+  (let* ((name (sb-kernel:%simple-fun-name function))
+         (code (sb-kernel:fun-code-header function)))
+    (multiple-value-bind (defined found) (defined-name name)
+      (cond ((not found) :unknown)
+            ((method-body-name-p name)
+             (let ((generic (and (sb-int:valid-function-name-p defined) (fboundp defined) (fdefinition defined))))
+               (and (typep generic 'generic-function)
+                    (some (lambda (method) (eq code (method-code method)))
+                          (sb-mop:generic-function-methods generic)))))
+            ((consp name)
+             (let ((definition (if (eq (first name) 'macro-function)
+                                   (macro-function defined)
+                                   (and (fboundp defined) (fdefinition defined)))))
+               (and definition (eq code (function-code definition)))))
+            ((macro-function name) (eq code (function-code (macro-function name))))
+            (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
+
+(defun live-functions (code)
+  "Return those simple functions of the component CODE that may still be called: NIL when all have been redefined, or were
+a top-level form."
+  (let* ((functions (remove-if #'once-only-p (code-functions code)))
+         (current (mapcar #'current-p functions)))
+    (and functions
+         ;; A function without a name lives as long as those beside it.
+         (or (member t current) (every (lambda (current) (eq current :unknown)) current))
+         functions)))
+
+;;; What code refers to
+
+(defun linkage-index (name)
+  "Return the number of the linkage cell that full calls of NAME, a function name, go through; 0 when there is none."
+  (let ((fname (if (symbolp name) name (sb-int:find-fdefn name))))
+    (if fname (sb-vm::fname-linkage-index fname) 0)))
+
+(defun linkage-indices (code)
+  "Return the numbers of the linkage cells that CODE refers to."
+  (let ((fixups (sb-vm::%code-fixups code)))
+    (if (eql fixups 0)
+        '()
+        (values (sb-c:unpack-code-fixup-locs fixups)))))
+
+(defun constant-p (object code)
+  "True when OBJECT is one of the constants of the component CODE."
+  (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
+          thereis (eq object (sb-kernel:code-header-ref code index))))
+
+(defun map-xrefs (visit function)
+  "Call VISIT with kind, name and number of the form of each cross-reference of FUNCTION, a simple function."
+  (let ((data (sb-kernel:%simple-fun-xrefs function)))
+    (when data
+      (sb-c:map-packed-xref-data visit data))))
+
+(defstruct (reference (:copier nil) (:predicate nil))
+  "One place in code that refers to something."
+  ;; The simple function that it is in.
+  (function nil :type (or null function))
+  ;; The number of its form in the top-level form, or NIL when SBCL does not know.
+  (number nil :type (or null index))
+  ;; A word on how it refers, or NIL when that is clear.
+  (how nil :type (or null string)))
+
+(defun code-references (code name kinds index)
+  "Return the references in the component CODE to NAME: the cross-references of KINDS, lists of a kind of SBCL's and a
+word or NIL; without any of any kind, a full call through the linkage cell INDEX unless that is 0, or else among the
+constants if that is not NIL."
+  (let ((references '())
+        (recorded nil))
+    (loop for entry below (sb-kernel:code-n-entries code)
+          for function = (sb-kernel:%code-entry-point code entry)
+          do (map-xrefs (lambda (kind what number)
+                          (when (if (symbolp name) (eq what name) (equal what name))
+                            (let ((wanted (assoc kind kinds)))
+                              (setf recorded t)
+                              (when wanted
+                                (push (make-reference :function function :number number :how (second wanted))
+                                      references)))))
+                        function))
+    (flet ((somewhere (how)
+             (let ((functions (live-functions code)))
+               (when functions
+                 (list (make-reference :function (or (find t functions :key #'current-p) (first (last functions)))
+                                       :how how))))))
+      (cond (references
+             (let ((live (live-functions code)))
+               (loop for reference in references
+                     for function = (reference-function reference)
+                     ;; What a top-level form refers to, a function in it does.
+                     do (when (and live (not (member function live)))
+                          (setf (reference-function reference) (first (last live))))
+                     when live collect reference)))
+            ((or recorded (null index)) '())
+            ((and (plusp index) (member index (linkage-indices code))) (somewhere nil))
+            ((and (symbolp name) name (constant-p name code)
+                  (notany (lambda (function)
+                            (equal name (defined-name (sb-kernel:%simple-fun-name function))))
+                          (code-functions code)))
+             (somewhere "as data"))))))
+
+(defun core-name-p (name)
+  "True when NAME, a function name or symbol, came with the image."
+  (let ((package (symbol-package (if (consp name) (second name) name))))
+    (and (member package **system-packages** :test #'eq) t)))
+
+(defun all-references (name kinds index)
+  "Return the references to NAME in all code, as CODE-REFERENCES does of one component."
+  (loop with core = (core-name-p name)
+        for code across (the simple-vector (image-code))
+        ;; The system's code does not refer to the user's.
+        when (if core (code-source code) (not (system-code-p code)))
+          nconc (code-references code name kinds index)))
+
+;;; Where
+
+(defun source-name (name)
+  "Return the string that NAME, a function name, stands as in source."
+  (symbol-name (if (consp name) (second name) name)))
+
+(defun function-toplevel (function)
+  "Return the number of the top-level form that FUNCTION, a simple function, is from, or NIL; and the number of its own
+form in that."
+  (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
+             (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
+                     (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
+                             (failure)
+                           nil)
+                         0)))
+      (failure)
+    (values nil 0)))
+
+(defun named-position (map text name)
+  "Return where NAME, a string, first stands as a symbol in MAP, of a form of TEXT; or NIL."
+  (labels ((visit (form)
+             (cond ((consp form) (mapc #'visit (rest form)))
+                   ((and (constituent-p (schar text form))
+                         (string= name (token-name text form)))
+                    (return-from named-position form)))))
+    (visit map)
+    nil))
+
+(defun move-place (place name)
+  "Have PLACE be where NAME, a string, first stands in the form there, if it does."
+  (let* ((text (place-text place))
+         (start (place-position place))
+         (found (and text (let ((map (map-form text start)))
+                            (and map (named-position map text name))))))
+    (when found
+      (incf (place-line place) (count #\Newline text :start start :end found))
+      (setf (place-position place) found
+            (place-column place) 0
+            (place-code place) (line-at text (line-start text found))))
+    place))
+
+(defun line-start (text position)
+  "Return where what stands on the line of TEXT begins that POSITION is on."
+  (let ((newline (position #\Newline text :end position :from-end t)))
+    (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
+
+(defun code-place (function number name)
+  "Return the place in FUNCTION, a simple function, of the form with NUMBER; if that is NIL, of where NAME, a string, first
+stands in FUNCTION. NIL when no place is known."
+  (let ((source (code-source (sb-kernel:fun-code-header function))))
+    (multiple-value-bind (toplevel own) (function-toplevel function)
+      (let ((place (guarded (source-form-place source toplevel (or number own)
+                                               (sb-kernel:%simple-fun-name function))
+                       (failure)
+                     nil)))
+        (if (and place (null number) name)
+            (move-place place name)
+            place)))))
+
+(defun function-title (function)
+  "Return what FUNCTION, a simple function, is called in a list of references."
+  (let ((name (sb-kernel:%simple-fun-name function)))
+    (if (method-body-name-p name)
+        `(:method ,@(rest name))
+        name)))
+
+(defun source-order (function number)
+  "Return a list that functions, and the forms with NUMBER in them, are sorted by, as LIST< does: SBCL's own last, what was
+evaluated last first, then by file and place."
+  (let* ((source (code-source (sb-kernel:fun-code-header function)))
+         (file (sb-c::debug-source-namestring source))
+         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+    (list (cond (evaluated 0)
+                ((and (stringp file) (system-file-p file)) 2)
+                (t 1))
+          (if evaluated (- (evaluated-evaluation evaluated)) 0)
+          (if (stringp file) file "")
+          (if evaluated (evaluated-line evaluated) (or (function-toplevel function) 0))
+          (or number 0))))
+
+(defun list< (a b)
+  "True when the list A of strings and numbers comes before B."
+  (loop for x in a
+        for y in b
+        do (cond ((stringp x)
+                  (cond ((string< x y) (return t))
+                        ((string> x y) (return nil))))
+                 ((< x y) (return t))
+                 ((> x y) (return nil)))))
+
+(defun sorted-references (references)
+  "Return REFERENCES in the order of their source."
+  (mapcar #'cdr
+          (sort (mapcar (lambda (reference)
+                          (cons (source-order (reference-function reference) (reference-number reference)) reference))
+                        references)
+                #'list< :key #'car)))
+
+;;; Records
+
+(defconstant +shown-title+ 200
+  "Characters of what a reference is in that are shown.")
+
+(defun printed-name (name)
+  "Return NAME, a function name or symbol, as text."
+  (printed name +shown-title+))
+
+(defvar *pushed-references* nil
+  "What was pushed for this question, a list of lists: nothing is told twice.")
+
+(defun push-reference-record (title place how &key (unplaced "no source known"))
+  "Push a record of a reference in what TITLE names, at PLACE or NIL, with a word on HOW, or NIL. Return true unless it was
+pushed before. UNPLACED is what is said where there is no place."
+  (let* ((title (if (stringp title)
+                    title
+                    (printed title +shown-title+)))
+         (where (if place (written-place place) unplaced))
+         (entry (list title where (and place (place-code place)) how)))
+    (unless (member entry *pushed-references* :test #'equal)
+      (push entry *pushed-references*)
+      (push-record "reference"
+                   :name title
+                   :where where
+                   :code (and place (place-code place))
+                   :how how)
+      t)))
+
+(defun system-place (function)
+  "Return what is said of where FUNCTION of SBCL's own is."
+  (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
+    (if (stringp file) file "no source known")))
+
+(defun push-references (references name limit)
+  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and how many more there
+are. Return how many there are in all."
+  (let ((count 0) (more 0))
+    (declare (type index count more))
+    (dolist (reference (sorted-references references))
+      (if (< count limit)
+          (let ((function (reference-function reference)))
+            (when (push-reference-record (function-title function)
+                                         (code-place function (reference-number reference) name)
+                                         (reference-how reference)
+                                         :unplaced (system-place function))
+              (incf count)))
+          (incf more)))
+    (when (plusp more)
+      (push-record "more" :count more))
+    count))
+
+(defun push-note (control &rest arguments)
+  "Push what is to be said below the list, a format CONTROL with ARGUMENTS."
+  (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
+
+;;; The relations
+
+
+(defun name-recorded-p (name)
+  "True when SBCL keeps cross-references of NAME, a function name or symbol."
+  (not (sb-c::xref-internal-name-p name)))
+
+(defun push-callers (name limit)
+  "Push what calls the function NAME, or expands it if it is a macro."
+  (let* ((macro (and (symbolp name) (macro-function name) t))
+         (count (push-references (all-references name
+                                                 (if macro
+                                                     '((:macroexpands nil) (:calls nil))
+                                                     '((:calls nil) (:macroexpands "expands its compiler macro")))
+                                                 (linkage-index name))
+                                 (source-name name) limit)))
+    (when (zerop count)
+      (push-note "Nothing that is loaded ~:[calls~;expands~] ~A." macro (printed-name name)))
+    (cond ((and macro (not (name-recorded-p name)))
+           (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
+          (macro
+           (push-note "Not looked at: files that are not loaded, and code compiled with (space 3)."))
+          ((name-recorded-p name)
+           (push-note "Not looked at: ~A in quoted lists or computed for FUNCALL, calls of itself, files that are not ~
+                       loaded~@[; and where it is inlined in code compiled with (space 3)~]."
+                      (printed-name name)
+                      (eq 'inline (sb-int:info :function :inlinep name))))
+          (t
+           (push-note "SBCL keeps no cross-references of its own names: only full calls were found, not those of ~A that ~
+                       the compiler does inline or transforms." (printed-name name))))))
+
+(defun function-components (name)
+  "Return the components of the functions that NAME means: of a generic function, of its methods."
+  (let ((definition (if (and (symbolp name) (macro-function name))
+                        (macro-function name)
+                        (fdefinition name))))
+    (if (typep definition 'generic-function)
+        (remove nil (mapcar #'method-code (sb-mop:generic-function-methods definition)))
+        (list (function-code definition)))))
+
+(defun callee-order (name)
+  "Return a list that callees are sorted by: one's own, then standard ones, then SBCL's."
+  (let ((package (symbol-package (if (consp name) (second name) name))))
+    (list (cond ((or (null package) (not (system-package-p package)))
+                 (if (eq package (find-package "COMMON-LISP")) 1 0))
+                (t 2))
+          (source-name name))))
+
+(defun push-callees (name limit)
+  "Push what the function NAME calls, and the macros that it expands, where it does so first."
+  (let ((callees (make-hash-table :test 'equal))
+        (count 0))
+    (dolist (code (function-components name))
+      (let ((functions (remove-if #'once-only-p (code-functions code))))
+        (flet ((note (callee function number how)
+                 (when (and callee (symbolp (if (consp callee) (second callee) callee)))
+                   (let ((known (gethash callee callees)))
+                     (when (or (null known)
+                               (and number (reference-number known) (< number (reference-number known))
+                                    (eq code (sb-kernel:fun-code-header (reference-function known)))))
+                       (setf (gethash callee callees)
+                             (make-reference :function function :number number :how how)))))))
+          (dolist (function functions)
+            (map-xrefs (lambda (kind what number)
+                         (case kind
+                           (:calls (note what function number nil))
+                           (:macroexpands (note what function number "macro"))))
+                       function))
+          (dolist (index (linkage-indices code))
+            (let ((fname (sb-vm::linkage-addr->name index :index)))
+              (when (and fname (not (eql fname 0)) functions)
+                (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
+                      (or (find t functions :key #'current-p) (first functions)) nil nil)))))))
+    (let ((names (sort (loop for callee being the hash-keys of callees
+                             unless (or (equal callee name) (method-body-name-p callee)) collect callee)
+                       #'list< :key #'callee-order)))
+      (dolist (callee names)
+        (when (< count limit)
+          (let ((reference (gethash callee callees)))
+            (incf count)
+            (push-reference-record callee
+                                   (code-place (reference-function reference) (reference-number reference)
+                                               (source-name callee))
+                                   (reference-how reference)
+                                   :unplaced (system-place (reference-function reference))))))
+      (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
+            ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
+      (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a list."))))
+
+(defun push-variable-references (symbol relation limit)
+  "Push where the variable SYMBOL is read, set or bound, after RELATION, or each of them when that is NIL; or where a symbol
+is referred to at all."
+  (let ((count (push-references (all-references symbol
+                                                (cond ((null relation)
+                                                       '((:references nil) (:sets "sets") (:binds "binds")))
+                                                      ((string= relation "sets") '((:sets nil)))
+                                                      ((string= relation "binds") '((:binds nil)))
+                                                      (t '((:references nil))))
+                                                (if (member relation '("sets" "binds") :test #'equal) nil 0))
+                                (symbol-name symbol) limit)))
+    (when (zerop count)
+      (push-note "Nothing that is loaded ~A ~A."
+                 (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
+                 (printed-name symbol)))
+    (if (name-recorded-p symbol)
+        (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not loaded.")
+        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
+                   (printed-name symbol)))))
+
+(defun push-expansions (symbol limit)
+  "Push where the macro SYMBOL is expanded."
+  (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
+    (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
+  (if (name-recorded-p symbol)
+      (push-note "Not looked at: files that are not loaded, and code compiled with (space 3).")
+      (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
+
+(defun definition-source-place (object name)
+  "Return the place of the definition of OBJECT, a method or class, whose name is the string NAME; or NIL."
+  (guarded (definition-place (sb-introspect:find-definition-source object)
+                             (if (typep object 'sb-mop:standard-accessor-method)
+                                 ;; The class's definition brings it.
+                                 (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
+                                 name))
+      (failure)
+    nil))
+
+(defun method-title (method)
+  "Return what METHOD is called in a list of references."
+  (let ((generic (sb-mop:method-generic-function method)))
+    `(:method ,(if generic (sb-mop:generic-function-name generic) nil)
+       ,@(method-qualifiers method)
+       ,(if generic
+            (sb-pcl::unparse-specializers generic (sb-mop:method-specializers method))
+            '()))))
+
+(defun push-objects (objects title name limit nothing)
+  "Push records of the first LIMIT of OBJECTS, methods or classes, called what the function TITLE returns of each, NAME a
+string; or the note NOTHING."
+  (declare (type function title name))
+  (loop for object in objects
+        repeat limit
+        do (push-reference-record (funcall title object)
+                                  (definition-source-place object (funcall name object)) nil))
+  (cond ((null objects) (push-note "~A" nothing))
+        ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
+
+(defun push-specializing-methods (symbol limit)
+  "Push the methods of the generic function SYMBOL, and those that specialise on the class SYMBOL."
+  (let ((generic (and (fboundp symbol) (fdefinition symbol)))
+        (class (and (symbolp symbol) (find-class symbol nil))))
+    (push-objects (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
+                          (and class
+                               (remove-duplicates
+                                (append (sb-mop:specializer-direct-methods class)
+                                        (loop for specializer in (eql-specializers-of class)
+                                              append (sb-mop:specializer-direct-methods specializer))))))
+                  #'method-title
+                  (lambda (method)
+                    (let ((generic (sb-mop:method-generic-function method)))
+                      (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
+                  limit
+                  (format nil "~A has no methods, and none specialises on it." (printed-name symbol)))))
+
+(defun eql-specializers-of (class)
+  "Return the EQL specializers whose objects are direct instances of CLASS."
+  (let ((specializers '()))
+    (sb-pcl::map-specializers
+     (lambda (specializer)
+       (when (and (typep specializer 'sb-mop:eql-specializer)
+                  (eq class (class-of (sb-mop:eql-specializer-object specializer))))
+         (push specializer specializers))))
+    specializers))
+
+(defun push-subclasses (symbol limit)
+  "Push the subclasses of the class SYMBOL, direct ones first."
+  (let* ((class (find-class symbol))
+         (found '()))
+    (loop for level = (list class)
+            then (remove-duplicates
+                  (loop for above in level
+                        append (remove-if (lambda (below) (or (eq below class) (member below found)))
+                                          (reverse (sb-mop:class-direct-subclasses above)))))
+          while level
+          do (unless (eq (first level) class)
+               (setf found (append found level))))
+    (push-objects found #'class-name (lambda (class) (symbol-name (or (class-name class) '#:nil))) limit
+                  (format nil "~A has no subclasses." (printed-name symbol)))))
+
+;;; Tests
+
+(defun test-operator-p (operator)
+  "True when a top-level form whose operator is called OPERATOR, in upper case, defines a test: in FiveAM, Parachute, Rove,
+lisp-unit, lisp-unit2, RT, and what is like them."
+  (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
+    (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
+                :test #'string=)
+        (and (eql 7 (mismatch "DEFTEST" bare)) t))))
+
+(defun heading-test (place)
+  "Return the heading of the top-level form at PLACE if that defines a test, or NIL."
+  (let* ((text (and place (place-text place)))
+         (heading (and text (form-heading text)))
+         (end (and heading (position-if #'whitespace-p heading))))
+    (and end (test-operator-p (subseq heading 1 end)) heading)))
+
+(defun symbol-called (name package)
+  "Return the symbol NAME of the package called PACKAGE, if both are there."
+  (let ((package (find-package package)))
+    (and package (find-symbol name package))))
+
+(defun mentioned (form names)
+  "Return the first symbol in FORM that is one of NAMES, a hash table of function names, or NIL. Looks at no more than
+20,000 conses."
+  (let ((left 20000))
+    (declare (type fixnum left))
+    (labels ((visit (form)
+               (loop while (consp form)
+                     do (when (minusp (decf left)) (return nil))
+                        (let ((element (pop form)))
+                          (cond ((consp element)
+                                 (let ((found (visit element)))
+                                   (when found (return found))))
+                                ((and element (symbolp element) (gethash element names))
+                                 (return element)))))))
+      (visit form))))
+
+(defun data-tests ()
+  "Return the tests that frameworks keep as data: lists of a name, the forms that a run of it evaluates, and the simple
+function that does so, or NIL."
+  (append
+   ;; FiveAM compiles the body when the test is run: it is a constant of the function that does so.
+   (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
+          (reader (symbol-called "TEST-LAMBDA" "IT.BESE.FIVEAM"))
+          (bundle (and bundle (boundp bundle) (symbol-value bundle)))
+          (table (cond ((hash-table-p bundle) bundle)
+                       ((typep bundle 'standard-object)
+                        (loop for slot in (sb-mop:class-slots (class-of bundle))
+                              for name = (sb-mop:slot-definition-name slot)
+                              when (and (slot-boundp bundle name) (hash-table-p (slot-value bundle name)))
+                                return (slot-value bundle name))))))
+     (and table reader (fboundp reader)
+          (loop for name being the hash-keys of table using (hash-value test)
+                for function = (guarded (funcall reader test) (failure) nil)
+                when (functionp function)
+                  collect (list name
+                                (let ((code (function-code function)))
+                                  (loop for index from sb-vm:code-constants-offset
+                                          below (sb-kernel:code-header-words code)
+                                        for constant = (sb-kernel:code-header-ref code index)
+                                        when (consp constant) collect constant))
+                                (sb-kernel:%fun-fun function)))))
+   ;; RT evaluates the form.
+   (loop for package in '("SB-RT" "RT" "REGRESSION-TEST")
+         for entries = (symbol-called "*ENTRIES*" package)
+         for form = (symbol-called "FORM" package)
+         for name = (symbol-called "NAME" package)
+         when (and entries (boundp entries) (listp (symbol-value entries)) form name (fboundp form) (fboundp name))
+           append (loop for entry in (symbol-value entries)
+                        for known = (guarded (list (funcall name entry) (list (funcall form entry))) (failure) nil)
+                        when known collect known))))
+
+(defconstant +caller-depth+ 30
+  "How many calls away from a function its tests are looked for.")
+
+(defun caller-table ()
+  "Return a hash table from function names to lists of the functions that refer to them: in all code that is not SBCL's."
+  (let ((table (make-hash-table :test 'equal)))
+    (loop for code across (the simple-vector (image-code))
+          unless (system-code-p code)
+            do (let ((functions nil) (looked nil))
+                 (flet ((note (name function)
+                          (unless looked
+                            (setf functions (live-functions code)
+                                  looked t))
+                          (when functions
+                            (pushnew (if (member function functions) function (first (last functions)))
+                                     (gethash name table)
+                                     :test #'eq))))
+                   (loop for entry below (sb-kernel:code-n-entries code)
+                         for function = (sb-kernel:%code-entry-point code entry)
+                         do (map-xrefs (lambda (kind what number)
+                                         (declare (ignore number))
+                                         (when (member kind '(:calls :macroexpands))
+                                           (note what function)))
+                                       function))
+                   (dolist (index (linkage-indices code))
+                     (let ((fname (sb-vm::linkage-addr->name index :index)))
+                       (when (and fname (not (eql fname 0)))
+                         (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
+                           (when (name-recorded-p name)
+                             (note name nil)))))))))
+    table))
+
+(defun push-tests (name limit)
+  "Push the tests that call the function NAME, however indirectly, the nearest first."
+  (let ((table (caller-table))
+        ;; From function names that lead to NAME to the one that each calls.
+        (leading (make-hash-table :test 'equal))
+        ;; From functions to the name that each calls.
+        (seen (make-hash-table :test 'eq))
+        (found '()))
+    (setf (gethash name leading) t)
+    (labels ((via (name)
+               (loop for step = name then (gethash step leading)
+                     repeat +caller-depth+
+                     until (eq step t)
+                     collect step))
+             (note-test (title place way)
+               (unless (find-if (lambda (known)
+                                  (or (equal title (first known))
+                                      (and place (second known) (plusp (place-line place))
+                                           (string= (written-place place) (written-place (second known))))))
+                                found)
+                 (push (list title place way) found))))
+      (loop repeat +caller-depth+
+            for level = (list name) then next
+            for next = '()
+            while level
+            do (dolist (called level)
+                 (dolist (function (gethash called table))
+                   (unless (gethash function seen)
+                     (setf (gethash function seen) called)
+                     (let ((caller (defined-name (sb-kernel:%simple-fun-name function))))
+                       (when (and caller (not (gethash caller leading)))
+                         (setf (gethash caller leading) called)
+                         (push caller next))))))
+               (setf next (nreverse next)))
+      (loop for (test forms function) in (data-tests)
+            for called = (or (and function (gethash function seen)) (mentioned forms leading))
+            when called
+              do (note-test test (and function (code-place function nil nil)) (via called)))
+      (loop for function being the hash-keys of seen using (hash-value called)
+            for caller = (defined-name (sb-kernel:%simple-fun-name function))
+            ;; A test is called by no code.
+            do (when (or (null caller) (null (gethash caller table)))
+                 (let* ((place (code-place function nil nil))
+                        (test (heading-test place)))
+                   (when test
+                     (note-test test place (via called)))))))
+    (setf found (stable-sort (reverse found) #'< :key (lambda (entry) (length (third entry)))))
+    (loop for (test place way) in found
+          repeat limit
+          do (push-reference-record test place
+                                    (and way (not (equal way (list name)))
+                                         (format nil "via ~{~A~^, ~}"
+                                                 (mapcar #'printed-name (remove name way :test #'equal))))))
+    (when (> (length found) limit)
+      (push-record "more" :count (- (length found) limit)))
+    (when (null found)
+      (push-note "No test that is loaded is known to call ~A." (printed-name name)))
+    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or TEST ~
+                defines.")))
+
+;;; The question
+
+(defun locate-function-name (text package-name)
+  "Find the function name or symbol that TEXT means, as LOCATE-SYMBOL does: (SETF NAME), too."
+  (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
+    (if (and (> (length trimmed) 7)
+             (string-equal "(setf " trimmed :end2 6)
+             (char= #\) (char trimmed (1- (length trimmed)))))
+        (multiple-value-bind (symbol found name package)
+            (locate-symbol (subseq trimmed 6 (1- (length trimmed))) package-name)
+          (values (list 'setf symbol) found name package))
+        (locate-symbol (string-left-trim "#'" trimmed) package-name))))
+
+(defun natural-relation (name)
+  "Return the relation to be told of NAME, a function name or symbol, when none is asked for."
+  (cond ((or (consp name) (fboundp name) (sb-int:info :function :inlinep name)) "callers")
+        ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro)) "references")
+        ((find-class name nil) "methods")
+        (t "callers")))
+
+(defun relation-problem (name relation)
+  "Return a sentence that says why RELATION cannot be told of NAME, a function name or symbol, or NIL."
+  (flet ((is (control) (format nil control (printed-name name))))
+    (let ((symbol (if (consp name) nil name)))
+      (cond ((string= relation "callees")
+             (cond ((and symbol (special-operator-p symbol)) (is "~A is a special operator: it calls nothing."))
+                   ((not (fboundp name)) (is "~A names no function."))))
+            ((member relation '("sets" "binds") :test #'string=)
+             (unless (and symbol (or (boundp symbol) (not (eq :unknown (sb-int:info :variable :kind symbol)))))
+               (is "~A names no variable.")))
+            ((string= relation "expansions")
+             (unless (and symbol (or (macro-function symbol) (compiler-macro-function symbol)))
+               (is "~A names no macro.")))
+            ((string= relation "methods")
+             (unless (or (and symbol (find-class symbol nil))
+                         (and (fboundp name) (typep (fdefinition name) 'generic-function)))
+               (is "~A names no generic function or class.")))
+            ((string= relation "subclasses")
+             (unless (and symbol (find-class symbol nil))
+               (is "~A names no class.")))
+            ((and symbol (special-operator-p symbol))
+             (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
+
+(defun push-related (text package-name relation limit)
+  "Push records of up to LIMIT things that stand in RELATION, a string or NIL, to what TEXT names in the package
+PACKAGE-NAME, and notes on what was not looked at."
+  (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
+    (let ((*pushed-references* '()))
+      (with-source-files ()
+        (with-inspection-syntax ()
+          (let* ((asked relation)
+                 (relation (or relation (if found (natural-relation name) "callers")))
+                 (problem (and found (relation-problem name relation))))
+            (cond ((not found)
+                   (push-note "~A" (not-found-text looked-for package)))
+                  (problem (push-note "~A" problem))
+                  (t
+                   (push-record "relation" :name relation)
+                   (cond ((string= relation "callers") (push-callers name limit))
+                         ((string= relation "callees") (push-callees name limit))
+                         ((string= relation "expansions") (push-expansions name limit))
+                         ((string= relation "methods") (push-specializing-methods name limit))
+                         ((string= relation "subclasses") (push-subclasses name limit))
+                         ((string= relation "tests") (push-tests name limit))
+                         ((consp name) (push-callers name limit))
+                         (t (push-variable-references name (and asked relation) limit)))))))))))
+
+(define-query :find-references (&key name package relation limit)
+  "Push records of what stands in RELATION to the NAME, as PUSH-RELATED does."
+  (push-related name (or package "") relation limit))

@@ -1,0 +1,68 @@
+//! find-symbols.
+
+use rmcp::model::{JsonObject, Tool};
+use serde_json::json;
+
+use super::{Arguments, Fault, Reply, Step, define, inspection, later};
+use crate::session::operation::Operation;
+
+pub(super) const NAME: &str = "find-symbols";
+
+const DEFAULT_LIMIT: u64 = 30;
+const MAX_LIMIT: u64 = 1_000;
+
+/// As lisp/find-symbols.lisp has them.
+const KINDS: &[(&str, &str)] = &[
+    ("function", "function"),
+    ("macro", "macro"),
+    ("variable", "variable"),
+    ("class", "class"),
+    ("package", "package"),
+];
+
+pub(super) fn tool() -> Tool {
+    let kinds: Vec<_> = KINDS.iter().map(|(word, _)| *word).collect();
+    define(
+        NAME,
+        "Find symbols",
+        "Search all symbols and packages by name, best matches first, each with its kind, lambda list and first line of \
+         documentation: {\"query\": \"with-*-file\"}, {\"query\": \"hash table\", \"kind\": \"function\"}. Use it \
+         when you do not know the exact name; describe-symbol tells all about one.",
+        json!({
+            "query": {
+                "type": "string",
+                "description": "Part of a name in any case, a glob (* and ?), or several parts, all of which it must have. \
+                    alexandria:map searches that package; alexandria: lists it.",
+            },
+            "package": {"type": "string", "description": "Search only this package."},
+            "kind": {"type": "string", "enum": kinds, "description": "Only this kind of thing."},
+            "external": {"type": "boolean", "default": false, "description": "Only what packages export."},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_LIMIT,
+                "default": DEFAULT_LIMIT,
+                "description": "How many to list.",
+            },
+        }),
+        &["query"],
+        inspection(),
+    )
+}
+
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
+    let mut arguments = Arguments::new(NAME, &["query", "package", "kind", "external", "limit"], 1, arguments)?;
+    let operation = Operation::new(NAME)
+        .with("query", arguments.text("query")?)
+        .maybe("package", arguments.optional_text("package")?)
+        .maybe("kind", arguments.choice("kind", KINDS)?)
+        .with("external", arguments.flag("external")?)
+        .with(
+            "limit",
+            arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
+        );
+    later(move |call| {
+        let session = call.session().clone();
+        session.query(&operation, move |found| call.answer(found.map(Reply::Symbols)));
+    })
+}

@@ -1,0 +1,50 @@
+//! macroexpand.
+
+use rmcp::model::{JsonObject, Tool};
+use serde_json::json;
+
+use super::{Arguments, Fault, Reply, Step, define, inspection, later};
+use crate::session::operation::Operation;
+
+pub(super) const NAME: &str = "macroexpand";
+
+/// As lisp/macroexpand.lisp has them.
+const DEPTHS: &[(&str, &str)] = &[("once", "once"), ("full", "full"), ("all", "all")];
+
+pub(super) fn tool() -> Tool {
+    let depths: Vec<_> = DEPTHS.iter().map(|(word, _)| *word).collect();
+    define(
+        NAME,
+        "Expand macros",
+        "Show what a macro form expands to, as source, with the steps named. Evaluates nothing but macro functions, and \
+         interns nothing: {\"form\": \"(with-open-file (s p) (read s))\"}.",
+        json!({
+            "form": {"type": "string", "description": "The form, as Lisp source."},
+            "depth": {
+                "type": "string",
+                "enum": depths,
+                "default": "full",
+                "description": "once: one step. full: until the form itself is no macro form. all: every subform, too, \
+                    local macros included.",
+            },
+            "package": {
+                "type": "string",
+                "description": "Package to read the form in. Default: the session's current package.",
+            },
+        }),
+        &["form"],
+        inspection(),
+    )
+}
+
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
+    let mut arguments = Arguments::new(NAME, &["form", "depth", "package"], 1, arguments)?;
+    let operation = Operation::new(NAME)
+        .with("form", arguments.text("form")?)
+        .with("depth", arguments.choice("depth", DEPTHS)?.unwrap_or("full"))
+        .maybe("package", arguments.optional_text("package")?);
+    later(move |call| {
+        let session = call.session().clone();
+        session.query(&operation, move |found| call.answer(found.map(Reply::Expansion)));
+    })
+}
