@@ -256,7 +256,7 @@ has no function."
           (dolist (name encapsulated)
             (guarded (sb-int:unencapsulate name 'trace-calls) (failure) nil)))))))
 
-(defun push-calls (tracer names)
+(defun push-traced-calls (tracer names)
   "Push what TRACER has recorded of the functions of NAMES: those of this thread first, each thread's in order."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
@@ -283,4 +283,4 @@ ones deep, LIMIT at most."
          (tracer (make-tracer depth limit)))
     (unwind-protect
          (call-with-traced-functions tracer names #'evaluate)
-      (push-calls tracer names))))
+      (push-traced-calls tracer names))))
