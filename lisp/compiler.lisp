@@ -58,11 +58,12 @@ EVALUATED-FORM-P knows it and those made from it."
   "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
 SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
 what they see before they count it, and the compiler's verdict is theirs."
-  (unless (or (eq condition *recorded*)
+  (unless (or (not *recording*)
+              (eq condition *recorded*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
     (setf *recorded* condition)
     (push-warning (type-name-text (class-name-of condition)) condition))
-  (unless (eq condition *warned*)
+  (unless (or (not *recording*) (eq condition *warned*))
     (muffle-direct-warning condition)))
 
 (defun muffle-direct-warning (condition)
@@ -105,9 +106,13 @@ warning is recorded."
 (defun record-compiler-error (condition)
   "Push what the compiler will turn into a run-time error, the first time that it comes here."
   (let ((cause (sb-int:encapsulated-condition condition)))
-    (when (and (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
+    (when (and *recording* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
       (setf *recorded* cause)
-      (push-warning "COMPILE-TIME-ERROR" cause))))
+      (push-warning "COMPILE-TIME-ERROR" cause)
+      (when (typep cause 'sb-int:encapsulated-condition)
+        (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
+          (when hint
+            (event *job-id* (event-code :warning-text) 0 (format nil " ~A" hint))))))))
 
 ;;; The compilation unit
 

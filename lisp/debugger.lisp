@@ -331,6 +331,9 @@ has a value."
                         (return t)))
                      (t (setf last character)))))))
 
+(defvar *machinery-directories* '()
+  "Directories with files of other machinery: conses of a native namestring and a phrase, as FRAME-MACHINERY returns it.")
+
 (defun frame-machinery (frame)
   "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
@@ -338,7 +341,8 @@ has a value."
       (cond ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
             ((of-p "SYS:SRC;COMPILER;") "the compiler")
-            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
+            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")
+            (t (cdr (assoc-if #'of-p *machinery-directories*)))))))
 
 (defun reporting-p (call machinery)
   "True when all that CALL does, in front of MACHINERY's frames, is to report its error."
@@ -351,7 +355,8 @@ has a value."
 (defun dispatching-p (call)
   "True when CALL is of what SBCL puts between two functions."
   (or (member (call-name call)
-              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names))
+              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
+                sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
       (and (consp (call-name call))
            (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
@@ -369,17 +374,17 @@ has a value."
   (loop for (call . rest) on calls
         when (call-machinery call)
           do (let ((next (member-if-not (lambda (call) (and (null (call-machinery call)) (dispatching-p call))) rest)))
-               (when (and next (equal (call-machinery (first next)) (call-machinery call)))
+               (when (and next (call-machinery (first next)))
                  (loop for between on rest
                        until (eq between next)
-                       do (setf (call-machinery (first between)) (call-machinery call))))))
+                       do (setf (call-machinery (first between)) (call-machinery (first next)))))))
   ;; The reader that the loader calls is a part of that, and so is the loader, or the compiler, of ASDF.
   (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)
           while call
           do (when (and (call-machinery call) (call-machinery caller)
-                        (< (position (call-machinery call) order :test #'string=)
-                           (position (call-machinery caller) order :test #'string=)))
+                        (< (or (position (call-machinery call) order :test #'string=) (length order))
+                           (or (position (call-machinery caller) order :test #'string=) 0)))
                (setf (call-machinery call) (call-machinery caller))))))
 
 (defun frame-call (number frame condition)

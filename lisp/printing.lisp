@@ -30,8 +30,8 @@
   nil)
 
 (defvar *signal-observer* nil
-  "A function of a condition and a frame pointer that sees each error which this thread signals, before any handler does;
-or NIL.")
+  "A function of a condition, a frame pointer and the present handlers that sees each error which this thread signals,
+before any handler does; or NIL.")
 
 (defvar *on-debugger* nil
   "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")

@@ -28,23 +28,19 @@
                    do (return-from system-handles-p (system-function-p (sb-kernel:%coerce-callable-to-fun handler))))))
 
 (defun call-observer (observer condition hook)
-  "Call OBSERVER with CONDITION and HOOK, unless it is SBCL's or ASDF's own business, so that the code that signals
-CONDITION does not notice: none of its handlers runs for what OBSERVER signals, that is not observed, and what it fails
-with ends it."
+  "Call OBSERVER with CONDITION, HOOK and the present handlers so that the code that signals CONDITION does not notice: none
+of its handlers runs for what OBSERVER signals, that is not observed, and what it fails with ends it."
   (declare (type function observer))
   (let* ((clusters sb-kernel:*handler-clusters*)
          (sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
          (sb-debug:*stack-top-hint* (or sb-debug:*stack-top-hint* 'signal))
          (sb-impl::*deadline* nil))
-    (guarded (unless (system-handles-p condition clusters)
-               (funcall observer condition hook))
-        (failure)
-      nil)))
+    (guarded (funcall observer condition hook clusters) (failure) nil)))
 
 (defun call-with-signal-observer (observer function)
   "Return the values of FUNCTION. Meanwhile OBSERVER is called with each error that this thread, or a thread of an
-evaluation that it starts, signals, where that is signalled and before any handler runs; and with a frame pointer, for
-ERROR-FRAME. It may be called by several threads at once. Errors of its own are dropped. It costs about as much as a call."
+evaluation that it starts, signals, where that is signalled and before any handler runs; with a frame pointer, for
+ERROR-FRAME; and with the handlers there, a value of *HANDLER-CLUSTERS*. It may be called by several threads at once. Errors of its own are dropped. It costs about as much as a call."
   (declare (type function observer function))
   (let ((*signal-observer* observer))
     (funcall function)))
@@ -149,12 +145,12 @@ code and the program counter in it of the innermost frame that is not SBCL's own
 
 (defun call-with-recorded-errors (function)
   "Return the values of FUNCTION and push the errors that it signals where they are signalled: the first one of each class
-and place."
+and place, but for what is SBCL's or ASDF's own business."
   (let* ((recorder (make-recorder))
          (*recorder* recorder))
     (call-with-signal-observer
-     (lambda (condition hook)
-       (unless (recorder-told recorder)
+     (lambda (condition hook clusters)
+       (unless (or (recorder-told recorder) (system-handles-p condition clusters))
          (sb-thread:with-recursive-lock ((recorder-lock recorder))
            (record-signalled-error recorder condition hook))))
      function)))

@@ -78,7 +78,17 @@ look_for_test_tools() {
     # tests/away.rs hides the build from the binary; elsewhere it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
         miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
+    # Test frameworks and libraries with tests, for tests/testing.rs. Only Debian has packages of them.
+    if has apt-get; then
+        local system
+        for system in fiveam rt alexandria esrap; do
+            has_lisp_system "$system" || miss "the Lisp system $system" "cl-$system" "" "" ""
+        done
+    fi
 }
+
+# Where ASDF looks for systems that Linux distributions install.
+has_lisp_system() { [ -e "/usr/share/common-lisp/source/$1" ]; }
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then

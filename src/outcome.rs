@@ -266,6 +266,8 @@ pub struct Outcome {
     pub defined: Vec<DefiningForm>,
     /// What an operation found, in its order.
     pub records: Vec<Record>,
+    /// Errors that its records tell of, in their order: a record names one by its index.
+    pub errors: Vec<Arc<ErrorRecord>>,
 }
 
 impl Outcome {
@@ -291,6 +293,7 @@ impl Outcome {
             + warnings.sum::<usize>()
             + notices.sum::<usize>()
             + records.sum::<usize>()
+            + self.errors.iter().map(|error| error.bytes()).sum::<usize>()
     }
 
     /// What it printed to stdout and stderr, in the order printed, as far as that is kept.
@@ -333,6 +336,7 @@ impl Outcome {
             warnings_omitted: self.warnings_omitted + after.warnings_omitted,
             defined: [self.defined, after.defined].concat(),
             records: [self.records, after.records].concat(),
+            errors: [self.errors, after.errors].concat(),
             ..after
         }
     }
@@ -386,6 +390,43 @@ impl Record {
             .iter()
             .map(|(name, field)| 64 + name.len() + if let Field::Text(text) = field { text.text.len() } else { 0 });
         64 + self.kind.len() + fields.sum::<usize>()
+    }
+}
+
+/// How many tests came to what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TestCounts {
+    /// All their checks held.
+    pub passed: i64,
+    /// A check did not hold, or the test took too long.
+    pub failed: i64,
+    /// An error ended the test.
+    pub errors: i64,
+    /// It was not run, or checked nothing for a reason that it gave.
+    pub skipped: i64,
+    /// How long all of them took.
+    pub milliseconds: i64,
+}
+
+impl TestCounts {
+    /// Those of an outcome that is one of tests.
+    #[must_use]
+    pub fn of(outcome: &Outcome) -> Option<Self> {
+        let run = outcome.records.iter().find(|record| record.kind == "run")?;
+        let number = |name| run.number(name).unwrap_or(0);
+        Some(Self {
+            passed: number("passed"),
+            failed: number("failed"),
+            errors: number("errors"),
+            skipped: number("skipped"),
+            milliseconds: number("milliseconds"),
+        })
+    }
+
+    /// How many tests there were.
+    #[must_use]
+    pub fn all(&self) -> i64 {
+        self.passed + self.failed + self.errors + self.skipped
     }
 }
 

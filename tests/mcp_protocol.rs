@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 18] = [
+const TOOLS: [&str; 19] = [
     "evaluate-lisp",
     "describe-last-error",
     "get-backtrace",
@@ -22,6 +22,7 @@ const TOOLS: [&str; 18] = [
     "return-from-frame",
     "restart-frame",
     "abort-evaluation",
+    "run-tests",
     "evaluation",
     "list-definitions",
     "describe-symbol",
@@ -108,7 +109,8 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes = ["evaluate-lisp", "evaluation", "reset-session"].contains(&name) || debugs.contains(&name);
+        let changes =
+            ["evaluate-lisp", "run-tests", "evaluation", "reset-session"].contains(&name) || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");

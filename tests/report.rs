@@ -100,6 +100,7 @@ prop_compose! {
             timing: None,
             defined: Vec::new(),
             records: Vec::new(),
+            errors: Vec::new(),
         }
     }
 }
@@ -167,6 +168,7 @@ proptest! {
             held: false,
             defined: Vec::new(),
             records: Vec::new(),
+            errors: Vec::new(),
         };
         prop_assert_eq!(report::evaluation(&report::fitted(&outcome, 9_500)), report::evaluation(&outcome));
     }
@@ -241,6 +243,7 @@ fn the_marker_says_where_to_go_on() {
         held: false,
         defined: Vec::new(),
         records: Vec::new(),
+        errors: Vec::new(),
     };
     let max = usize::try_from(Limits::default().max_answer).unwrap();
     let text = report::evaluation(&report::fitted(&outcome, max));

@@ -25,6 +25,7 @@ use crate::session::idle::Idle;
 use server::{Server, first_request};
 use stdio::Stdio;
 use tools::ToolContext;
+pub(crate) use tools::ToolSet;
 
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(150);
@@ -87,12 +88,13 @@ impl Idle for Reader {
     }
 }
 
-/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too.
+/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too;
+/// `tool_set`: which tools there are.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool) -> io::Result<i32> {
+pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool, tool_set: ToolSet) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, structured);
+    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone());
     Ok(connection.serve(session, server))
 }
@@ -104,12 +106,13 @@ pub(crate) fn serve_supervised(
     session: &Session,
     status: SharedStatus,
     structured: bool,
+    tool_set: ToolSet,
 ) -> io::Result<i32> {
     let connection = Connection::open(stdio, true)?;
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), structured);
+    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::tools::Reply;
 use crate::outcome::{
-    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, Warning,
+    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
@@ -19,6 +19,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::Outcome(outcome) => evaluation(outcome),
         Reply::Calls(outcome) => calls(outcome),
         Reply::Profile(outcome) => profile(outcome),
+        Reply::Tests(outcome) => tests(outcome),
         Reply::Error(known) => {
             optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
         }
@@ -62,8 +63,9 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
 fn calls(outcome: &Outcome) -> Value {
     let mut map = evaluation(outcome);
     let calls = outcome.records.iter().filter(|record| record.kind == "call");
-    map["calls"] =
-        calls.map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"])).collect();
+    map["calls"] = calls
+        .map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"]))
+        .collect();
     let trace = outcome.records.iter().find(|record| record.kind == "trace");
     map["omittedCalls"] = trace.and_then(|trace| trace.number("omitted")).unwrap_or(0).into();
     map
@@ -77,19 +79,6 @@ fn profile(outcome: &Outcome) -> Value {
     }
     let functions = outcome.records.iter().filter(|record| record.kind == "function");
     map["functions"] = functions.map(|function| fields(function, &["name", "place", "self", "total"])).collect();
-    map
-}
-
-/// These fields of a record, as far as it has them.
-fn fields(record: &Record, names: &[&str]) -> Value {
-    let mut map = json!({});
-    for name in names {
-        match (record.text(name), record.number(name)) {
-            (Some(text), _) => map[*name] = text.into(),
-            (None, Some(number)) => map[*name] = number.into(),
-            (None, None) => {}
-        }
-    }
     map
 }
 
@@ -146,6 +135,55 @@ fn evaluation(outcome: &Outcome) -> Value {
         });
     }
     map
+}
+
+/// What tests came to, one record a test.
+fn tests(outcome: &Outcome) -> Value {
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    let mut map = evaluation(outcome);
+    map["passed"] = counts.passed.into();
+    map["failed"] = counts.failed.into();
+    map["errors"] = counts.errors.into();
+    map["skipped"] = counts.skipped.into();
+    map["seconds"] = seconds(counts.milliseconds);
+    let mut tests: Vec<Value> = Vec::new();
+    for record in &outcome.records {
+        match (record.kind.as_str(), tests.last_mut()) {
+            ("test", _) => {
+                let mut test = fields(record, &["name", "framework", "status", "message", "file", "line", "code"]);
+                test["seconds"] = seconds(record.number("milliseconds").unwrap_or(0));
+                test["checks"] = json!([]);
+                let error = record.number("error").and_then(|index| usize::try_from(index).ok());
+                if let Some(known) = error.and_then(|index| outcome.errors.get(index)) {
+                    test["error"] = summary(known);
+                }
+                tests.push(test);
+            }
+            ("check", Some(test)) => {
+                let check = fields(record, &["form", "expected", "actual", "message"]);
+                if let Some(checks) = test["checks"].as_array_mut() {
+                    checks.push(check);
+                }
+            }
+            _ => {}
+        }
+    }
+    map["tests"] = tests.into();
+    map
+}
+
+fn seconds(milliseconds: i64) -> Value {
+    // Some days at most: nothing is lost.
+    (milliseconds as f64 / 1000.0).into()
+}
+
+/// Those of the record's fields that it has.
+fn fields(record: &Record, names: &[&str]) -> Value {
+    let known = names.iter().filter_map(|name| {
+        let value = record.text(name).map(Value::from).or_else(|| record.number(name).map(Value::from))?;
+        Some(((*name).to_owned(), value))
+    });
+    Value::Object(known.collect())
 }
 
 fn warning(warning: &Warning) -> Value {
@@ -356,9 +394,10 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
             properties
         }
+        "run-tests" => tests_properties(),
         "evaluation" => {
             // As evaluate-lisp for one that was waited for.
-            let mut properties = evaluation_properties();
+            let mut properties = tests_properties();
             properties["evaluation"] = status_schema();
             properties["page"] = page_schema();
             properties
@@ -464,6 +503,32 @@ fn evaluation_properties() -> Value {
         "error": error_schema(),
         "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),
     })
+}
+
+/// Those of a run of tests, and of an evaluation.
+fn tests_properties() -> Value {
+    let status = json!({"type": "string", "enum": ["passed", "failed", "error", "skipped"]});
+    let error = object(summary_properties(), &["type", "message", "time"]);
+    let check = json!({"form": text(), "expected": text(), "actual": text(), "message": text()});
+    let test = json!({
+        "name": text(),
+        "framework": text(),
+        "status": status,
+        "message": text(),
+        "file": text(),
+        "line": count(),
+        "code": text(),
+        "seconds": {"type": "number"},
+        "checks": {"type": "array", "items": object(check, &[]), "description": "Those that failed, the first ones."},
+        "error": error,
+    });
+    let mut properties = evaluation_properties();
+    for name in ["passed", "failed", "errors", "skipped"] {
+        properties[name] = count();
+    }
+    properties["seconds"] = json!({"type": "number"});
+    properties["tests"] = list(&object(test, &["name", "framework", "status", "seconds", "checks"]));
+    properties
 }
 
 fn summary_properties() -> Value {

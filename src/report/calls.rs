@@ -17,9 +17,12 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     };
     let number = |name| trace.number(name).unwrap_or(0);
     let (functions, total) = (number("functions"), number("calls"));
-    let of = if functions == 1 { "the function traced".to_owned() } else { format!("the {functions} functions traced") };
+    let of =
+        if functions == 1 { "the function traced".to_owned() } else { format!("the {functions} functions traced") };
     let mut head = match total {
-        0 => format!("No calls of {of} (calls that were inlined, or are made by SBCL's own code directly, are not seen)."),
+        0 => format!(
+            "No calls of {of} (calls that were inlined, or are made by SBCL's own code directly, are not seen)."
+        ),
         1 => format!("1 call of {of}:"),
         _ => format!("{total} calls of {of}:"),
     };
@@ -41,7 +44,11 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         shown += 1;
     }
     if shown < records.len() {
-        _ = write!(head, "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest", records.len() - shown);
+        _ = write!(
+            head,
+            "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest",
+            records.len() - shown
+        );
     }
     if number("omitted") > 0 {
         _ = write!(head, "\n... {} more calls were not recorded (limit)", number("omitted"));
@@ -93,8 +100,11 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let mut shown = 0;
     for record in outcome.records.iter().filter(|record| record.kind == "function") {
         let name = escape_markers(record.text("name").unwrap_or_default()).replace('\n', "\\n");
-        let mut line =
-            format!("\n{:5.1}  {:6.1}      -   {name}", percent(number(record, "self")), percent(number(record, "total")));
+        let mut line = format!(
+            "\n{:5.1}  {:6.1}      -   {name}",
+            percent(number(record, "self")),
+            percent(number(record, "total"))
+        );
         if let Some(place) = record.text("place") {
             _ = write!(line, "  {}", escape_markers(place).replace('\n', "\\n"));
         }

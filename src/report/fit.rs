@@ -276,6 +276,7 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         held: outcome.held,
         defined: Vec::new(),
         records: outcome.records.clone(),
+        errors: outcome.errors.clone(),
     }
 }
 

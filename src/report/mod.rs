@@ -12,6 +12,7 @@ mod finding;
 mod fit;
 mod frames;
 mod listings;
+mod tests;
 
 use std::fmt::Write as _;
 
@@ -32,6 +33,7 @@ pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
+pub use tests::tests;
 
 pub use crate::outcome::DefinitionFilter;
 

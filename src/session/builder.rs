@@ -297,6 +297,8 @@ pub(super) struct OutcomeBuilder {
     signalled: Option<Vec<Option<ErrorBuilder>>>,
     /// How many of them there were before this evaluation was held and went on.
     signalled_before: usize,
+    /// The records name them.
+    errors_are_records: bool,
     timing: Option<Timing>,
     code: String,
     evaluation: u64,
@@ -328,6 +330,7 @@ impl OutcomeBuilder {
             superseded: Vec::new(),
             signalled: None,
             signalled_before: 0,
+            errors_are_records: false,
             timing: None,
         }
     }
@@ -335,6 +338,11 @@ impl OutcomeBuilder {
     /// Keeps the errors that the code handles, too.
     pub(super) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
+    }
+
+    /// Whether these are for the records, which name them by their index.
+    pub(super) fn errors_are_records(&mut self, so: bool) {
+        self.errors_are_records = so;
     }
 
     /// An empty one for what this evaluation comes to when it goes on.
@@ -516,6 +524,9 @@ impl OutcomeBuilder {
 
     /// Takes the errors that the code handled, in their order; `None` if they are not recorded.
     pub(super) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
+        if self.errors_are_records {
+            return None;
+        }
         let signalled = self.signalled.as_mut().map(std::mem::take)?;
         let errors = signalled.into_iter().flatten();
         Some(errors.map(|error| Arc::new(error.finish(&self.code, 0))).collect())
@@ -601,6 +612,12 @@ impl OutcomeBuilder {
             held: false,
             defined: self.defined,
             records: self.records.records(),
+            errors: if self.errors_are_records {
+                let signalled = self.signalled.take().unwrap_or_default();
+                signalled.into_iter().flatten().map(|error| Arc::new(error.finish(&self.code, 0))).collect()
+            } else {
+                Vec::new()
+            },
         }
     }
 }

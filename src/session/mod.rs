@@ -27,6 +27,7 @@ use crate::error::{BootError, HoldError, InspectError};
 use crate::image::{self, Event, Host, Interrupt, Item, Job, JobKind, Lane};
 use crate::outcome::{
     Clipped, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription,
+    TestCounts,
 };
 use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
@@ -225,9 +226,11 @@ impl Session {
             operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
         };
         let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
-        if record_errors {
+        let has_errors = operation.is_some_and(|operation| operation.has_errors);
+        if record_errors || has_errors {
             builder.record_errors();
         }
+        builder.errors_are_records(has_errors);
         self.0.enqueue(Lane::Evaluation, job, timeout, Build::Outcome(builder, reply))
     }
 
@@ -547,10 +550,23 @@ impl Inner {
             self.record_signalled(&mut state, errors);
         }
         self.record_superseded(&mut state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        for error in &mut outcome.errors {
+            state.record(error);
+            if let Some(witness) = self.witness.get() {
+                witness.errors(Some(error), state.last_error.as_ref());
+            }
+        }
         if let Err(error) = &mut outcome.result {
             state.record(error);
         }
-        state.last_error = outcome.result.as_ref().err().cloned();
+        state.last_error = match &outcome.result {
+            Err(error) => Some(error.clone()),
+            // Tests: the state is that of the first one that failed.
+            Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
+                outcome.errors.first().cloned().or_else(|| state.last_error.take())
+            }
+            Ok(_) => None,
+        };
         self.tell_witness(&state, outcome);
         tell(&mut state, outcome);
     }

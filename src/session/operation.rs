@@ -92,6 +92,8 @@ fn write_string(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {
     name: &'static str,
+    /// It tells of errors that were handled, which its records name.
+    pub(super) has_errors: bool,
     arguments: Vec<(&'static str, Argument)>,
 }
 
@@ -99,7 +101,14 @@ pub(crate) struct Operation {
 impl Operation {
     /// The one that `define-query` or `define-operation` calls so.
     pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, arguments: Vec::new() }
+        Self { name, has_errors: false, arguments: Vec::new() }
+    }
+
+    /// Its records name errors that it tells of: these go into the history and come with the outcome.
+    #[must_use]
+    pub(crate) fn with_errors(mut self) -> Self {
+        self.has_errors = true;
+        self
     }
 
     /// With this argument.

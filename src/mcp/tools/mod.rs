@@ -14,10 +14,14 @@ mod limits;
 mod macroexpand;
 mod reply;
 mod reset;
-mod symbol;
+
 mod profile;
+mod run_tests;
+mod symbol;
+mod tool_set;
 mod tracing;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -26,12 +30,13 @@ use serde_json::{Value, json};
 
 use super::structured;
 use super::worker::Worker;
+use crate::rpc::inflight::Inflight;
 use crate::session::operation::Operation;
 use crate::{Evaluation, Outcome, Session};
-use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use reply::Reply;
+pub(crate) use tool_set::ToolSet;
 
 /// What the tools work with.
 #[derive(Debug)]
@@ -42,6 +47,8 @@ pub(super) struct ToolContext {
     worker: Option<Worker>,
     /// Results have structured content, too.
     structured: bool,
+    /// Which tools there are.
+    tools: ToolSet,
     /// What users are asked between two calls.
     questions: Mutex<ask::Questions>,
 }
@@ -53,8 +60,9 @@ impl ToolContext {
         inflight: Arc<Inflight>,
         worker: Option<Worker>,
         structured: bool,
+        tools: ToolSet,
     ) -> Arc<Self> {
-        Arc::new(Self { session, inflight, worker, structured, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, worker, structured, tools, questions: Mutex::default() })
     }
 
     /// Characters that an answer may have.
@@ -64,13 +72,19 @@ impl ToolContext {
 
     /// What `tools/list` shows.
     pub(super) fn list(&self) -> Vec<Tool> {
-        let mut tools = all();
+        let mut tools = self.tools.tools();
         if self.structured {
             for tool in &mut tools {
                 tool.output_schema = structured::schema(&tool.name).map(Arc::new);
             }
         }
         tools
+    }
+
+    /// Why a call of this tool is none.
+    fn no_such_tool(&self, name: &str) -> Fault {
+        let names = self.tools.tools();
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, names.iter().map(tool_set::named)), None))
     }
 }
 
@@ -130,7 +144,7 @@ fn all() -> Vec<Tool> {
     let mut tools = vec![evaluate];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
-    tools.extend([evaluation::tool(), definitions::tool(), symbol::tool()]);
+    tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
     tools.extend([tracing::tool(), profile::tool()]);
     tools.extend([reset::tool(), limits::tool()]);
@@ -169,6 +183,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     }
     let arguments = arguments.unwrap_or_default();
     let step = match &*name {
+        hidden if !call.context.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
@@ -185,6 +200,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         | debugger::ABORT => debugger::call(&name, arguments),
         evaluation::NAME => evaluation::call(&session, arguments),
         definitions::NAME => definitions::call(arguments),
+        run_tests::NAME => run_tests::call(arguments),
         symbol::NAME => symbol::call(arguments),
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
@@ -193,7 +209,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         profile::NAME => profile::call(arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
-        unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),
+        unknown => Err(call.context.no_such_tool(unknown)),
     };
     match step {
         Ok(Step::Later(work)) => work(call),
@@ -203,8 +219,8 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
 }
 
 /// What to say of a tool that there is not: near names, and all there are.
-fn no_such_tool(name: &str) -> String {
-    let all: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
+fn no_such_tool(name: &str, all: impl Iterator<Item = Cow<'static, str>>) -> String {
+    let all: Vec<_> = all.collect();
     let written: String = name.chars().take(LONG).collect::<String>().to_ascii_lowercase().replace('_', "-");
     let mut near: Vec<_> = all
         .iter()

@@ -61,8 +61,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let top = arguments.whole("top", 1..=MAX_TOP, &format!("a whole number from 1 to {MAX_TOP}"))?.unwrap_or(TOP);
     let path = arguments.optional_text("save-to")?.map(PathBuf::from);
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
-    let operation =
-        Operation::new("profile").with("mode", mode).with("top", top).with("stacks", path.is_some());
+    let operation = Operation::new("profile").with("mode", mode).with("top", top).with("stacks", path.is_some());
     later(move |call: Call| {
         super::evaluate_as(call, &operation, evaluation, move |mut outcome| {
             if let Some(path) = path {

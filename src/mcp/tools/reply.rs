@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::outcome::{Definitions, Local, Record, SymbolDescription};
+use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -15,6 +15,8 @@ pub(in crate::mcp) enum Reply {
     Calls(Box<Outcome>),
     /// What an evaluation did, and where it spent its time.
     Profile(Box<Outcome>),
+    /// What tests came to.
+    Tests(Box<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
     /// These frames of an error, if there is one.
@@ -76,6 +78,7 @@ impl Reply {
             Self::Outcome(outcome) => report::evaluation(outcome),
             Self::Calls(outcome) => report::calls(outcome, max),
             Self::Profile(outcome) => report::profile(outcome, max),
+            Self::Tests(outcome) => report::tests(outcome, max),
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
             Self::History(errors, older) => report::error_history(errors, *older, max),
@@ -107,6 +110,7 @@ impl Reply {
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
-        Self::Outcome(Box::new(outcome))
+        let tests = !outcome.is_error() && TestCounts::of(&outcome).is_some();
+        if tests { Self::Tests(Box::new(outcome)) } else { Self::Outcome(Box::new(outcome)) }
     }
 }

@@ -73,7 +73,8 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let depth = arguments.whole("depth", 1..=MAX_DEPTH, &number(MAX_DEPTH))?.unwrap_or(DEPTH);
     let limit = arguments.whole("limit", 1..=MAX_LIMIT, &number(MAX_LIMIT))?.unwrap_or(LIMIT);
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
-    let mut operation = Operation::new("trace-calls").maybe("package", package).with("depth", depth).with("limit", limit);
+    let mut operation =
+        Operation::new("trace-calls").maybe("package", package).with("depth", depth).with("limit", limit);
     if !functions.is_empty() {
         operation = operation.with("functions", functions);
     }

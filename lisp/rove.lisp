@@ -1,0 +1,137 @@
+;;;; Rove.
+
+(in-package "SBCL-HOST")
+
+(define-framework "Rove" ("ROVE" "ROVE/CORE/RESULT" "ROVE/CORE/ASSERTION" "ROVE/CORE/TEST")
+  :entries (("RUN" . rove-tests-of-systems) ("RUN-SUITE" . rove-tests-of-suite))
+  :streams (("*REPORT-STREAM*" . "ROVE/REPORTER"))
+  :tests rove-tests :name rove-name :home rove-home :groups rove-groups :runner run-rove)
+
+(defun rove-suites ()
+  "Return all suites."
+  (call-theirs "ALL-SUITES"))
+
+(defun rove-suite-tests (suite)
+  "Return the tests of SUITE: lists of name and suite."
+  (loop for name in (funcall (their-symbol "SUITE-TESTS" "ROVE/CORE/SUITE/PACKAGE") suite)
+        collect (list name suite)))
+
+(defun rove-tests ()
+  "Return all tests."
+  (mapcan #'rove-suite-tests (rove-suites)))
+
+(defun rove-name (test)
+  "Return the name of TEST."
+  (first test))
+
+(defun rove-home (test)
+  "Return the package of TEST."
+  (slot-value (second test) (their-symbol "PACKAGE" "ROVE/CORE/SUITE/PACKAGE")))
+
+(defun rove-groups (wanted-p)
+  "There are none: a suite is a package."
+  (declare (ignore wanted-p))
+  '())
+
+(defun rove-tests-of-suite (suite)
+  "Return the tests that RUN-SUITE runs for SUITE, or a package."
+  (rove-suite-tests (if (or (packagep suite) (stringp suite) (symbolp suite))
+                        (call-theirs "FIND-SUITE" suite)
+                        suite)))
+
+(defun rove-tests-of-systems (systems &rest options)
+  "Return the tests that RUN runs for SYSTEMS, designators of systems."
+  (declare (ignore options))
+  (loop for designator in (if (listp systems) systems (list systems))
+        for system = (asdf:find-system designator)
+        for package = (find-package (string-upcase (asdf:component-name system)))
+        append (progn
+                 (load-for-tests system)
+                 (loop for suite in (remove-duplicates
+                                     (append (funcall (their-symbol "SYSTEM-SUITES" "ROVE/CORE/SUITE/PACKAGE") system)
+                                             (and package (list (call-theirs "FIND-SUITE" package)))))
+                       when suite
+                         append (rove-suite-tests suite)))))
+
+(defun run-rove (tests)
+  "Run TESTS with what their suites have done before and after. Return true when none failed, and the results."
+  (let ((stats (make-instance (their-symbol "STATS" "ROVE/CORE/STATS")))
+        (package "ROVE/CORE/SUITE/PACKAGE"))
+    (funcall (their-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
+    (progv (list (their-symbol "*STATS*" "ROVE/CORE/STATS") (their-symbol "*DEBUG-ON-ERROR*" "ROVE/CORE/ASSERTION"))
+        (list stats nil)
+      (dolist (suite (remove-duplicates (mapcar #'second tests) :from-end t))
+        (flet ((of-suite (name) (funcall (their-symbol name package) suite))
+               (call-hooks (hooks) (loop for (nil . hook) in (reverse hooks) do (funcall hook))))
+          (let ((*package* (slot-value suite (their-symbol "PACKAGE" package))))
+            (flet ((around (name)
+                     (let ((function (of-suite name)))
+                       (when function
+                         (call-outside-tests (format nil "~A of ~A" name (of-suite "SUITE-NAME")) function)))))
+              (around "SUITE-SETUP")
+              (loop for test in tests
+                    when (eq suite (second test))
+                      do (let ((verdict (new-verdict test))
+                               (before (length (their-results stats))))
+                           (call-as-test verdict
+                                         (lambda ()
+                                           (unwind-protect
+                                                (progn (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
+                                                       (funcall (call-theirs "GET-TEST" (first test))))
+                                             (call-hooks (of-suite "SUITE-AFTER-HOOKS")))))
+                           (call-as-test verdict
+                                         (lambda ()
+                                           (dolist (result (ldiff (their-results stats)
+                                                                  (last (their-results stats) before)))
+                                             (add-rove-result verdict result))))
+                           (conclude verdict)))
+              (around "SUITE-TEARDOWN"))))))
+    (values (funcall (their-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (their-results stats))))
+
+(defun their-results (stats)
+  "Return what was recorded in STATS, newest first."
+  (funcall (their-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
+
+(defun add-rove-result (verdict result)
+  "Add RESULT, of a test, a part of one, or an assertion, to VERDICT."
+  (flet ((of-class-p (name) (typep result (their-symbol name "ROVE/CORE/RESULT")))
+         (value (name) (funcall (their-symbol name "ROVE/CORE/RESULT") result)))
+    (cond ((of-class-p "TEST")
+           (dolist (name '("FAILED-TESTS" "PASSED-TESTS" "PENDING-TESTS"))
+             (dolist (part (value name))
+               (add-rove-result verdict part))))
+          ((of-class-p "FAILED-ASSERTION")
+           (let ((reason (value "ASSERTION-REASON")))
+             (when (typep reason 'condition)
+               (end-with-condition verdict reason))
+             (add-check verdict (rove-check result reason))))
+          ((of-class-p "PENDING-ASSERTION")
+           (when (and (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
+             (setf (verdict-status verdict) :skipped)))
+          (t
+           (when (eq :skipped (verdict-status verdict))
+             (setf (verdict-status verdict) :passed))
+           (incf (verdict-passed-checks verdict))))))
+
+(defun rove-check (assertion reason)
+  "Return the check of ASSERTION, which failed, for REASON if that is a condition."
+  (flet ((value (name) (funcall (their-symbol name "ROVE/CORE/RESULT") assertion)))
+    (let ((form (value "ASSERTION-FORM"))
+          (place (and (find-symbol "ASSERTION-SOURCE-LOCATION" "ROVE/CORE/RESULT")
+                      (value "ASSERTION-SOURCE-LOCATION"))))
+      (make-check :form (and (consp form) form)
+                  :shown (and (consp form) (shown-form form))
+                  :expected (and (consp form)
+                                 (not (typep reason 'condition))
+                                 (if (slot-value assertion (their-symbol "NEGATIVE" "ROVE/CORE/RESULT")) "false" "true"))
+                  :actual (unless (typep reason 'condition)
+                              (format nil "~{~A~^, ~}"
+                                      (loop for argument in (value "ASSERTION-ARGS")
+                                            for of in (value "ASSERTION-VALUES")
+                                            unless (if (consp argument) (eq 'quote (car argument)) (constantp argument))
+                                              collect (format nil "~A = ~A" (shown-text argument) (shown-text of)))))
+                  :message (let ((description (slot-value assertion (their-symbol "DESC" "ROVE/CORE/RESULT"))))
+                             (and (stringp description) (cut-text description)))
+                  :file (and (consp place) (stringp (car place)) (car place))
+                  :line (and (consp place) (stringp (car place)) (consp (cdr place)) (integerp (second place))
+                             (second place))))))

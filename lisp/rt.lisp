@@ -1,0 +1,149 @@
+;;;; sb-rt, and the RT that it comes from.
+
+(in-package "SBCL-HOST")
+
+(define-framework "sb-rt" ("SB-RT")
+  :entries (("DO-TESTS" . rt-tests-of))
+  :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
+
+(define-framework "RT" ("REGRESSION-TEST")
+  :entries (("DO-TESTS" . rt-tests-of))
+  :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
+
+(defun rt-tests ()
+  "Return all tests: lists of name, form and values."
+  (loop for (nil . test) in (rest (symbol-value (their-symbol "*ENTRIES*")))
+        collect test))
+
+(defun rt-tests-of (&rest arguments)
+  "Return the tests that DO-TESTS runs."
+  (declare (ignore arguments))
+  (rt-tests))
+
+(defun rt-name (test)
+  "Return the name of TEST."
+  (first test))
+
+(defun rt-home (test)
+  "Return the package of TEST: its name's, or the one that most symbols of its form belong to."
+  (let ((home (symbol-home (first test))))
+    (if (and home (not (eq home (find-package "KEYWORD"))))
+        home
+        (labels ((visit (object)
+                   (cond ((consp object) (visit (car object)) (visit (cdr object)))
+                         ((and object (symbolp object) (symbol-package object) (not (system-symbol-p object)))
+                          (return-from rt-home (symbol-package object))))))
+          (visit (second test))))))
+
+(defun rt-groups (wanted-p)
+  "There are none."
+  (declare (ignore wanted-p))
+  '())
+
+(defun run-rt (tests)
+  "Run TESTS. Return what DO-TESTS does: true when none failed unexpectedly, true when none failed, and those that did."
+  (let ((expected (let ((variable (find-symbol "*EXPECTED-FAILURES*" (framework-package *framework*))))
+                    (and variable (boundp variable) (symbol-value variable))))
+        (failed '()))
+    (dolist (test tests)
+      (let* ((verdict (new-verdict test))
+             (name (first test))
+             (output (make-kept-output *standard-output*))
+             (passed (first (call-as-test verdict (lambda ()
+                                                    (let ((*standard-output* output))
+                                                      (call-theirs "DO-TEST" name)))))))
+        (call-as-test verdict (lambda () (add-rt-result verdict test passed output)))
+        (unless passed
+          (push name failed)
+          (when (member name expected :test #'equal)
+            (setf (verdict-status verdict) :skipped
+                  (verdict-message verdict) "It fails, as is expected of it.")))
+        (conclude verdict)))
+    (let ((failed (nreverse failed)))
+      (values (subsetp failed expected :test #'equal) (null failed) failed))))
+
+(defun add-rt-result (verdict test passed output)
+  "Add to VERDICT what TEST came to, which printed to OUTPUT, the framework's report included."
+  (let* ((text (kept-text output))
+         (report (and (not passed) (search "Test " text :from-end t)))
+         (actual (and report (search "Actual value" text :start2 report)))
+         (start (and actual (search ": " text :start2 actual))))
+    (forget-kept output report)
+    (when (and (eq (verdict-status verdict) :passed) (null (verdict-message verdict)))
+      (if passed
+          (incf (verdict-passed-checks verdict))
+          (destructuring-bind (name form . values) test
+            (declare (ignore name))
+            (let* ((value (and start (string-trim '(#\Space #\Newline) (subseq text (+ start 2)))))
+                   (condition (signalled-value value (verdict-signalled verdict))))
+              (if condition
+                  (end-with-condition verdict condition)
+                  (add-check verdict
+                             (make-check :form form :shown (shown-form form)
+                                         :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
+                                         :actual (and value (cut-text (string-right-trim "." value)))))))))))
+  verdict)
+
+(defun signalled-value (text signalled)
+  "Return the condition of the newest of SIGNALLED if TEXT, the values of a test as they print, looks like it; or NIL. The
+framework returns the error that ended the test as its value."
+  (let* ((condition (and signalled (signalled-condition (first signalled))))
+         (name (and condition (string (class-name-of condition))))
+         (found (and name text (search name text :test #'char-equal))))
+    (and found
+         (eql 2 (mismatch "#<" text))
+         (null (position-if #'whitespace-p text :end found))
+         condition)))
+
+(defconstant +kept-output+ 8000
+  "Characters of the end of what a test prints that are kept back, for the framework's report is among them.")
+
+(defclass kept-output (sb-gray:fundamental-character-output-stream)
+  ((target :initarg :target :reader kept-target)
+   (text :initform (make-string-output-stream) :reader kept-stream)
+   (count :initform 0 :accessor kept-count)
+   (column :initform 0 :accessor kept-column))
+  (:documentation "A stream that hands on what is printed to it later, but for the last of it."))
+
+(defun make-kept-output (target)
+  "Return a stream that hands what is printed to it on to TARGET."
+  (make-instance 'kept-output :target target))
+
+(defun hand-on-kept (stream)
+  "Have STREAM hand on all but the last of its text when it is long."
+  (when (> (kept-count stream) (* 4 +kept-output+))
+    (let* ((text (get-output-stream-string (kept-stream stream)))
+           (end (- (length text) +kept-output+)))
+      (write-string text (kept-target stream) :end end)
+      (write-string text (kept-stream stream) :start end)
+      (setf (kept-count stream) +kept-output+))))
+
+(defmethod sb-gray:stream-write-char ((stream kept-output) character)
+  (write-char character (kept-stream stream))
+  (incf (kept-count stream))
+  (setf (kept-column stream) (if (char= character #\Newline) 0 (1+ (kept-column stream))))
+  (hand-on-kept stream)
+  character)
+
+(defmethod sb-gray:stream-write-string ((stream kept-output) string &optional (start 0) end)
+  (let* ((end (or end (length string)))
+         (newline (position #\Newline string :start start :end end :from-end t)))
+    (write-string string (kept-stream stream) :start start :end end)
+    (incf (kept-count stream) (- end start))
+    (setf (kept-column stream) (if newline (- end newline 1) (+ (kept-column stream) (- end start))))
+    (hand-on-kept stream)
+    string))
+
+(defmethod sb-gray:stream-line-column ((stream kept-output))
+  (kept-column stream))
+
+(defun kept-text (stream)
+  "Return what STREAM keeps back."
+  (let ((text (get-output-stream-string (kept-stream stream))))
+    (write-string text (kept-stream stream))
+    text))
+
+(defun forget-kept (stream end)
+  "Have STREAM hand on what it keeps back up to END, NIL for all of it, and forget the rest."
+  (let ((text (get-output-stream-string (kept-stream stream))))
+    (write-string text (kept-target stream) :end end)))

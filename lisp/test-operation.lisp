@@ -1,0 +1,420 @@
+;;;; The operation RUN-TESTS: which tests are meant, and what they came to, as records.
+
+(in-package "SBCL-HOST")
+
+;;; Systems
+
+(defun test-systems (system)
+  "Return SYSTEM and the systems that its test operation runs the tests of, those first."
+  (let ((found '()))
+    (labels ((visit (system)
+               (unless (member system found)
+                 (push system found)
+                 (loop for (operation . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op)
+                                                                                  system)
+                       when (typep (ignore-errors (asdf:make-operation (if (symbolp operation)
+                                                                           operation
+                                                                           (type-of operation))))
+                                   'asdf:test-op)
+                         do (dolist (component components)
+                              (let ((named (asdf:find-system (if (typep component 'asdf:component)
+                                                                 (asdf:component-name component)
+                                                                 component)
+                                                             nil)))
+                                (when named (visit named))))))))
+      (visit system))
+    ;; Those which it asks for come first.
+    found))
+
+(defun sibling-test-systems (system)
+  "Return the systems that SYSTEM's tests are likely in by their names, SYSTEM's own test operation naming none."
+  (let ((name (asdf:component-name system)))
+    (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
+          for sibling = (ignore-errors (asdf:find-system (concatenate 'string name ending) nil))
+          when sibling
+            return (list sibling))))
+
+(defun performs-tests-p (system)
+  "True when SYSTEM's test operation does something of its own."
+  (let ((method (first (compute-applicable-methods #'asdf:perform (list (asdf:make-operation 'asdf:test-op) system)))))
+    (and method
+         (let ((specializer (second (sb-mop:method-specializers method))))
+           (or (typep specializer 'sb-mop:eql-specializer)
+               ;; That of COMPONENT does nothing.
+               (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
+
+(defvar *takes-over* nil
+  "True while a framework's function that runs tests is to run them here.")
+
+(defun call-taking-over (function)
+  "Return the values of FUNCTION. What a framework is asked to run meanwhile, by this thread, is run in this run of tests;
+its function returns what it would."
+  (declare (type function function))
+  (let ((entries (loop for framework in (present-frameworks)
+                       append (loop for (name . tests-of) in (framework-entries framework)
+                                    for symbol = (find-symbol name (framework-package framework))
+                                    when (and symbol (fboundp symbol))
+                                      collect (list symbol framework tests-of)))))
+    (unwind-protect
+         (progn
+           (loop for (symbol framework tests-of) in entries
+                 do (let ((framework framework) (tests-of tests-of))
+                      (encapsulate symbol 'run-tests
+                                   (lambda (original &rest arguments)
+                                     (declare (type function original))
+                                     (if *takes-over*
+                                         (let ((*takes-over* nil)
+                                               (*framework* framework))
+                                           (run-with framework (apply tests-of arguments)))
+                                         (apply original arguments))))))
+           (let ((*takes-over* t))
+             (call-silencing-frameworks function)))
+      (loop for (symbol) in entries
+            do (sb-int:unencapsulate symbol 'run-tests)))))
+
+(defun perform-tests (system)
+  "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
+fails when it signals or is ended."
+  (let* ((verdicts (test-run-verdicts *test-run*))
+         (before (length verdicts))
+         (verdict (make-verdict :framework "ASDF" :name (asdf:component-name system)
+                                :title (format nil "test-op of ~A" (asdf:component-name system)))))
+    (call-as-test verdict
+                  (lambda ()
+                    (block perform
+                      (handler-bind ((error (lambda (condition)
+                                              ;; How it says that tests failed.
+                                              (unless (find-if #'failed-p verdicts :start before)
+                                                (end-with-condition verdict condition))
+                                              (return-from perform))))
+                        (call-taking-over
+                         (lambda ()
+                           (asdf:perform (asdf:make-operation 'asdf:test-op) system)))))))
+    (when (or (not (eq :passed (verdict-status verdict)))
+              (and (= before (length verdicts)) (performs-tests-p system)))
+      (conclude verdict))))
+
+(defun failed-p (verdict)
+  "True when VERDICT is that of a test that failed."
+  (member (verdict-status verdict) '(:failed :error)))
+
+(defun system-files (systems)
+  "Return the native namestrings of the Lisp files of SYSTEMS."
+  (let ((files '()))
+    (labels ((visit (component)
+               (typecase component
+                 (asdf:cl-source-file
+                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
+                 (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
+      (mapc #'visit systems))
+    (nreverse files)))
+
+(defun run-system-tests (system)
+  "Run the tests of SYSTEM, which is loaded with those of its tests. Return the systems that they are in."
+  (let* ((systems (test-systems system))
+         (verdicts (test-run-verdicts *test-run*)))
+    (mapc #'load-for-tests systems)
+    (mapc #'perform-tests systems)
+    (when (zerop (length verdicts))
+      (let ((siblings (set-difference (sibling-test-systems system) systems)))
+        (mapc #'load-for-tests siblings)
+        (mapc #'perform-tests siblings)
+        (setf systems (append siblings systems)))
+      (when (zerop (length verdicts))
+        (run-tests-in (packages-of-systems systems))))
+    systems))
+
+(defun packages-of-systems (systems)
+  "Return the packages that files of SYSTEMS define."
+  (let ((files (system-files systems)))
+    (remove-if-not (lambda (package)
+                     (let* ((location (sb-impl::package-source-location package))
+                            (file (and location (sb-c:definition-source-location-namestring location))))
+                       (and file
+                            (not (system-file-p file))
+                            (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
+                   (list-all-packages))))
+
+(defun run-tests-in (packages)
+  "Run the tests that belong to one of PACKAGES."
+  (run-those (lambda (framework test)
+               (member (funcall (framework-home framework) test) packages))))
+
+(defun run-those (wanted-p)
+  "Run the tests for which WANTED-P, a function of framework and test, is true."
+  (declare (type function wanted-p))
+  (dolist (framework (reverse (present-frameworks)))
+    (let* ((*framework* framework)
+           (tests (remove-if-not (lambda (test) (funcall wanted-p framework test))
+                                 (funcall (framework-tests framework)))))
+      (when tests
+        (run-with framework tests)))))
+
+;;; Names
+
+(defun split-name (text)
+  "Return the name that TEXT, written as for the reader, gives to a symbol, and that of its package, or NIL."
+  (let* ((text (string-left-trim "'" (string-trim " " text)))
+         (colon (and (not (find #\| text)) (position #\: text :from-end t)))
+         (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
+    (values (token-name (coerce text 'source-text) 0)
+            (cond ((null colon) nil)
+                  ((string= package "") "KEYWORD")
+                  (t package)))))
+
+(defun run-tests-named (text)
+  "Run the test, or the tests of the group, that TEXT names: with a package, that one, else any one of that name, those of
+*PACKAGE* first."
+  (multiple-value-bind (name package-name) (split-name text)
+    (let ((package (and package-name (find-user-package package-name)))
+          (names '()))
+      (labels ((same-p (candidate)
+                 (and (typep candidate '(or symbol string))
+                      (progn (push (string candidate) names) t)
+                      (if (stringp candidate)
+                          (or (string= candidate text) (string-equal candidate name))
+                          (and (string= name (symbol-name candidate))
+                               (or (null package) (eq package (symbol-package candidate)))))))
+               (run (home)
+                 (dolist (framework (reverse (present-frameworks)))
+                   (let* ((*framework* framework)
+                          (tests (remove-if-not
+                                  (lambda (test)
+                                    (and (same-p (funcall (framework-name framework) test))
+                                         (or (null home) (eq home (funcall (framework-home framework) test)))))
+                                  (funcall (framework-tests framework))))
+                          (all (remove-duplicates
+                                (append tests
+                                        (funcall (framework-groups framework)
+                                                 (lambda (group)
+                                                   (and (same-p group)
+                                                        (or (null home) (eq home (symbol-home group)))))))
+                                :from-end t)))
+                     (when all
+                       (run-with framework all))))))
+        (run (and (null package) (current-package)))
+        (when (zerop (length (test-run-verdicts *test-run*)))
+          (run nil))
+        (when (zerop (length (test-run-verdicts *test-run*)))
+          (no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
+                     ~@[ Did you mean ~{~A~^, ~}?~]"
+                    text (mapcar #'framework-title (present-frameworks))
+                    (near-names name (remove-duplicates names :test #'string=))))))))
+
+(defun no-tests (control &rest arguments)
+  "Signal an error that says why there are no tests, by a format CONTROL with ARGUMENTS."
+  (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
+
+;;; Places
+
+(defun form-matches-p (object map text)
+  "True when MAP, of a form of TEXT, is likely to be what OBJECT was read from."
+  (cond ((consp object)
+         (and (consp map)
+              (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
+                  ;; 'X, #'X
+                  (and (member (car object) '(quote function sb-int:quasiquote))
+                       (consp (cdr object))
+                       (form-matches-p (second object) (third map) text))
+                  (loop for rest = object then (cdr rest)
+                        for maps = (rest map) then (rest maps)
+                        do (when (atom rest)
+                             (return (or rest (null maps))))
+                           (unless (and maps (form-matches-p (car rest) (first maps) text))
+                             (return nil))))))
+        ((consp map) (typep object '(not (or symbol number string character))))
+        ((symbolp object)
+         (if (null object)
+             (or (char= #\( (char text map)) (string= "NIL" (token-name text map)))
+             (string= (symbol-name object) (token-name text map))))
+        ((stringp object) (char= #\" (char text map)))
+        (t t)))
+
+(defun check-position (form map text)
+  "Return the position in MAP, of a form of TEXT, of the check of FORM, as in (is FORM), else of what FORM was read from; or
+NIL."
+  (let ((found nil))
+    (labels ((visit (part around depth)
+               (when (and (consp part) (< depth 30))
+                 (when (form-matches-p form part text)
+                   (when (and around (not (eq around map)) (eq part (third around)))
+                     (return-from check-position (first around)))
+                   (setf found (or found (first part))))
+                 (dolist (inner (rest part))
+                   (visit inner part (1+ depth))))))
+      (and (consp form) (visit map nil 0))
+      found)))
+
+(defconstant +shown-check+ 300
+  "Characters of a check that is shown as it stands in its source.")
+
+(defun source-of-check (text position)
+  "Return the form of TEXT at POSITION, in one line, or NIL when it is long."
+  (let ((end (nth-value 1 (map-form text position))))
+    (when (and end (<= (- end position) +shown-check+))
+      (with-output-to-string (line)
+        (loop with blank = nil
+              for character across (subseq text position end)
+              do (cond ((member character '(#\Newline #\Return)) (setf blank t))
+                       ((and blank (whitespace-p character)))
+                       (t (when blank (write-char #\Space line))
+                          (setf blank nil)
+                          (write-char character line))))))))
+
+(defun test-map (name text)
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL."
+  (let ((position 0))
+    (when (token-position name text)
+      (loop
+        (multiple-value-bind (map end) (map-form text position)
+          (unless map
+            ;; What is not understood is left out, up to the next line that begins a form.
+            (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
+              (unless next (return nil))
+              (setf position (1+ next)))
+            (when (>= position (length text)) (return nil)))
+          (when map
+            (when (and (consp map) (integerp (second map)) (rest (rest map)))
+              (let ((named (third map)))
+                (flet ((named-p (form)
+                         (and (integerp form)
+                              (or (string= name (token-name text form))
+                                  (and (char= #\" (char text form))
+                                       (eql (1+ form) (search name text :start2 form :end2 (min (length text)
+                                                                                               (+ form 1 (length name))))))))))
+                  (when (or (named-p named)
+                            (and (consp named) (or (named-p (second named))
+                                                   (and (rest (rest named)) (named-p (third named))))))
+                    (return map)))))
+            (setf position end)))))))
+
+(defconstant +searched-files+ 2000
+  "How many files are looked into for the tests that failed.")
+
+(defun test-place (verdict files directories)
+  "Return where the test of VERDICT, or its first failed check, is in FILES, native namestrings: a file relative to one of
+DIRECTORIES, a line, and the line of source; or NIL."
+  (let ((name (string (verdict-name verdict))))
+    (loop for file in files
+          repeat +searched-files+
+          for octets = (file-octets file)
+          for text = (and octets (octets-text octets 0 (length octets)))
+          for map = (and text (guarded (test-map name text) (failure) nil))
+          when map
+            do (let ((position (first map)))
+                 (dolist (check (reverse (verdict-checks verdict)))
+                   (let ((place (and (check-form check)
+                                     (guarded (check-position (check-form check) map text) (failure) nil))))
+                     (when place
+                       (setf position place
+                             (check-line check) (values (line-and-column text place))
+                             (check-shown check) (or (source-of-check text place) (check-shown check))))))
+                 (return (list (relative-file file directories)
+                               (values (line-and-column text position))
+                               (line-at text position)))))))
+
+(defun relative-file (file directories)
+  "Return the namestring FILE relative to the one of DIRECTORIES, native namestrings, that it is in, or to the working
+directory."
+  (loop for directory in directories
+        when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
+          return (subseq file (length directory))
+        finally (return (shown-path file))))
+
+;;; What is told
+
+(defconstant +told-failures+ 500
+  "Of how many tests that failed all is told.")
+(defconstant +told-tests+ 5000
+  "How many tests are told of by name.")
+
+(defun count-status (status verdicts)
+  "Return how many of VERDICTS have STATUS."
+  (count status verdicts :key #'verdict-status))
+
+(defun push-verdict (verdict place)
+  "Push VERDICT, and the checks that failed, with its PLACE, as TEST-PLACE returns it."
+  (destructuring-bind (&optional file line code) place
+    (push-record "test"
+                 :name (verdict-title verdict)
+                 :framework (verdict-framework verdict)
+                 :status (verdict-status verdict)
+                 :milliseconds (values (round (verdict-milliseconds verdict)))
+                 :checks (verdict-passed-checks verdict)
+                 :message (verdict-message verdict)
+                 :error (verdict-error verdict)
+                 :file file :line line :code code))
+  (when (failed-p verdict)
+    (dolist (check (verdict-checks verdict))
+      (push-record "check"
+                   :form (check-shown check)
+                   :expected (check-expected check)
+                   :actual (check-actual check)
+                   :message (check-message check)
+                   :file (check-file check)
+                   :line (check-line check)))
+    (when (plusp (verdict-more-checks verdict))
+      (push-record "more-checks" :count (verdict-more-checks verdict)))))
+
+(defun push-verdicts (run systems milliseconds)
+  "Push what the tests of RUN, of SYSTEMS if that is known, came to in so many MILLISECONDS."
+  (let* ((verdicts (test-run-verdicts run))
+         (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
+         (directories (loop for system in systems
+                            for directory = (asdf:system-source-directory system)
+                            when directory
+                              collect (sb-ext:native-namestring directory)))
+         (told 0))
+    (push-record "run"
+                 :passed (count-status :passed verdicts)
+                 :failed (count-status :failed verdicts)
+                 :errors (count-status :error verdicts)
+                 :skipped (count-status :skipped verdicts)
+                 :milliseconds milliseconds)
+    (with-source-files ()
+      (flet ((tell (verdict)
+               (when (< told +told-tests+)
+                 (incf told)
+                 (push-verdict verdict (and (failed-p verdict)
+                                            (<= told +told-failures+)
+                                            (guarded (or (check-place verdict directories)
+                                                         (test-place verdict files directories))
+                                                (failure)
+                                              nil))))))
+        (map nil (lambda (verdict) (when (failed-p verdict) (tell verdict))) verdicts)
+        (map nil (lambda (verdict) (unless (failed-p verdict) (tell verdict))) verdicts)))))
+
+(defun check-place (verdict directories)
+  "Return the place of the first failed check of VERDICT where the framework knows it, as TEST-PLACE does."
+  (let ((check (find-if #'check-file (verdict-checks verdict))))
+    (and check
+         (list (relative-file (check-file check) directories) (check-line check) nil))))
+
+(defun user-systems ()
+  "Return the names of the systems that are loaded but those of the core."
+  (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
+
+(define-operation :run-tests (evaluate &key system package name (timeout 60000) reload)
+  "Run the tests of SYSTEM, of PACKAGE, or of NAME, a test or a group, all strings; each may take TIMEOUT milliseconds. With
+RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
+that failed first, with the checks that failed, `check', after it."
+  (let* ((run (make-test-run :limit timeout))
+         (system (and system (asdf:find-system (string-downcase system))))
+         (systems (and system (test-systems system)))
+         (start 0))
+    (when reload
+      (dolist (system (or (reverse systems) (mapcar #'asdf:find-system (user-systems))))
+        (load-for-tests system t)))
+    (mapc #'load-for-tests systems)
+    (call-with-test-run run
+                        (lambda ()
+                          (setf start (monotonic-milliseconds))
+                          (cond (system (setf systems (run-system-tests system)))
+                                (package (run-tests-in (list (find-user-package package))))
+                                (t (run-tests-named name)))))
+    (when (zerop (length (test-run-verdicts run)))
+      (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
+                 The frameworks that are loaded: ~{~A~^, ~}."
+                (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks))))
+    (push-verdicts run systems (round (- (monotonic-milliseconds) start)))
+    '()))

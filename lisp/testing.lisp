@@ -1,0 +1,334 @@
+;;;; Running tests: every test under a limit of its own, whatever it does, with what it came to as a verdict.
+
+(in-package "SBCL-HOST")
+
+;;; What a test comes to
+
+(defstruct (check (:copier nil) (:predicate nil))
+  "A check of a test that failed, all of it as text but for FORM."
+  ;; The form as the test has it, for which to look in its source; or NIL.
+  (form nil)
+  (shown nil :type (or null string))
+  (expected nil :type (or null string))
+  (actual nil :type (or null string))
+  (message nil :type (or null string))
+  ;; File and line, where the framework knows them.
+  (file nil :type (or null string))
+  (line nil :type (or null index)))
+
+(defstruct (verdict (:copier nil) (:predicate nil))
+  "What a test came to."
+  (framework "" :type string)
+  ;; What it is called, as text and as the symbol or string that it is.
+  (title "" :type string)
+  (name nil)
+  (status :passed :type (member :passed :failed :error :skipped))
+  ;; The first checks that failed, and how many more there are.
+  (checks '() :type list)
+  (more-checks 0 :type index)
+  (passed-checks 0 :type index)
+  ;; What else there is to say, as that it timed out.
+  (message nil :type (or null string))
+  ;; The condition that it ended with, or NIL.
+  (condition nil)
+  (milliseconds 0 :type real)
+  ;; Which of the errors of this evaluation it is, from 0, once that was pushed.
+  (error nil :type (or null index))
+  ;; Errors that were signalled in it, newest first.
+  (signalled '() :type list))
+
+(defconstant +shown-checks+ 10
+  "Of how many failed checks of a test is told.")
+
+(defun add-check (verdict check)
+  "Add CHECK, which failed, to VERDICT."
+  (if (< (length (verdict-checks verdict)) +shown-checks+)
+      (setf (verdict-checks verdict) (append (verdict-checks verdict) (list check)))
+      (incf (verdict-more-checks verdict)))
+  (unless (eq (verdict-status verdict) :error)
+    (setf (verdict-status verdict) :failed)))
+
+(defun end-with-condition (verdict condition)
+  "Have VERDICT say that the test ended with CONDITION."
+  (setf (verdict-status verdict) :error
+        (verdict-condition verdict) condition))
+
+(defconstant +shown-value+ 1000
+  "Characters of a value, form or message of a test.")
+
+(defun cut-text (text)
+  "Return TEXT, of which not too much is shown."
+  (if (> (length text) +shown-value+)
+      (format nil "~A[... ~D characters omitted]" (subseq text 0 +shown-value+) (- (length text) +shown-value+))
+      text))
+
+(defun shown-form (form)
+  "Return how FORM is shown, as a string of bounded length: as one would write it, in one line."
+  (shown-text form :downcase))
+
+(defun shown-text (object &optional (case :upcase))
+  "Return how OBJECT, a value, is shown, as a string of bounded length; symbols in CASE."
+  (with-server-syntax (:length 50 :level 8)
+    (setf *print-pretty* t
+          *print-right-margin* most-positive-fixnum
+          *print-case* case)
+    (guarded (cut-text (if (and (stringp object) (> (length object) (* 2 +shown-value+)))
+                           (format nil "~S… (~D characters)" (subseq object 0 +shown-value+) (length object))
+                           (prin1-to-string object)))
+        (failure)
+      (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))
+
+(defun report-text (condition)
+  "Return what CONDITION reports, as a string of bounded length."
+  (with-server-syntax (:length 50 :level 8)
+    (guarded (cut-text (let ((*print-escape* nil)) (princ-to-string condition)))
+        (failure)
+      "(the condition's report failed)")))
+
+(defun new-verdict (test)
+  "Return a verdict for TEST of the framework."
+  (let ((name (framework-test-name *framework* test)))
+    (make-verdict :framework (framework-title *framework*)
+                  :name name
+                  :title (if (stringp name) name (type-name-text name)))))
+
+;;; A run of tests
+
+(defstruct (guard (:copier nil) (:predicate nil))
+  "What watches over a test while it runs."
+  ;; When it is to be ended, in milliseconds.
+  (deadline 0 :type real)
+  ;; A function that ends it, for a reason.
+  (leave nil :type (or null function))
+  (verdict nil :read-only t))
+
+(defstruct (test-run (:copier nil) (:predicate nil))
+  "A run of tests."
+  (thread sb-thread:*current-thread* :read-only t)
+  ;; The one that symbols are printed in.
+  (package (current-package) :read-only t)
+  ;; Milliseconds that a test may take.
+  (limit 60000 :type (integer 1) :read-only t)
+  (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
+  ;; The innermost one that is on the stack.
+  (guard nil :type (or null guard))
+  ;; How many errors were pushed, when the run began, and the milliseconds that went into looking at them.
+  (errors 0 :type index)
+  (begun (monotonic-milliseconds) :read-only t)
+  (looking 0 :type real))
+
+(declaim (type (or null test-run) *test-run*))
+(defvar *test-run* nil
+  "The run of tests that this thread does, or NIL.")
+
+(defvar *verdict* nil
+  "What is known so far of the test that this thread runs, or NIL.")
+
+(defconstant +watch-interval+ 1/20
+  "Seconds between two looks at whether a test takes too long.")
+(defconstant +unwind-milliseconds+ 5000
+  "How long a test that is ended may take for its cleanup forms, before it is ended once more.")
+
+(defun watch-tests (run)
+  "End the test of RUN that is on the stack if it takes too long. Called by a timer."
+  (let ((guard (test-run-guard run))
+        (now (monotonic-milliseconds)))
+    (when (and guard (> now (guard-deadline guard)))
+      ;; Interrupts may have to wait: they are not to pile up.
+      (setf (guard-deadline guard) (+ now +unwind-milliseconds+))
+      (ignore-errors
+       (sb-thread:interrupt-thread (test-run-thread run)
+                                   (lambda () (end-overdue-test run guard (frame-pointer-here))))))))
+
+(defun end-overdue-test (run guard hook)
+  "End the test that GUARD watches over, if it still runs. Called by an interruption, in the function with frame pointer
+HOOK. It unwinds without a condition, which handlers would swallow."
+  (when (eq guard (test-run-guard run))
+    (let ((verdict (guard-verdict guard)))
+      (unless (verdict-message verdict)
+        (setf (verdict-message verdict)
+              (let ((limit (/ (test-run-limit run) 1000)))
+                (format nil "It did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
+                        (integerp limit) limit)))
+        (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
+    (funcall (the function (guard-leave guard)) :timeout)))
+
+(defun call-with-test-run (run function)
+  "Return the values of FUNCTION, which runs tests in RUN."
+  (let ((timer (sb-ext:make-timer (lambda () (watch-tests run)) :name "test limits")))
+    (unwind-protect
+         (progn
+           (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)
+           (let ((*test-run* run)
+                 ;; What tests warn of is output of theirs.
+                 (*recording* nil)
+                 (*machinery-directories* (framework-directories)))
+             (call-with-signal-observer #'observe-test-error function)))
+      (sb-ext:unschedule-timer timer))))
+
+(defun call-as-test (verdict function)
+  "Call FUNCTION, which runs a test, and return a list of its values. However it ends, VERDICT says so and belongs to the
+run: by itself, after too long, in the debugger, or by a non-local exit, as of a thread that is ended. An evaluation that is
+interrupted stays so."
+  (declare (type function function))
+  (let* ((run *test-run*)
+         (outer (test-run-guard run))
+         (start (monotonic-milliseconds))
+         (left (and outer (- (guard-deadline outer) start)))
+         (how :left)
+         (values '()))
+    (block test
+      (unwind-protect
+           (flet ((leave (reason)
+                    (setf how reason)
+                    (return-from test)))
+             (let* ((*verdict* verdict)
+                    (*on-debugger* (lambda (condition)
+                                     (note-debugger verdict condition (frame-pointer-here))
+                                     (leave :debugger)))
+                    (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
+                                                    (lambda (stream) (write-string "Give up this test." stream))))
+                    (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
+               (setf (test-run-guard run) (make-guard :deadline (+ start (test-run-limit run))
+                                                      :leave #'leave :verdict verdict))
+               (with-boundary ()
+                 (setf values (multiple-value-list (funcall function))))
+               (setf how :returned)))
+        (let ((end (monotonic-milliseconds)))
+          (setf (test-run-guard run) outer
+                (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
+          (when outer
+            (setf (guard-deadline outer) (+ end left))))
+        ;; What would leave more than the test: the end of the thread, a throw to whoever ran the run.
+        (when (and (eq how :left) (not *failed*))
+          (return-from test))))
+    (unless (eq how :returned)
+      (end-abnormally verdict how))
+    values))
+
+(defun end-abnormally (verdict how)
+  "Have VERDICT say that the test ended, HOW, by something else than itself."
+  (ecase how
+    (:timeout (setf (verdict-status verdict) :failed))
+    (:debugger (setf (verdict-status verdict) :error))
+    (:aborted (setf (verdict-status verdict) :error
+                    (verdict-message verdict) "It invoked the restart ABORT."))
+    (:left (setf (verdict-status verdict) :error
+                 (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
+
+(defun conclude (verdict)
+  "Have VERDICT, of a test that is over, belong to the run, and push the error that it ended with."
+  (when (member (verdict-status verdict) '(:failed :error))
+    (push-test-error verdict))
+  (setf (verdict-signalled verdict) '()
+        (verdict-condition verdict) nil)
+  (vector-push-extend verdict (test-run-verdicts *test-run*))
+  verdict)
+
+;;; Errors of tests, where they are signalled
+
+(defstruct (signalled (:copier nil) (:predicate nil))
+  "An error where it was signalled."
+  (condition nil :read-only t)
+  (type "" :type string :read-only t)
+  ;; What is to be shown of the frames, and how many there are.
+  (calls '() :type list :read-only t)
+  (total 0 :type index :read-only t))
+
+(defconstant +signalled-errors+ 4
+  "How many errors that a test handles are kept until it is over: the last ones.")
+(defconstant +looking-share+ 1/25
+  "The share of a run's time that may go into looking at errors, so that many that are handled do not slow it down.")
+(defconstant +looking-milliseconds+ 10
+  "The time that may in any case.")
+(defconstant +pushed-errors+ 50
+  "The errors of a run that go into the history.")
+
+(defun may-look-p (run)
+  "True when RUN may take the time to look at another error."
+  (<= (test-run-looking run)
+      (+ +looking-milliseconds+
+         (* +looking-share+ (- (monotonic-milliseconds) (test-run-begun run))))))
+
+(defun note-signalled-error (verdict condition type frame)
+  "Keep CONDITION, of TYPE, a string, and what is on the stack from FRAME out, with VERDICT."
+  (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
+    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+      (extend-machinery calls)
+      (let ((signalled (cons (make-signalled :condition condition :type type :calls calls :total total)
+                             (verdict-signalled verdict))))
+        (setf (verdict-signalled verdict)
+              (subseq signalled 0 (min (length signalled) +signalled-errors+)))))))
+
+(defun observe-test-error (condition hook clusters)
+  "Keep CONDITION, which an observer is called for with HOOK and CLUSTERS, with the test that runs: a framework may handle
+it."
+  (declare (ignore clusters))
+  (let ((verdict *verdict*)
+        (run *test-run*))
+    (when (and verdict run
+               (not (framework-condition-p condition))
+               (may-look-p run))
+      (let ((start (monotonic-milliseconds)))
+        (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
+        (incf (test-run-looking run) (- (monotonic-milliseconds) start))))))
+
+(defun note-debugger (verdict condition hook)
+  "Note that CONDITION, of the test of VERDICT, entered the debugger through the function with frame pointer HOOK."
+  (setf (verdict-condition verdict) condition)
+  (unless (or (typep condition 'storage-condition)
+              (find condition (verdict-signalled verdict) :key #'signalled-condition))
+    (guarded (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
+        (failure)
+      nil)))
+
+(defun error-of-test (verdict)
+  "Return the error that the test of VERDICT ended with, a SIGNALLED, or NIL."
+  (let ((condition (verdict-condition verdict))
+        (signalled (verdict-signalled verdict)))
+    (cond (condition
+           (or (find condition signalled :key #'signalled-condition)
+               (make-signalled :condition condition :type (type-name-text (class-name-of condition)))))
+          ((verdict-message verdict) (find nil signalled :key #'signalled-condition))
+          ((eq (verdict-status verdict) :error) (first signalled)))))
+
+(defun push-test-error (verdict)
+  "Push the error that the test of VERDICT ended with, if there is one, for the history."
+  (let ((signalled (error-of-test verdict)))
+    (when (and signalled (< (test-run-errors *test-run*) +pushed-errors+))
+      (setf (verdict-error verdict) (test-run-errors *test-run*))
+      (incf (test-run-errors *test-run*))
+      (when (and (signalled-condition signalled) (null (verdict-message verdict)))
+        (setf (verdict-message verdict)
+              (format nil "~A: ~A" (signalled-type signalled) (report-text (signalled-condition signalled)))))
+      (flush-output)
+      (let ((*job-id* (logior *job-id* +job-signalled+))
+            (*package* (test-run-package *test-run*))
+            (condition (signalled-condition signalled)))
+        (with-quiet-debugger ()
+          (event *job-id* (event-code :error) 0 (signalled-type signalled))
+          (if condition
+              (push-report (event-code :error-text) condition)
+              (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+          (when condition
+            (guarded (push-slots condition) (failure) nil))
+          (event *job-id* (event-code :frames) (signalled-total signalled))
+          (push-calls (signalled-calls signalled)))))))
+
+;;; What is no test
+
+(defun call-outside-tests (title function)
+  "Call FUNCTION, TITLE, which is no test. It has a verdict only if it fails."
+  (let ((verdict (make-verdict :title title :name title)))
+    (call-as-test verdict (lambda ()
+                            (handler-case (funcall (the function function))
+                              (error (condition) (end-with-condition verdict condition)))))
+    (unless (eq :passed (verdict-status verdict))
+      (conclude verdict))
+    verdict))
+
+(defun load-for-tests (system &optional reload)
+  "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
+  (when (or reload (not (asdf:component-loaded-p system)))
+    (let ((*recording* t))
+      (asdf:load-system system))))

@@ -1,0 +1,224 @@
+//! What tests came to.
+
+use std::fmt::Write as _;
+
+use super::escape::escape_markers;
+use super::fit::length;
+use super::{Sections, call, clipped_message};
+use crate::outcome::{ErrorRecord, Frame, Outcome, Record, TestCounts};
+
+/// Characters of a form, a value and a message, and of a frame's call.
+const MAX_FORM: usize = 300;
+const MAX_VALUE: usize = 400;
+const MAX_MESSAGE: usize = 400;
+const MAX_CALL: usize = 120;
+/// Up to so many characters a check takes one line.
+const ONE_LINE: usize = 110;
+/// Frames of the user's that are shown of an error.
+const FRAMES: usize = 3;
+/// Checks of a test that are shown.
+const CHECKS: usize = 4;
+/// Characters of what comes after the failures.
+const AROUND: usize = 700;
+/// Warnings that are shown.
+const WARNINGS: usize = 10;
+
+/// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room.
+#[must_use]
+pub fn tests(outcome: &Outcome, max: usize) -> String {
+    let mut sections = Sections(String::new());
+    sections.notices(&outcome.notices);
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    let target = sections.begin();
+    target.push_str(&counts_line(&counts));
+    push_failures(target, outcome, max.saturating_sub(AROUND));
+    let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
+    if printed > 0 && outcome.kept {
+        _ = write!(
+            target,
+            "\nThe tests printed {printed} characters: evaluation {{\"id\": {}, \"action\": \"output\"}} shows them.",
+            outcome.evaluation
+        );
+    }
+    push_warnings(&mut sections, outcome);
+    sections.0
+}
+
+/// The verdict in one line.
+fn counts_line(counts: &TestCounts) -> String {
+    let verdict = match counts {
+        TestCounts { failed: 0, errors: 0, passed: 1.., .. } => "=> all pass",
+        TestCounts { failed: 0, errors: 0, .. } => "NOTHING RAN",
+        _ => "FAILED",
+    };
+    let TestCounts { passed, failed, errors, skipped, milliseconds } = counts;
+    let seconds = tenths(*milliseconds);
+    let plural = if *errors == 1 { "" } else { "s" };
+    format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
+}
+
+/// Seconds with as many places as say something.
+fn tenths(milliseconds: i64) -> String {
+    match milliseconds {
+        ..100 => format!("0.{milliseconds:03}"),
+        _ => format!("{}.{}", milliseconds / 1000, milliseconds % 1000 / 100),
+    }
+}
+
+/// A test with what was recorded of its checks.
+struct Test<'a> {
+    record: &'a Record,
+    details: Vec<&'a Record>,
+}
+
+/// The tests, each with the records after its own that belong to it.
+fn with_details(records: &[Record]) -> Vec<Test<'_>> {
+    let mut tests: Vec<Test<'_>> = Vec::new();
+    for record in records {
+        match (record.kind.as_str(), tests.last_mut()) {
+            ("test", _) => tests.push(Test { record, details: Vec::new() }),
+            ("check" | "more-checks", Some(test)) => test.details.push(record),
+            _ => {}
+        }
+    }
+    tests
+}
+
+fn has_failed(test: &Record) -> bool {
+    matches!(test.text("status"), Some("failed" | "error"))
+}
+
+fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
+    let tests = with_details(&outcome.records);
+    let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
+    let mut room = max.saturating_sub(length(target));
+    for (index, test) in failed.iter().enumerate() {
+        let entry = failure(index + 1, test, &outcome.errors);
+        if length(&entry) > room {
+            let names: Vec<_> = failed[index..].iter().map(|test| one_line(name(test.record), MAX_CALL)).collect();
+            let more = names.len();
+            let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+            let rest = if more > 20 { ", …" } else { "" };
+            _ = write!(
+                target,
+                "\n... {more} more failed, for which there is no room here (run-tests with `name` shows one): \
+                 {shown}{rest}"
+            );
+            return;
+        }
+        room -= length(&entry);
+        target.push_str(&entry);
+    }
+}
+
+fn name(test: &Record) -> &str {
+    test.text("name").unwrap_or_default()
+}
+
+/// A test that failed, in some lines that each begin with a newline.
+fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>]) -> String {
+    let record = test.record;
+    let mut entry = format!("\n{number}. {}", one_line(name(record), MAX_CALL));
+    if let Some(place) = place(record) {
+        _ = write!(entry, "  {place}");
+    }
+    let checks: Vec<_> = test.details.iter().filter(|detail| detail.kind == "check").collect();
+    for detail in checks.iter().take(CHECKS) {
+        push_check(&mut entry, detail);
+    }
+    let omitted: i64 = test.details.iter().filter_map(|detail| detail.number("count")).sum();
+    let more = checks.len().saturating_sub(CHECKS) + usize::try_from(omitted).unwrap_or(0);
+    if more > 0 {
+        _ = write!(entry, "\n   ... {more} more checks of this test failed");
+    }
+    let error = record.number("error").and_then(|index| errors.get(usize::try_from(index).ok()?));
+    match (error, record.text("message")) {
+        (Some(error), message) => {
+            let said = message.map_or_else(|| clipped_message(&error.message), str::to_owned);
+            let said = said.strip_prefix(&format!("{}: ", error.kind)).unwrap_or(&said);
+            let kind = escape_markers(&error.kind);
+            _ = write!(entry, "\n   {kind} {} (E{}: get-backtrace has all)", one_line(said, MAX_MESSAGE), error.id);
+            for frame in error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES) {
+                push_frame(&mut entry, frame);
+            }
+        }
+        (None, Some(message)) => _ = write!(entry, "\n   {}", one_line(message, MAX_MESSAGE)),
+        (None, None) => {}
+    }
+    entry
+}
+
+/// `tests/parse.lisp:31`
+fn place(record: &Record) -> Option<String> {
+    let file = one_line(record.text("file")?, MAX_CALL);
+    Some(match record.number("line") {
+        Some(line) if line > 0 => format!("{file}:{line}"),
+        _ => file,
+    })
+}
+
+fn push_check(entry: &mut String, check: &Record) {
+    let form = check.text("form").map(|form| one_line(form, MAX_FORM));
+    let expected = check.text("expected").map(|value| format!("expected {}", one_line(value, MAX_VALUE)));
+    let actual = check.text("actual").map(|value| format!("got {}", one_line(value, MAX_VALUE)));
+    let values = [expected, actual].into_iter().flatten().collect::<Vec<_>>().join(", ");
+    match form {
+        Some(form) if length(&form) + length(&values) <= ONE_LINE => {
+            _ = write!(entry, "\n   {form}  {values}");
+            entry.truncate(entry.trim_end().len());
+        }
+        form => {
+            for line in form.into_iter().chain(Some(values).filter(|values| !values.is_empty())) {
+                _ = write!(entry, "\n   {line}");
+            }
+        }
+    }
+    if let Some(message) = check.text("message").filter(|message| !message.is_empty()) {
+        _ = write!(entry, "\n   {}", one_line(message, MAX_MESSAGE));
+    }
+}
+
+/// The frame is the user's, or may be.
+fn is_users(frame: &Frame) -> bool {
+    frame.source.is_some() && frame.machinery.is_none()
+}
+
+fn push_frame(entry: &mut String, frame: &Frame) {
+    _ = write!(entry, "\n   {}: {}", frame.number, one_line(&call(frame), MAX_CALL));
+    if let Some(source) = &frame.source {
+        _ = write!(entry, "  {}", escape_markers(source));
+    }
+    if let Some(code) = &frame.code {
+        _ = write!(entry, ": {}", escape_markers(code));
+    }
+}
+
+/// Text on one line, cut where it is longer than `max` characters.
+fn one_line(text: &str, max: usize) -> String {
+    let text = escape_markers(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    match text.char_indices().nth(max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What loading the tests warned of.
+fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
+    let all = outcome.warnings.len() as u64 + outcome.warnings_omitted;
+    if all == 0 {
+        return;
+    }
+    let target = sections.begin();
+    target.push_str("[warnings]");
+    for warning in outcome.warnings.iter().take(WARNINGS) {
+        let message = one_line(&clipped_message(&warning.message), MAX_MESSAGE);
+        _ = write!(target, "\n{}: {message}", escape_markers(&warning.kind));
+        if let (Some(file), Some(line)) = (&warning.file, warning.line) {
+            _ = write!(target, " ({}:{line})", escape_markers(file));
+        }
+    }
+    let more = all.saturating_sub(WARNINGS as u64);
+    if more > 0 {
+        _ = write!(target, "\n[... {more} warnings omitted]");
+    }
+}

@@ -1,0 +1,457 @@
+//! run-tests: real frameworks, what a failing test says, tests that hang, exit and end threads, and the error state.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Server, bad, good, last_error};
+use serde_json::{Value, json};
+
+/// Where ASDF looks for what Debian installs.
+const INSTALLED: &str = "/usr/share/common-lisp/source";
+
+/// True when this Lisp system is installed. Where it is not, as outside Debian, what needs it is left out; but not in CI.
+fn installed(system: &str) -> bool {
+    let there = Path::new(INSTALLED).join(system).exists();
+    assert!(there || std::env::var_os("CI").is_none(), "scripts/setup.sh test installs {system}");
+    if !there {
+        eprintln!("{system} is not installed: left out");
+    }
+    there
+}
+
+/// A system `demo` and one of its tests, `demo/tests`, in a directory of their own.
+struct Project(PathBuf);
+
+impl Project {
+    /// With these tests, that depend on this framework and are run by this form.
+    fn new(name: &str, framework: &str, perform: &str, tests: &str) -> Self {
+        let root = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("testing-{name}-{}", std::process::id()));
+        let project = Self(root);
+        project.write(
+            "demo.asd",
+            &format!(
+                r#"(defsystem "demo" :components ((:module "src" :components ((:file "demo"))))
+                     :in-order-to ((test-op (test-op "demo/tests"))))
+                   (defsystem "demo/tests" :depends-on ("demo" {framework})
+                     :components ((:module "tests" :components ((:file "tests"))))
+                     :perform (test-op (o c) {perform}))"#
+            ),
+        );
+        project.write(
+            "src/demo.lisp",
+            "(defpackage :demo (:use :cl) (:export #:parse #:item))\n(in-package :demo)\n\n\
+             (defun item (v n)\n  (let ((found (aref v n)))\n    (list found)))\n\n\
+             (defun parse (text)\n  (if (string= text \"\")\n      nil\n      \
+             (list (item (coerce text 'simple-vector) 9))))\n",
+        );
+        project.write("tests/tests.lisp", tests);
+        project
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.0.join(file);
+        std::fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+        std::fs::write(path, text).expect("a file");
+    }
+
+    /// A server that finds the system.
+    fn server(&self) -> Server {
+        let mut server = Server::ready();
+        self.register(&mut server);
+        server
+    }
+
+    fn register(&self, server: &mut Server) {
+        server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", self.0.join("")));
+    }
+}
+
+impl Drop for Project {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The text without times and addresses.
+fn timeless(text: &str) -> String {
+    let first = text.lines().next().unwrap_or_default();
+    let counts = first.rsplit_once(" in ").map_or(first, |(counts, _)| counts);
+    text.replacen(first, counts, 1)
+}
+
+fn structured(server: &mut Server, arguments: Value) -> Value {
+    let id = server.post_call("run-tests", arguments);
+    let answer = server.answer(id);
+    answer["result"]["structuredContent"].clone()
+}
+
+const FIVEAM: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
+(in-package :demo-tests)
+(def-suite demo)
+(in-suite demo)
+
+(test adds
+  (is (= 2 (+ 1 1))))
+
+(test parse-empty
+  (is (equal nil (parse "")))
+  (is (equal '(1) (parse "")))
+  (is-true (parse "")))
+
+(test (split-last :depends-on adds)
+  (is (equal '(1)
+             (parse "abc"))))
+
+(test handled
+  (signals error (error "x")))
+
+(test hangs
+  (loop))
+
+(test leaves
+  (sb-ext:exit :code 3))
+
+(test thrown
+  (throw 'demo-nowhere 1))
+
+(test kills
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+
+(test later
+  (skip "no time"))
+"#;
+
+fn fiveam(name: &str, tests: &str) -> Option<Project> {
+    let run = "(symbol-call :fiveam :run! (find-symbol \"DEMO\" \"DEMO-TESTS\"))";
+    installed("fiveam").then(|| Project::new(name, "\"fiveam\"", run, tests))
+}
+
+#[test]
+fn a_failing_test_says_what_was_expected_what_came_and_where() {
+    let Some(project) = fiveam("fiveam", FIVEAM) else { return };
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+    let text = timeless(&text);
+    let expected = "\
+FAILED  2 passed, 2 failed, 4 errors, 1 skipped
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:11
+   (is (equal '(1) (parse \"\")))  expected (1), got NIL
+   (is-true (parse \"\"))
+   (PARSE \"\") did not return a true value
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:14
+   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative integer below 3. (E1: get-backtrace has all)
+";
+    assert!(text.starts_with(expected), "{text}");
+    for frame in ["(DEMO:ITEM #(#\\a #\\b #\\c) 9)  ", "(DEMO:PARSE \"abc\")  "] {
+        let line = text.lines().find(|line| line.contains(frame)).unwrap_or_else(|| panic!("no {frame} in:\n{text}"));
+        assert!(line.contains("src/demo.lisp:"), "{line}");
+    }
+    assert!(text.contains("src/demo.lisp:5: (let ((found (aref v n)))"), "{text}");
+    assert!(text.contains("   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: "), "{text}");
+    assert!(
+        text.contains("4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
+        "{text}"
+    );
+    assert!(text.contains("5. DEMO-TESTS::THROWN  tests/tests.lisp:27\n   SB-INT:SIMPLE-CONTROL-ERROR"), "{text}");
+    assert!(text.contains("6. DEMO-TESTS::KILLS  tests/tests.lisp:30\n"), "{text}");
+    // The whole of it is kept under the identifier; the first one is the last error.
+    let error = last_error(&mut server);
+    assert!(error.contains("Error: SB-INT:INVALID-ARRAY-INDEX-ERROR") && error.contains("Id: E1"), "{error}");
+    let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+    assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{frames}");
+    assert!(frames.contains("RUN-TEST-LAMBDA"), "{frames}");
+    server.goes_on();
+}
+
+#[test]
+fn each_test_is_a_record_and_counts_add_up() {
+    let Some(project) = fiveam("structured", FIVEAM) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5}));
+    let tests = content["tests"].as_array().expect("tests");
+    let with = |status: &str| tests.iter().filter(|test| test["status"] == status).count();
+    for (count, status) in [("passed", "passed"), ("failed", "failed"), ("errors", "error"), ("skipped", "skipped")] {
+        assert_eq!(content[count], with(status), "{content:#}");
+    }
+    assert_eq!(tests.len(), 9, "{content:#}");
+    assert_eq!(tests[0]["name"], "DEMO-TESTS::PARSE-EMPTY");
+    assert_eq!((&tests[0]["file"], &tests[0]["line"]), (&json!("tests/tests.lisp"), &json!(11)));
+    assert_eq!(
+        tests[0]["checks"][0],
+        json!({"form": "(is (equal '(1) (parse \"\")))", "expected": "(1)", "actual": "NIL"})
+    );
+    assert_eq!(tests[1]["error"]["id"], "E1", "{content:#}");
+    let skipped = tests.iter().find(|test| test["status"] == "skipped").expect("one");
+    assert_eq!((&skipped["name"], &skipped["message"]), (&json!("DEMO-TESTS::LATER"), &json!("no time")));
+}
+
+#[test]
+fn the_error_state_follows_the_tests() {
+    let tests = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
+(in-package :demo-tests)
+(def-suite demo)
+(in-suite demo)
+(test good (is (= 1 1)))
+(test wrong (is (= 1 2)))
+(test broken (is (equal 1 (parse "abc"))))
+"#;
+    let Some(project) = fiveam("state", tests) else { return };
+    let mut server = project.server();
+    common::fail(&mut server, "(error \"before\")");
+    let name = |name: &str| json!({"name": name});
+    good(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"demo/tests\")"}));
+    common::fail(&mut server, "(error \"before\")");
+    // Without an error of its own, a failure leaves the state alone.
+    let text = good(&mut server, "run-tests", name("demo-tests::wrong"));
+    assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors, 0 skipped in "), "{text}");
+    assert!(last_error(&mut server).contains("before"));
+    good(&mut server, "run-tests", name("broken"));
+    assert!(last_error(&mut server).contains("INVALID-ARRAY-INDEX-ERROR"));
+    let text = good(&mut server, "run-tests", name("good"));
+    assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert!(last_error(&mut server).starts_with("No error information available."));
+    // The suite of that name, and the package.
+    for arguments in [name("demo-tests::demo"), json!({"package": "demo-tests"}), json!({"system": "demo/tests"})] {
+        let text = good(&mut server, "run-tests", arguments);
+        assert!(text.starts_with("FAILED  1 passed, 1 failed, 1 error, 0 skipped in "), "{text}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_an_error_with_near_names() {
+    let mut server = Server::ready();
+    let text = bad(&mut server, "run-tests", json!({}));
+    assert_eq!(text, "run-tests needs one of system, package and name.");
+    assert_eq!(text, bad(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
+    let text = bad(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
+    assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");
+    server.evaluate("(defpackage :demo-rt (:use :cl :sb-rt)) (in-package :demo-rt) (deftest splitting 1 1)");
+    let text = bad(&mut server, "run-tests", json!({"name": "spliting"}));
+    assert!(
+        text.contains("There is no test or suite named spliting") && text.contains("Did you mean SPLITTING?"),
+        "{text}"
+    );
+    let text = bad(&mut server, "run-tests", json!({"package": "cl-user"}));
+    assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
+    // Evaluated tests can be run, too.
+    let text = good(&mut server, "run-tests", json!({"name": "splitting"}));
+    assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
+}
+
+const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
+(in-package :demo-tests)
+(deftest rt.good (+ 1 1) 2)
+(deftest rt.bad
+  (values (+ 1 1) :a)
+  3 :a)
+(deftest rt.error (parse "abc") 3)
+(deftest "by string" (progn (format t "hello~%") 1) 2)
+(deftest rt.prints (let ((line (make-string 2000))) (dotimes (i 50000 t) (write-string line))) t)
+(deftest rt.recurses (labels ((f (x) (list (f (list x))))) (f 1)) 1)
+"#;
+
+#[test]
+fn sb_rt_is_run_and_a_hundred_megabytes_of_output_are_nothing() {
+    let project = Project::new("rt", "\"sb-rt\"", "(unless (symbol-call :sb-rt :do-tests) (error \"failed\"))", RT);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  2 passed, 2 failed, 2 errors, 0 skipped in "), "{text}");
+    assert!(
+        text.contains("1. DEMO-TESTS::RT.BAD  tests/tests.lisp:5\n   (values (+ 1 1) :a)  expected 3, :A, got 2 :A\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("2. DEMO-TESTS::RT.ERROR  tests/tests.lisp:7\n   SB-INT:INVALID-ARRAY-INDEX-ERROR"),
+        "{text}"
+    );
+    assert!(
+        text.contains("3. by string  tests/tests.lisp:8\n   (progn (format t \"hello~%\") 1)  expected 2, got 1\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("4. DEMO-TESTS::RT.RECURSES  tests/tests.lisp:10\n   SB-KERNEL::CONTROL-STACK-EXHAUSTED"),
+        "{text}"
+    );
+    assert!(text.len() < 3000, "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn what_no_framework_is_known_of_is_its_test_op() {
+    for (name, perform, expected) in [
+        ("signals", "(error \"2 tests failed\")", "1. test-op of demo/tests\n   SIMPLE-ERROR 2 tests failed (E1: "),
+        ("exits", "(uiop:quit 1)", "1. test-op of demo/tests\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
+    ] {
+        let project = Project::new(name, "", perform, "");
+        let mut server = project.server();
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  0 passed, 0 failed, 1 error, 0 skipped in "), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+    let project = Project::new("prints", "", "(format t \"all is well~%\")", "");
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert!(lines[1].starts_with("The tests printed 12 characters: evaluation {"), "{text}");
+    // Without anything to do, nothing passes.
+    let project = Project::new("nothing", "", "", "");
+    project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(
+        text.contains("Nothing ran: there are no tests of the system demo, and its test-op does nothing."),
+        "{text}"
+    );
+}
+
+#[test]
+fn reload_takes_what_changed_on_disk() {
+    let Some(project) = fiveam("reload", FIVEAM) else { return };
+    let mut server = project.server();
+    good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+    let name = json!({"name": "parse-empty"});
+    assert!(good(&mut server, "run-tests", name.clone()).starts_with("FAILED  0 passed"));
+    let repaired = "(defpackage :demo (:use :cl) (:export #:parse #:item))\n(in-package :demo)\n\
+                    (defun parse (text) (declare (ignore text)) 0)\n(defun item (v n) (aref v n))\n";
+    project.write("src/demo.lisp", repaired);
+    project.write(
+        "tests/tests.lisp",
+        "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
+         (test parse-empty (is (eql 0 (parse \"\"))))\n",
+    );
+    // Files that are as new as their fasls to the second count as changed by their date.
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    for file in ["src/demo.lisp", "tests/tests.lisp"] {
+        std::fs::File::options().write(true).open(project.0.join(file)).unwrap().set_modified(later).unwrap();
+    }
+    // What is on disk is not looked at unasked.
+    assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
+}
+
+#[test]
+fn tests_run_whatever_the_session_is_like() {
+    let Some(project) = fiveam("session", FIVEAM) else { return };
+    let mut server = project.server();
+    let verdict = |server: &mut Server| {
+        let text = good(server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+        let line = text.lines().find(|line| line.starts_with("FAILED")).expect("a verdict").to_owned();
+        (timeless(&line), text.lines().filter(|line| line.contains("expected (1), got NIL")).count())
+    };
+    let known = verdict(&mut server);
+    assert_eq!(known, ("FAILED  2 passed, 2 failed, 4 errors, 1 skipped".to_owned(), 1));
+    // Queries are answered meanwhile.
+    let id = server.post_call("run-tests", json!({"system": "demo", "timeout": 1}));
+    let description = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(description.starts_with("COMMON-LISP:CAR [FUNCTION]"), "{description}");
+    server.outcome(id);
+    // After a reset.
+    good(&mut server, "reset-session", json!({}));
+    project.register(&mut server);
+    assert_eq!(verdict(&mut server), known);
+    // With nonsense for the printer and the reader.
+    server.evaluate(
+        "(setf *print-base* 2 *print-radix* t *print-length* 1 *print-level* 1 *print-case* :capitalize \
+               *print-pretty* t *print-right-margin* 10 *read-base* 16 *print-circle* t *print-escape* nil)",
+    );
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+    assert!(text.lines().any(|line| timeless(line) == known.0), "{text}");
+    // After the image is lost.
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    assert!(is_error && text.contains("IMAGE-LOST"), "{text}");
+    good(&mut server, "reset-session", json!({}));
+    project.register(&mut server);
+    assert_eq!(verdict(&mut server), known);
+}
+
+#[test]
+fn a_test_that_ends_the_process_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
+    let project = Project::new("dies", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("IMAGE-LOST"), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn cancelling_ends_the_run() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest hangs (loop (ignore-errors (loop))) 1)\n(deftest after 1 1)\n";
+    let project = Project::new("cancelled", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    let id = server.post_call("run-tests", json!({"system": "demo"}));
+    let running = |server: &mut Server| good(server, "evaluation", json!({})).contains("running");
+    let deadline = std::time::Instant::now() + common::DEADLINE;
+    while !running(&mut server) {
+        assert!(std::time::Instant::now() < deadline, "it does not begin");
+    }
+    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    let (text, is_error) = server.outcome(id);
+    assert!(is_error && text.contains("[ERROR] CANCELLED"), "{text}");
+    // Nothing of the framework stays changed.
+    let text = good(&mut server, "run-tests", json!({"name": "after"}));
+    assert!(text.starts_with("=> all pass  1 passed"), "{text}");
+    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
+}
+
+/// The last line of what a program of bare SBCL's prints; `None` where there is none to ask.
+fn by_bare_sbcl(program: &str) -> Option<String> {
+    let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let bare = recipe.build().expect("what the binary was built with is there").bare?;
+    let output = std::process::Command::new(&bare.program)
+        .arg("--core")
+        .arg(&bare.core)
+        .args(["--noinform", "--no-sysinit", "--no-userinit", "--non-interactive"])
+        .args(["--eval", "(require :asdf)", "--eval", program])
+        .env("SBCL_HOME", &bare.home)
+        .output()
+        .expect("bare SBCL starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some(text.lines().last().unwrap_or_default().trim().to_owned())
+}
+
+#[test]
+fn real_suites_come_to_what_the_framework_itself_says() {
+    // sb-rt, run twice by the test-op, without and with compilation.
+    if installed("alexandria") {
+        let mut server = Server::ready();
+        let text = good(&mut server, "run-tests", json!({"system": "alexandria"}));
+        let verdict = text.lines().next().unwrap_or_default();
+        let program = "(progn (asdf:load-system \"alexandria-tests\")
+                         (let ((count (length (rest (symbol-value (find-symbol \"*ENTRIES*\" :sb-rt)))))
+                               (failed (nth-value 2 (let ((*standard-output* (make-broadcast-stream)))
+                                                      (uiop:symbol-call :sb-rt :do-tests)))))
+                           (format t \"~&=> all pass  ~D passed, ~D failed~%\" (* 2 (- count (length failed)))
+                                   (* 2 (length failed)))))";
+        if let Some(bare) = by_bare_sbcl(program) {
+            assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
+        }
+    }
+    if installed("esrap") && installed("fiveam") {
+        let mut server = Server::ready();
+        let text = good(&mut server, "run-tests", json!({"system": "esrap"}));
+        let verdict = text.lines().next().unwrap_or_default();
+        let program = "(progn (asdf:load-system \"esrap/tests\")
+                         (let* ((results (let ((*standard-output* (make-broadcast-stream)))
+                                           (uiop:symbol-call :fiveam :run (find-symbol \"ESRAP\" :esrap-tests))))
+                                (of (lambda (results) (remove-duplicates
+                                                        (mapcar (find-symbol \"TEST-CASE\" :it.bese.fiveam) results))))
+                                (all (funcall of results))
+                                (failed (funcall of (remove-if (find-symbol \"TEST-PASSED-P\" :it.bese.fiveam) results))))
+                           (format t \"~&=> all pass  ~D passed, ~D failed~%\" (- (length all) (length failed))
+                                   (length failed))))";
+        if let Some(bare) = by_bare_sbcl(program) {
+            assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
+        }
+    }
+}
