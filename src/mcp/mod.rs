@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rmcp::model::ErrorData;
 
 use crate::Session;
+use crate::checkpoints::Checkpoints;
 use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::SharedStatus;
@@ -92,9 +93,16 @@ impl Idle for Reader {
 /// `tool_set`: which tools there are.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool, tool_set: ToolSet) -> io::Result<i32> {
+pub(crate) fn serve(
+    stdio: Stdio,
+    session: &Session,
+    checkpoints: Checkpoints,
+    structured: bool,
+    tool_set: ToolSet,
+) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, structured, tool_set);
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, None, Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone());
     Ok(connection.serve(session, server))
 }
@@ -104,6 +112,7 @@ pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool, tool_set:
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
+    checkpoints: Checkpoints,
     status: SharedStatus,
     structured: bool,
     tool_set: ToolSet,
@@ -112,7 +121,8 @@ pub(crate) fn serve_supervised(
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), structured, tool_set);
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, Some(worker), Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }

@@ -3,6 +3,7 @@
 mod arguments;
 mod ask;
 mod call;
+mod checkpoint;
 mod debugger;
 mod definitions;
 mod errors;
@@ -11,6 +12,7 @@ mod evaluation;
 mod find_references;
 mod find_symbols;
 mod limits;
+mod load;
 mod macroexpand;
 mod reply;
 mod reset;
@@ -30,11 +32,14 @@ use serde_json::{Value, json};
 
 use super::structured;
 use super::worker::Worker;
+use crate::checkpoints::Checkpoints;
+use crate::handover::line_of_job;
 use crate::rpc::inflight::Inflight;
 use crate::session::operation::Operation;
 use crate::{Evaluation, Outcome, Session};
 use arguments::Arguments;
 pub(super) use call::Call;
+pub(super) use checkpoint::CheckpointReply;
 pub(super) use reply::Reply;
 pub(crate) use tool_set::ToolSet;
 
@@ -45,6 +50,8 @@ pub(super) struct ToolContext {
     inflight: Arc<Inflight>,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
+    /// Absent where none are kept.
+    checkpoints: Option<Checkpoints>,
     /// Results have structured content, too.
     structured: bool,
     /// Which tools there are.
@@ -59,10 +66,11 @@ impl ToolContext {
         session: Session,
         inflight: Arc<Inflight>,
         worker: Option<Worker>,
+        checkpoints: Option<Checkpoints>,
         structured: bool,
         tools: ToolSet,
     ) -> Arc<Self> {
-        Arc::new(Self { session, inflight, worker, structured, tools, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, worker, checkpoints, structured, tools, questions: Mutex::default() })
     }
 
     /// Characters that an answer may have.
@@ -141,13 +149,13 @@ fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
     // Clients that show tools only on demand show this one at once.
     evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
-    let mut tools = vec![evaluate];
+    let mut tools = vec![evaluate, load::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
     tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
     tools.extend([tracing::tool(), profile::tool()]);
-    tools.extend([reset::tool(), limits::tool()]);
+    tools.extend([checkpoint::tool(), reset::tool(), limits::tool()]);
     tools
 }
 
@@ -175,7 +183,8 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {
-        if !REPEATABLE.contains(&&*name) && worker.has_begun(call.number) {
+        let returns = name == checkpoint::NAME && worker.returned_for(line_of_job(call.number)).is_some();
+        if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
             return call.answer(Ok::<_, Fault>(lost));
         }
@@ -186,6 +195,10 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         hidden if !call.context.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
+            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
+        },
+        load::NAME => match request_state {
+            None => load::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
         },
         errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
@@ -207,6 +220,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         macroexpand::NAME => macroexpand::call(arguments),
         tracing::NAME => tracing::call(arguments),
         profile::NAME => profile::call(arguments),
+        checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
         unknown => Err(call.context.no_such_tool(unknown)),
