@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 21] = [
+const TOOLS: [&str; 23] = [
     "evaluate-lisp",
     "load",
     "describe-last-error",
@@ -30,6 +30,8 @@ const TOOLS: [&str; 21] = [
     "find-symbols",
     "find-references",
     "macroexpand",
+    "trace-calls",
+    "profile",
     "checkpoint",
     "reset-session",
     "configure-limits",
