@@ -40,11 +40,6 @@ now, and the variables that were bound before; or NIL when nobody asks for them.
 
 ;;; The forms of variables that keep their values
 
-(defun token-name (text position)
-  "Return the name of the token of TEXT at POSITION, in upper case and without a package."
-  (let ((token (string-upcase (subseq text position (token-end text position)))))
-    (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))
-
 (defun keeping-forms (text)
   "Return conses of the names of the variables that DEFVAR and its like define in TEXT, a file's, and the text of the forms
 that give their values. Only what begins a line counts."

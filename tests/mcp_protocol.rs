@@ -113,8 +113,9 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes = ["evaluate-lisp", "load", "run-tests", "evaluation", "checkpoint", "reset-session"]
-            .contains(&name)
+        let evaluates = ["evaluate-lisp", "load", "run-tests", "trace-calls", "profile"];
+        let changes = ["evaluation", "checkpoint", "reset-session"].contains(&name)
+            || evaluates.contains(&name)
             || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");

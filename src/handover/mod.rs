@@ -38,6 +38,8 @@ pub(crate) struct WorkerInit {
     pub(crate) dropped: usize,
     /// Jobs with numbers up to this one have begun in an image that is gone; they must not begin again.
     pub(crate) through: u64,
+    /// The line with the question that the last image was lost by, or while it was answered, and how many images were.
+    pub(crate) inspected: Option<(u64, u32)>,
     /// Evaluations had numbers up to this one.
     pub(crate) evaluations: u64,
     /// What became of the last image, if it was lost.

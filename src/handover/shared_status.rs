@@ -26,9 +26,11 @@ pub(crate) enum Status {
     Asked,
     /// The number of the newest evaluation.
     Numbered,
+    /// The job of the inspection lane that is being done; 0 for none.
+    Inspecting,
 }
 
-const COUNT: usize = 7;
+const COUNT: usize = 8;
 
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit, line_of_job};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -51,6 +51,7 @@ pub(super) struct Worker {
     status: SharedStatus,
     through: u64,
     reset: Option<u64>,
+    deadly_question: Option<u64>,
     /// How the checkpoint is told of that the reset went back to.
     returned: Option<Result<Returned, String>>,
     /// The last image was lost, not replaced as somebody asked.
@@ -81,6 +82,13 @@ impl Worker {
         }
         session.fail(&mut outcome);
         outcome
+    }
+
+    /// Why a question that asks for jobs from this number on is not answered: images were lost while they did so. What it
+    /// came to is no error of the session's.
+    pub(super) fn lost_question(&self, number: u64) -> Option<String> {
+        let told = self.lost.result.as_ref().err().filter(|_| self.deadly_question == Some(line_of_job(number)))?;
+        Some(format!("[ERROR] {}\nTwice the image was lost while this was answered.\n{}", told.kind, told.message.text))
     }
 
     /// True when this worker is the fresh image that this line asked for.
@@ -157,6 +165,7 @@ pub(super) fn take_over(
         }
     });
     let crashed = init.crash.is_some();
+    let deadly_question = init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line);
     Worker {
         output,
         driver,
@@ -164,6 +173,7 @@ pub(super) fn take_over(
         through: init.through,
         reset: init.reset,
         returned,
+        deadly_question,
         crashed,
         lost,
         told: Arc::default(),
@@ -348,6 +358,10 @@ impl Witness for Keeper {
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
         }
+    }
+
+    fn inspects(&self, job: Option<u64>) {
+        self.status.set(Status::Inspecting, job.unwrap_or(0));
     }
 
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {

@@ -504,6 +504,9 @@ impl Inner {
         }
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
+            if running.build.is_inspection() {
+                witness.inspects(None);
+            }
         }
         if let Some(builder) = running.unwinding {
             self.unwound(*builder);
@@ -705,8 +708,10 @@ impl Host for Inner {
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO, |_| true)?,
         };
         let now = Instant::now();
-        if lane == Lane::Evaluation {
-            self.witnessed(&request);
+        match (lane, self.witness.get()) {
+            (Lane::Evaluation, _) => self.witnessed(&request),
+            (Lane::Inspection, Some(witness)) => witness.inspects(Some(request.job.id)),
+            _ => {}
         }
         if lane != Lane::Control {
             let mut slot = self.running[lane as usize].lock();

@@ -92,6 +92,11 @@ impl Build {
         }
     }
 
+    /// True for what the inspection lane answers.
+    pub(super) fn is_inspection(&self) -> bool {
+        matches!(self, Self::Definitions(..) | Self::Symbol(..) | Self::Query(..))
+    }
+
     /// The last form of the evaluation that defined something.
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         match self {

@@ -155,6 +155,7 @@ impl RecoveryState {
             }
         }
         self.note_numbers(worker);
+        self.note_question(worker);
         self.next.crash = Some(crash);
     }
 
@@ -170,6 +171,15 @@ impl RecoveryState {
         self.next.reset = Some(line);
         self.next.returned = None;
         self.next.notices = notices;
+    }
+
+    /// Notes which line's question the worker was about to answer.
+    fn note_question(&mut self, worker: &WorkerProcess) {
+        let line = line_of_job(worker.status.get(Status::Inspecting));
+        if self.requests.has(line) {
+            let before = self.next.inspected.filter(|(known, _)| *known == line).map_or(0, |(_, times)| times);
+            self.next.inspected = Some((line, before + 1));
+        }
     }
 
     /// Goes back to a checkpoint, as `line` asks for: what came later is forgotten, but for the history of errors.

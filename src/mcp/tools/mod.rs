@@ -165,7 +165,7 @@ const NEAR: f64 = 0.8;
 const LONG: usize = 100;
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 10] = [
+const REPEATABLE: [&str; 11] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
@@ -174,6 +174,7 @@ const REPEATABLE: [&str; 10] = [
     symbol::NAME,
     find_symbols::NAME,
     find_references::NAME,
+    macroexpand::NAME,
     reset::NAME,
     limits::NAME,
 ];
@@ -183,6 +184,9 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {
+        if let Some(lost) = worker.lost_question(call.number) {
+            return call.answer(Err::<Reply, _>(Fault::Value(lost)));
+        }
         let returns = name == checkpoint::NAME && worker.returned_for(line_of_job(call.number)).is_some();
         if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
