@@ -532,7 +532,7 @@ fn all_of_it_without_a_supervisor() {
 #[test]
 fn traced_calls_and_profiles() {
     let mut server = Structured::start();
-    server.evaluate(json!({"code": "(defun halve (n) (/ n 2)) (defun waste () (dotimes (i 300) (make-list 10000)))"}));
+    server.evaluate(json!({"code": "(defun halve (n) (/ n 2)) (defvar *kept*) (defun waste () (dotimes (i 300) (setf *kept* (make-list 10000))))"}));
     let answer = server.call("trace-calls", json!({"code": "(values (halve 3) 4)", "functions": ["halve"]}));
     assert_eq!(answer.content["values"], json!(["3/2", "4"]));
     let call = &answer.content["calls"][0];
