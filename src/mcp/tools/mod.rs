@@ -266,6 +266,10 @@ fn define(
     if !required.is_empty() {
         schema.insert("required".to_owned(), json!(required));
     }
+    // What is so by default (MCP 2025-11-25, ToolAnnotations) takes room in every list.
+    let mut hints = hints;
+    hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
+    hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
     Tool::new(name, description, schema).with_title(title).with_annotations(hints)
 }
 

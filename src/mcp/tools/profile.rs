@@ -21,13 +21,13 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Profile",
-        "Evaluate Common Lisp code under SBCL's statistical profiler, and see which functions it spent its time in, with \
-         their places, in all threads: `self%` in the function itself, `total%` with what it called. Then the code's own \
-         answer, as evaluate-lisp gives it. A sample is taken every 10 ms: let the code run for a second or more.",
+        "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or memory, with their \
+         places, in all threads (`self%` in itself, `total%` with what it called); then the code's own answer, as \
+         evaluate-lisp's. Samples are 10 ms apart: let it run for a second or more.",
         json!({
             "code": {
                 "type": "string",
-                "description": "Common Lisp source to evaluate: one form or many.",
+                "description": "Common Lisp source.",
             },
             "mode": {
                 "type": "string",
@@ -44,8 +44,7 @@ pub(super) fn tool() -> Tool {
             },
             "save-to": {
                 "type": "string",
-                "description": "A file that a flame graph is written to, as SVG; a relative path is taken from the server's \
-                                directory.",
+                "description": "A file for a flame graph (SVG), from the server's directory if relative.",
             },
             "timeout": super::limits::timeout_schema(),
         }),

@@ -19,38 +19,37 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Trace Calls",
-        "Evaluate Common Lisp code while functions are traced, and see the tree of their calls: arguments as they were at \
-         the call, values or the error each ended with, time; in all threads. Then the code's own answer, as evaluate-lisp \
-         gives it. Generic functions and (setf f) are traced, too; local functions, macros and inlined calls are not. \
-         Afterwards nothing is traced that was not before. Example: {\"code\": \"(run)\", \"functions\": [\"parse\", \
-         \"my-app::emit\"]}.",
+        "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with arguments as they \
+         were at the call, values or the error each ended with, and time; then the code's own answer, as evaluate-lisp's. \
+         Local functions, macros and inlined calls are not seen. Nothing stays traced. Example: {\"code\": \"(run)\", \
+         \"functions\": [\"parse\", \"app::emit\"]}.",
         json!({
             "code": {
                 "type": "string",
-                "description": "Common Lisp source to evaluate: one form or many.",
+                "description": "Common Lisp source.",
             },
             "functions": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Names of the functions to trace, as one types them in the current package.",
+                "description": "Functions to trace, as typed in the current package; (setf f), too.",
             },
             "package": {
                 "type": "string",
-                "description": "In place of `functions`: trace all functions that this package defines.",
+                "description": "In place of `functions`: all that this package defines.",
             },
             "depth": {
                 "type": "integer",
                 "minimum": 1,
                 "maximum": MAX_DEPTH,
                 "default": DEPTH,
-                "description": "How deep traced calls within each other are shown; deeper ones are counted.",
+                "description": "Calls nested deeper are only counted.",
             },
             "limit": {
                 "type": "integer",
                 "minimum": 1,
                 "maximum": MAX_LIMIT,
                 "default": LIMIT,
-                "description": "How many calls are recorded; further ones are counted.",
+                "description": "Further calls are only counted.",
             },
             "timeout": super::limits::timeout_schema(),
         }),
