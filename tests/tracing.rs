@@ -166,6 +166,10 @@ fn whatever_happens_nothing_stays_traced() {
 
     // What the user traces stays so.
     assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(prog1 (trace) (untrace))"})), "=> (DIVIDE)");
+    // What the tracer itself calls can be traced, too.
+    let functions = json!(["format", "sb-unix:clock-gettime", "prin1", "fact"]);
+    let text = traced(&mut server, json!({"code": "(fact 1) (format nil \"~a\" 1)", "functions": functions}));
+    assert!(text.contains("\n  (FACT 1) => 1\n") && text.ends_with("=> \"1\""), "{text}");
     // A function that is defined anew meanwhile is the new one afterwards.
     good(&mut server, "trace-calls", json!({"code": "(fact 2) (defun fact (n) (list :new n))", "functions": ["fact"]}));
     assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(fact 2)"})), "=> (:NEW 2)");
