@@ -1,6 +1,8 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
 mod incoming;
+mod peer;
+mod reply;
 mod server;
 pub(crate) mod stdio;
 mod structured;

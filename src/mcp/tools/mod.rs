@@ -2,6 +2,7 @@
 
 mod arguments;
 mod ask;
+mod background;
 mod call;
 mod checkpoint;
 mod debugger;
@@ -14,7 +15,6 @@ mod find_symbols;
 mod limits;
 mod load;
 mod macroexpand;
-mod reply;
 mod reset;
 
 mod profile;
@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
 use crate::checkpoints::Checkpoints;
@@ -40,7 +41,6 @@ use crate::{Evaluation, Outcome, Session};
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
-pub(super) use reply::Reply;
 pub(crate) use tool_set::ToolSet;
 
 /// What the tools work with.

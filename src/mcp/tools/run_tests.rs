@@ -5,9 +5,9 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::{Arguments, Fault, Step, background, define, later};
 use crate::session::operation::Operation;
-use crate::{Evaluation, Limits};
+use crate::{Evaluation, Limits, TimeLimit};
 
 pub(super) const NAME: &str = "run-tests";
 
@@ -21,36 +21,38 @@ const DESCRIPTION: &str = "Run the tests of a system, of a package, or the test 
     system's ASDF test-op as a single test. A system is loaded first if it is not. Example: {\"system\": \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
+    let mut properties = json!({
+        "system": {
+            "type": "string",
+            "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
+        },
+        "package": {
+            "type": "string",
+            "description": "Run the tests whose names belong to this package.",
+        },
+        "name": {
+            "type": "string",
+            "description": "Run this test, or the tests of this suite or tag, as `my-app-tests::parse-empty` or `parse-empty`.",
+        },
+        "timeout": {
+            "type": "number",
+            "minimum": 0.1,
+            "maximum": Limits::MAX_TIMEOUT_SECONDS,
+            "default": TIMEOUT,
+            "description": "Seconds that each test may take; one that takes longer fails, and the others go on.",
+        },
+        "reload": {
+            "type": "boolean",
+            "default": false,
+            "description": "First load what has changed on disk of the system and its tests.",
+        },
+    });
+    background::add_properties(&mut properties);
     define(
         NAME,
         "Run tests",
         DESCRIPTION,
-        json!({
-            "system": {
-                "type": "string",
-                "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Run the tests whose names belong to this package.",
-            },
-            "name": {
-                "type": "string",
-                "description": "Run this test, or the tests of this suite or tag, as `my-app-tests::parse-empty` or `parse-empty`.",
-            },
-            "timeout": {
-                "type": "number",
-                "minimum": 0.1,
-                "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                "default": TIMEOUT,
-                "description": "Seconds that each test may take; one that takes longer fails, and the others go on.",
-            },
-            "reload": {
-                "type": "boolean",
-                "default": false,
-                "description": "First load what has changed on disk of the system and its tests.",
-            },
-        }),
+        properties,
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
     )
@@ -96,7 +98,8 @@ impl Selection {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["system", "package", "name", "timeout", "reload"], 0, arguments)?;
+    let known = &["system", "package", "name", "timeout", "reload", "background", "wait"];
+    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let selection = Selection::take(&mut arguments)?;
     let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
     let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
@@ -109,16 +112,12 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .with_errors();
     let mut evaluation = Evaluation::new(selection.code());
     // Each test has a limit of its own.
-    evaluation.timeout = Some(None);
+    evaluation.timeout = TimeLimit::None;
 
-    later(move |call: Call| {
-        let session = call.session().clone();
-        let waiting = call.waiting();
-        let job = session.submit_operation(&operation, evaluation, move |outcome| call.answer(Ok::<_, Fault>(outcome)));
-        waiting.report({
-            let session = session.clone();
-            move |from| session.output_so_far(job, from)
+    let patience = background::patience(&mut arguments)?;
+    later(move |call| {
+        background::evaluate(call, background::Job::operation(evaluation, operation), patience, |call, outcome| {
+            call.answer(Ok::<_, Fault>(outcome));
         });
-        waiting.on_cancel(move || session.cancel(job));
     })
 }
