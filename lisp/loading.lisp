@@ -319,7 +319,8 @@ where else SYSTEM was looked for."
          (when hint
            (push-line "~A" hint))))
       (uiop:compile-file-error
-       (loop for (type cause file line column form) in (rest (reverse *compile-failures*))
+       ;; The answer of evaluate-lisp has them among its warnings.
+       (loop for (type cause file line column form) in (and *severities* (rest (reverse *compile-failures*)))
              do (push-line "~@[~A~]~:[:~D~;~*~]~:[:~D~;~*~]~@[ in ~A~]: ~A: "
                            file (eql 0 line) line (eql 0 column) column form type)
                 (if (stringp cause)
