@@ -1,5 +1,6 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
+mod checkpointing;
 mod incoming;
 mod peer;
 mod reply;
@@ -25,6 +26,7 @@ use crate::rpc::inflight::Inflight;
 use crate::rpc::output::Output;
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
+use checkpointing::Saver;
 use server::{Server, first_request};
 use stdio::Stdio;
 use tools::ToolContext;
@@ -110,11 +112,12 @@ pub(crate) fn serve(
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor.
+/// the supervisor. `automatic`: checkpoints are saved now and then, and may take so many bytes together.
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
+    automatic: Option<u64>,
     status: SharedStatus,
     structured: bool,
     tool_set: ToolSet,
@@ -123,6 +126,10 @@ pub(crate) fn serve_supervised(
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
+    if let Some(space) = automatic {
+        let (session, checkpoints, activity) = (session.clone(), checkpoints.clone(), worker.activity().clone());
+        checkpointing::save_now_and_then(Saver { session, checkpoints, worker: Some(worker.clone()) }, activity, space);
+    }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(worker), Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);

@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::checkpointing::Saver;
 use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
@@ -71,6 +72,12 @@ impl ToolContext {
         tools: ToolSet,
     ) -> Arc<Self> {
         Arc::new(Self { session, inflight, worker, checkpoints, structured, tools, questions: Mutex::default() })
+    }
+
+    /// What saves checkpoints, where there are any.
+    fn saver(&self) -> Option<Saver> {
+        let checkpoints = self.checkpoints.clone()?;
+        Some(Saver { session: self.session.clone(), checkpoints, worker: self.worker.clone() })
     }
 
     /// Characters that an answer may have.
