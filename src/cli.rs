@@ -137,6 +137,10 @@ struct Serve {
     /// Give results as structured content, too, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
     structured_content: bool,
+    /// Which tools there are: `all`, `core` (evaluate or load, test, look at failures), or names with commas between. The
+    /// others are not listed and cannot be called.
+    #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
+    tools: mcp::ToolSet,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
@@ -336,7 +340,8 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoint
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve_supervised(stdio, &session, checkpoints, automatic, shared, serve.structured_content)
+    let (structured, tools) = (serve.structured_content, serve.tools);
+    let status = mcp::serve_supervised(stdio, &session, checkpoints, automatic, shared, structured, tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all();
     // There will be no other worker, and perhaps nobody else to do it.
@@ -387,7 +392,7 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content)
+    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content, serve.tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     checkpoints.remove();
     clear_up(&scratch);

@@ -30,6 +30,7 @@ use checkpointing::Saver;
 use server::{Server, first_request};
 use stdio::Stdio;
 use tools::ToolContext;
+pub(crate) use tools::ToolSet;
 
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(150);
@@ -92,12 +93,20 @@ impl Idle for Reader {
     }
 }
 
-/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too.
+/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too;
+/// `tool_set`: which tools there are.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: &Session, checkpoints: Checkpoints, structured: bool) -> io::Result<i32> {
+pub(crate) fn serve(
+    stdio: Stdio,
+    session: &Session,
+    checkpoints: Checkpoints,
+    structured: bool,
+    tool_set: ToolSet,
+) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, Some(checkpoints), structured);
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, None, Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone());
     Ok(connection.serve(session, server))
 }
@@ -111,6 +120,7 @@ pub(crate) fn serve_supervised(
     automatic: Option<u64>,
     status: SharedStatus,
     structured: bool,
+    tool_set: ToolSet,
 ) -> io::Result<i32> {
     let connection = Connection::open(stdio, true)?;
     let init = connection.handover()?;
@@ -120,8 +130,8 @@ pub(crate) fn serve_supervised(
         let (session, checkpoints, activity) = (session.clone(), checkpoints.clone(), worker.activity().clone());
         checkpointing::save_now_and_then(Saver { session, checkpoints, worker: Some(worker.clone()) }, activity, space);
     }
-    let tools =
-        ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), Some(checkpoints), structured);
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, Some(worker), Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }
