@@ -14,8 +14,8 @@
                (:file "programs") (:file "interrupts") (:file "heap")
                (:file "compiler") (:file "operations") (:file "find-symbols") (:file "find-references")
                (:file "macroexpand") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
-               (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt") (:file "parachute") (:file "rove")
-               (:file "lisp-unit2") (:file "test-operation")
+               (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt") (:file "parachute") (:file "rove")
+               (:file "lisp-unit2") (:file "suspects") (:file "test-operation")
                (:file "threads") (:file "lanes") (:file "contribs") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 

@@ -203,6 +203,21 @@ impl Session {
         self.submit_as(job, number, 0, evaluation, Some(operation), Box::new(reply))
     }
 
+    /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Outcome {
+        wait(|reply| {
+            self.submit_operation(operation, evaluation, reply);
+        })
+    }
+
+    /// Takes the outcome of an evaluation that another image did in this session's stead: its errors go into the history,
+    /// and the error state is as if this one had done it.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn adopt(&self, outcome: &mut Outcome) {
+        self.0.adopt(outcome);
+    }
+
     /// Queues evaluation `number`, whose definitions Lisp takes for those of evaluation `source`, or of this one if
     /// that is 0.
     fn submit_as(
@@ -535,6 +550,13 @@ impl Inner {
                 answer(reply, builder.reset(success, interrupted))
             }
         }
+    }
+
+    /// Takes the outcome of an evaluation that another image did in this session's stead.
+    fn adopt(&self, outcome: &mut Outcome) {
+        (outcome.evaluation, outcome.kept, outcome.defined) = (0, false, Vec::new());
+        outcome.notices.clear();
+        self.evaluated(None, Vec::new(), outcome);
     }
 
     /// Sets the error state by the outcome of an evaluation, in which these errors were handled, if they are recorded,

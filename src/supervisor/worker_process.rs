@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Stdio;
 
 use rustix::process::{Pid, WaitStatus};
 
+use super::processes::this_program;
 use crate::handover::frame::{Frame, Malformed, parse};
 use crate::handover::shared_status::WorkerStatus;
 use crate::image::heap;
@@ -46,17 +46,6 @@ pub(super) fn start(arguments: &[OsString]) -> io::Result<WorkerProcess> {
         ready: false,
         bye: None,
     })
-}
-
-/// This very program, even if its file has been replaced since.
-#[cfg(target_os = "linux")]
-fn this_program() -> io::Result<PathBuf> {
-    Ok(PathBuf::from("/proc/self/exe"))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn this_program() -> io::Result<PathBuf> {
-    std::env::current_exe()
 }
 
 /// A worker that was started.
