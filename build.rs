@@ -67,6 +67,9 @@ fn embed(built: &Built) {
     }
     println!("cargo::metadata=library={}", built.library.display());
     println!("cargo::metadata=core={}", built.core.display());
+    // What a core that this program saves is told by: no other program can boot it.
+    let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
+    println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
     cc::Build::new()
         .file(EMBED)
         .define("SBCL_CORE_FILE", Some(quoted(&built.core).as_str()))

@@ -10,7 +10,8 @@
 
 (let ((system (asdf:find-system "sbcl-host"))
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
-      (clean t))
+      (clean t)
+      (homes (make-hash-table)))
   (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
   (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; compiled, then loaded
                  (sb-ext:compiler-note #'muffle-warning)
@@ -24,7 +25,16 @@
              ;; A name under SYS: makes the frames of this code count as the system's.
              (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
         (load (or (compile-file (asdf:component-pathname component) :output-file fasl)
-                  (error "~A does not compile." name))))))
+                  (error "~A does not compile." name)))
+        ;; What two files call alike is the last one's in both.
+        (do-symbols (symbol "SBCL-HOST")
+          (when (and (fboundp symbol) (eq (symbol-package symbol) (find-package "SBCL-HOST")))
+            (let ((definition (or (macro-function symbol) (fdefinition symbol))))
+              (destructuring-bind (&optional known . home) (gethash symbol homes)
+                (cond ((eq known definition))
+                      ((or (null known) (string= home name))
+                       (setf (gethash symbol homes) (cons definition name)))
+                      (t (error "~A defines ~S, as ~A does." name symbol home))))))))))
   (unless clean
     (format *error-output* "~&The Lisp side does not compile without a warning.~%")
     (sb-ext:exit :code 1 :abort t)))

@@ -54,15 +54,47 @@ EVALUATED-FORM-P knows it and those made from it."
 (defvar *warned* nil
   "The condition that WARN-RECORDED signals.")
 
+(defvar *severities* nil
+  "True when warnings are told by how severe they are, and not by the names of SBCL's own classes; what ASDF says of files
+that had warnings, which are told of already, is left out then.")
+
+(defvar *compile-failures* nil
+  "A list of what makes the compilation of a file fail that is being compiled, newest first, with a NIL at its end: lists of
+the condition's type as told, the condition or what it reports, file, line, column and form. NIL when nobody asks.")
+
+(defconstant +compile-failures+ 5
+  "How many of them are kept.")
+
+(defun warning-type (condition)
+  "Return what type CONDITION, a warning, is told to be of."
+  (let ((name (class-name-of condition)))
+    (cond ((not (and *severities* (system-symbol-p name))) (type-name-text name))
+          ((typep condition 'style-warning) "STYLE-WARNING")
+          (t "WARNING"))))
+
+(defun reader-report (condition)
+  "Return what CONDITION reports if it is one of SBCL's reader: later it would say where else the stream is by then."
+  (and (typep condition 'sb-c::input-error-in-compile-file)
+       (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
+       (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
+
+(defun note-compile-failure (type condition place)
+  "Note that CONDITION, which is told to be of TYPE and to be at PLACE, makes the compilation of a file fail."
+  (when (and *compile-failures*
+             (not (typep condition 'style-warning))
+             (<= (length *compile-failures*) +compile-failures+))
+    (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
+
 (defun record-warning (condition)
   "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
 SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
 what they see before they count it, and the compiler's verdict is theirs."
   (unless (or (not *recording*)
               (eq condition *recorded*)
-              (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p))))
+              (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
+              (and *severities* (typep condition '(or uiop:compile-warned-warning uiop:compile-failed-warning))))
     (setf *recorded* condition)
-    (push-warning (type-name-text (class-name-of condition)) condition))
+    (push-warning (warning-type condition) condition))
   (unless (or (not *recording*) (eq condition *warned*))
     (muffle-direct-warning condition)))
 
@@ -97,6 +129,7 @@ warning is recorded."
   "Push CONDITION as a warning of TYPE, a string, with where it is."
   (with-quiet-debugger ()
     (multiple-value-bind (file line column form) (warning-place condition)
+      (note-compile-failure type condition (list file line column form))
       (event *job-id* (event-code :warning) line type)
       (event *job-id* (event-code :warning-place) column (or file ""))
       (when (and file form)
@@ -108,7 +141,11 @@ warning is recorded."
   (let ((cause (sb-int:encapsulated-condition condition)))
     (when (and *recording* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
       (setf *recorded* cause)
-      (push-warning "COMPILE-TIME-ERROR" cause))))
+      (push-warning "COMPILE-TIME-ERROR" cause)
+      (when (typep cause 'sb-int:encapsulated-condition)
+        (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
+          (when hint
+            (event *job-id* (event-code :warning-text) 0 (format nil " ~A" hint))))))))
 
 ;;; The compilation unit
 

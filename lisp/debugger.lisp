@@ -355,7 +355,8 @@ has a value."
 (defun dispatching-p (call)
   "True when CALL is of what SBCL puts between two functions."
   (or (member (call-name call)
-              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names))
+              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
+                sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
       (and (consp (call-name call))
            (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
@@ -373,10 +374,10 @@ has a value."
   (loop for (call . rest) on calls
         when (call-machinery call)
           do (let ((next (member-if-not (lambda (call) (and (null (call-machinery call)) (dispatching-p call))) rest)))
-               (when (and next (equal (call-machinery (first next)) (call-machinery call)))
+               (when (and next (call-machinery (first next)))
                  (loop for between on rest
                        until (eq between next)
-                       do (setf (call-machinery (first between)) (call-machinery call))))))
+                       do (setf (call-machinery (first between)) (call-machinery (first next)))))))
   ;; The reader that the loader calls is a part of that, and so is the loader, or the compiler, of ASDF.
   (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)

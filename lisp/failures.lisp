@@ -56,6 +56,7 @@ hold it here. What has been interrupted stays so."
                (lambda ()
                  (push-report (event-code :error-text) condition)
                  (push-hints condition)
+                 (push-load-failure condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           "A memory fault: the image may be damaged. reset-session gives a fresh one.")))

@@ -9,20 +9,24 @@
 
 ;;; Code
 
+(declaim (type index **code-count**))
+(defglobal **code-count** 30000
+  "How many code components there were when they were last looked at.")
+
 (defun image-code ()
   "Return a vector of all code components, those that are garbage by now included."
-  (let ((count 0))
-    (declare (type fixnum count))
-    (sb-vm:map-code-objects (lambda (code) (declare (ignore code)) (incf count)))
+  (loop
     ;; Nothing is allocated while the collector is held off.
-    (let ((all (make-array (+ count 1000) :initial-element nil))
+    (let ((all (make-array (+ **code-count** 1000) :initial-element nil))
           (end 0))
-      (declare (type fixnum end))
+      (declare (type index end))
       (sb-vm:map-code-objects (lambda (code)
                                 (when (< end (length all))
-                                  (setf (svref all end) code)
-                                  (incf end))))
-      (sb-kernel:%shrink-vector all end))))
+                                  (setf (svref all end) code))
+                                (incf end)))
+      (setf **code-count** end)
+      (when (<= end (length all))
+        (return (sb-kernel:%shrink-vector all end))))))
 
 (defun code-source (code)
   "Return the SB-DI:DEBUG-SOURCE of the component CODE, or NIL when it has none."
@@ -41,6 +45,19 @@
     (or (null source)
         (let ((file (sb-c::debug-source-namestring source)))
           (and (stringp file) (system-file-p file))))))
+
+(defmacro do-code ((code &key system) &body body)
+  "Evaluate BODY with CODE bound to each component of which the source is known; the system's only if SYSTEM is true."
+  (let ((last (gensym "LAST")) (skip (gensym "SKIP")) (all (gensym "ALL")) (source (gensym "SOURCE")))
+    ;; What comes one after the other is mostly from one file.
+    `(let ((,all ,system) (,last nil) (,skip t))
+       (loop for ,code across (the simple-vector (image-code))
+             for ,source = (code-source ,code)
+             do (unless (eq ,source ,last)
+                  (setf ,last ,source
+                        ,skip (or (null ,source) (and (not ,all) (system-code-p ,code)))))
+                (unless (or ,skip (null ,source))
+                  ,@body)))))
 
 (defun once-only-p (function)
   "True when FUNCTION, a simple function, is what a top-level form was compiled to: it has run and will not again."
@@ -180,11 +197,11 @@ constants if that is not NIL."
 
 (defun all-references (name kinds index)
   "Return the references to NAME in all code, as CODE-REFERENCES does of one component."
-  (loop with core = (core-name-p name)
-        for code across (the simple-vector (image-code))
-        ;; The system's code does not refer to the user's.
-        when (if core (code-source code) (not (system-code-p code)))
-          nconc (code-references code name kinds index)))
+  (let ((references '()))
+    ;; The system's code does not refer to the user's names.
+    (do-code (code :system (core-name-p name))
+      (setf references (nconc (code-references code name kinds index) references)))
+    references))
 
 ;;; Where
 
@@ -608,30 +625,28 @@ function that does so, or NIL."
 (defun caller-table ()
   "Return a hash table from function names to lists of the functions that refer to them: in all code that is not SBCL's."
   (let ((table (make-hash-table :test 'equal)))
-    (loop for code across (the simple-vector (image-code))
-          unless (system-code-p code)
-            do (let ((functions nil) (looked nil))
-                 (flet ((note (name function)
-                          (unless looked
-                            (setf functions (live-functions code)
-                                  looked t))
-                          (when functions
-                            (pushnew (if (member function functions) function (first (last functions)))
-                                     (gethash name table)
-                                     :test #'eq))))
-                   (loop for entry below (sb-kernel:code-n-entries code)
-                         for function = (sb-kernel:%code-entry-point code entry)
-                         do (map-xrefs (lambda (kind what number)
-                                         (declare (ignore number))
-                                         (when (member kind '(:calls :macroexpands))
-                                           (note what function)))
-                                       function))
-                   (dolist (index (linkage-indices code))
-                     (let ((fname (sb-vm::linkage-addr->name index :index)))
-                       (when (and fname (not (eql fname 0)))
-                         (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
-                           (when (name-recorded-p name)
-                             (note name nil)))))))))
+    (do-code (code)
+      (let ((functions '()) (looked nil))
+        (flet ((note (name function)
+                 (unless looked
+                   (setf functions (live-functions code)
+                         looked t))
+                 (when functions
+                   (pushnew (if (member function functions) function (first (last functions)))
+                            (gethash name table)
+                            :test #'eq))))
+          (dolist (function (code-functions code))
+            (map-xrefs (lambda (kind what number)
+                         (declare (ignore number))
+                         (when (member kind '(:calls :macroexpands))
+                           (note what function)))
+                       function))
+          (dolist (index (linkage-indices code))
+            (let ((fname (sb-vm::linkage-addr->name index :index)))
+              (when (and fname (not (eql fname 0)))
+                (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
+                  (when (name-recorded-p name)
+                    (note name nil)))))))))
     table))
 
 (defun push-tests (name limit)

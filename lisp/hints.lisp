@@ -99,6 +99,10 @@ those with near names that are accessible in PACKAGE."
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
                file (zerop line) line form (hint (sb-int:encapsulated-condition condition)))))
+    ;; A system's definition cannot be read; else FILE-HINT says where that fails.
+    (asdf:load-system-definition-error
+     (let ((cause (asdf/find-system:error-condition condition)))
+       (and (typep cause 'sb-c::input-error-in-load) (hint cause))))
     (sb-pcl::obsolete-structure (old-layout-hint (sb-pcl::obsolete-structure-datum condition)))
     (type-error
      (cond ((old-layout-p (type-error-datum condition)) (old-layout-hint (type-error-datum condition)))

@@ -77,14 +77,16 @@ x87 coprocessor, which takes longer than the rest of a call."
                 ,form)))
 
 (defun call-event (job kind number address length)
-  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text."
+  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Where no
+host is served, nothing happens."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
-  (eql 1 (calling-host
-          (alien-funcall (sap-alien (int-sap **event**)
-                                    (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
-                                              system-area-pointer (unsigned 64)))
-                         job kind number address length))))
+  (and (plusp **event**)
+       (eql 1 (calling-host
+               (alien-funcall (sap-alien (int-sap **event**)
+                                         (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
+                                                   system-area-pointer (unsigned 64)))
+                              job kind number address length)))))
 
 (defun event-text (job kind number text start end)
   "Push an event with the characters of TEXT, any string, from START below END. Return as CALL-EVENT does."

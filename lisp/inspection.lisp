@@ -516,6 +516,47 @@ package error when there is no such package."
            (push-source symbol :setf-expander)
            t))))
 
+(defconstant +previewed+ 10
+  "How many entries or slots of a value are shown whose printed representation hides them.")
+
+(defun value-parts (value)
+  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none): entries
+of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called. NIL when it
+has none."
+  (typecase value
+    (hash-table
+     (values (block entries
+               (let ((entries '()) (count 0))
+                 (maphash (lambda (key value)
+                            (when (> (incf count) +previewed+)
+                              (return-from entries (nreverse entries)))
+                            (push (list key value) entries))
+                          value)
+                 (nreverse entries)))
+             (hash-table-count value) "entr~:@p"))
+    ((or standard-object condition structure-object)
+     (unless (system-symbol-p (class-name-of value))
+       (let ((slots (sb-mop:class-slots (class-of value))))
+         (values (loop for slot in slots
+                       for name = (sb-mop:slot-definition-name slot)
+                       repeat +previewed+
+                       collect (if (slot-boundp value name) (list name (slot-value value name)) (list name)))
+                 (length slots) "slot~:p"))))))
+
+(defun push-contents (value)
+  "Push the first parts of VALUE, if its printed representation hides them."
+  (when (eql 2 (mismatch "#<" (printed value 2)))
+    (multiple-value-bind (parts count called) (guarded (value-parts value) (failure) nil)
+      (when parts
+        (push-detail "Contents"
+                     (lambda (stream)
+                       (format stream "~D ~@?" count called count)
+                       (loop for (label . rest) in parts
+                             do (format stream "~%~A: ~A" (printed label 60)
+                                        (if rest (printed (first rest) 100) "unbound")))
+                       (when (> count +previewed+)
+                         (format stream "~%... ~D more" (- count +previewed+)))))))))
+
 (defun push-variable-roles (symbol)
   "Push what SYMBOL means as a variable, and return true when it means something as one."
   (let ((kind (sb-int:info :variable :kind symbol)))
@@ -528,7 +569,8 @@ package error when there is no such package."
       (cond ((eq kind :macro)
              (push-detail "Expansion" (lambda (stream) (prin1 (macroexpand-1 symbol) stream))))
             ((boundp symbol)
-             (push-detail "Value" (lambda (stream) (push-argument (symbol-value symbol) stream))))
+             (push-detail "Value" (lambda (stream) (push-argument (symbol-value symbol) stream)))
+             (push-contents (symbol-value symbol)))
             (t (push-text-detail "Value" "unbound")))
       (push-documentation symbol 'variable)
       (push-source symbol (if (eq kind :constant) :constant :variable))

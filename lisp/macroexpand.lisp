@@ -51,7 +51,8 @@ name."
   "Return the first form of TEXT, read as the session would, but for #., and true when another one follows."
   (let ((*read-eval* nil)
         (*read-suppress* nil))
-    (with-input-from-string (stream text)
+    ;; One that is still there when an error is reported, which says where it is.
+    (let ((stream (make-string-input-stream text)))
       (values (read stream)
               (not (eq stream (guarded (read stream nil stream) (failure) nil)))))))
 

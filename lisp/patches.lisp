@@ -122,6 +122,7 @@ what it defines, and the name of its parameter that says which."
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
       (push method **methods**)
+      (note-file-definition :method (method-key method) method)
       method))
   'methods)
 
@@ -133,7 +134,7 @@ what it defines, and the name of its parameter that says which."
 (define-patch asdf:perform-with-restarts (operation component)
   (lambda (perform operation component)
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
-      (funcall (the function perform) operation component))))
+      (perform-action perform operation component))))
 
 ;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
@@ -149,6 +150,24 @@ what it defines, and the name of its parameter that says which."
              :package package
              :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
     (funcall delete-package package)))
+
+;;; SAVE-LISP-AND-DIE, in a child process that has no such thread
+
+(define-patch sb-impl::finalizer-thread-stop ()
+  (lambda (stop)
+    (unless *saving*
+      (funcall stop))))
+
+(define-assumption "the threads and mutexes that a child process has to forget"
+  (let ((self (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot)))
+    (and (member sb-thread:*current-thread*
+                 (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
+         (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))
+         (sb-sys:find-foreign-symbol-address "gc_close_thread_regions")
+         (loop for thread = (sap-int (extern-alien "all_threads" system-area-pointer))
+                 then (thread-word (int-sap thread) sb-vm::thread-next-slot)
+               until (zerop thread)
+               thereis (eql thread (sap-int self))))))
 
 ;;; The compiler and its warnings: where *ERROR-OUTPUT* is the user's own stream, that gets the text; else the host does
 
@@ -194,6 +213,10 @@ what it defines, and the name of its parameter that says which."
                     (apply (the function function) arguments))))))
   (define compile-file)
   (define load))
+
+(define-patch sb-fasl::load-as-source (stream verbose print context)
+  (lambda (load stream &rest arguments)
+    (load-noting-definitions load stream arguments)))
 
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)

@@ -9,14 +9,15 @@
   :serial t
   :components ((:file "package")
                (:file "host") (:file "streams") (:file "printing")
-               (:file "evaluation") (:file "source") (:file "definitions")
+               (:file "evaluation") (:file "source") (:file "loaded-files") (:file "definitions")
                (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
                (:file "compiler") (:file "operations") (:file "find-symbols") (:file "find-references")
-               (:file "macroexpand") (:file "evaluator") (:file "frame-functions") (:file "hold") (:file "failures")
-               (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt") (:file "parachute") (:file "rove")
-               (:file "lisp-unit2") (:file "suspects") (:file "test-operation")
-               (:file "threads") (:file "lanes") (:file "contribs") (:file "patches") (:file "start"))
+               (:file "macroexpand") (:file "evaluator") (:file "loading")
+               (:file "frame-functions") (:file "hold") (:file "failures")
+               (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt")
+               (:file "parachute") (:file "rove") (:file "lisp-unit2") (:file "suspects") (:file "test-operation")
+               (:file "threads") (:file "lanes") (:file "contribs") (:file "checkpoint") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 
 (asdf:defsystem "sbcl-host/tests"

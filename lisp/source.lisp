@@ -749,23 +749,30 @@ which was written at CREATED, or NIL when that is not known: then only if there 
 
 ;;; Files that are compiled or loaded
 
+(defun heading-word (text position)
+  "Return what stands in a heading for the form of TEXT at POSITION or after it, and where that ends: a token, a string or
+a quoted form's own heading. NIL for anything else, or what is too long."
+  (let ((start (catch 'confused (form-start text position 0))))
+    (flet ((char-at (position) (and (< position (length text)) (schar text position))))
+      (cond ((null start) nil)
+            ((and (eql #\' (char-at start)) (eql #\( (char-at (1+ start))))
+             (let ((heading (form-heading text (1+ start))))
+               (and heading (values (format nil "'~A" heading) (length text)))))
+            (t
+             (let* ((stringp (eql #\" (char-at start)))
+                    (end (catch 'confused
+                           (if stringp (delimited-end text (1+ start) #\") (token-end text start)))))
+               (when (and end (< start end (+ start 50)) (not (find #\Newline text :start start :end end)))
+                 (let ((word (subseq text start end)))
+                   (values (if stringp word (string-upcase word)) end)))))))))
+
 (defun form-heading (text &optional (position 0))
   "Return what the form of TEXT at POSITION or after it is called, as in (DEFUN F) or (EVAL '(DEFUN F)); or NIL."
   (let ((start (catch 'confused (form-start text position 0))))
     (when (and start (< start (length text)) (char= (schar text start) #\())
-      (let* ((words (loop with position = (1+ start)
-                          repeat 2
-                          for begin = (catch 'confused (form-start text position 0))
-                          for end = (and begin (catch 'confused (token-end text begin)))
-                          while (and end (< begin end (+ begin 50)))
-                          collect (string-upcase (subseq text begin end))
-                          do (setf start (setf position end))))
-             (quote (and words (null (rest words)) (catch 'confused (form-start text start 0))))
-             (quoted (and quote (eql #\' (and (< quote (length text)) (schar text quote)))
-                          (eql #\( (and (< (1+ quote) (length text)) (schar text (1+ quote))))
-                          (form-heading text (1+ quote)))))
-        (when words
-          (format nil "(~{~A~^ ~}~@[ '~A~])" words quoted))))))
+      (multiple-value-bind (operator end) (heading-word text (1+ start))
+        (when operator
+          (format nil "(~A~@[ ~A~])" operator (heading-word text end)))))))
 
 (defun unreadable-file-place (condition)
   "Return file, line, column and form, as WARNING-PLACE does, of CONDITION: a file cannot be read."

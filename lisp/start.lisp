@@ -14,9 +14,12 @@
   ;; UIOP would go on with the streams and directories of the process that built the core.
   (guarded (uiop:call-image-restore-hook) (failure) nil)
   (guarded (locate-compiled-files) (failure) nil)
-  (remember-user-variables)
-  (when user-init
-    (guarded (load-user-init) (failure) nil))
+  (cond (**emptied**
+         (begin-after-checkpoint))
+        (t
+         (remember-user-variables)
+         (when user-init
+           (guarded (load-user-init) (failure) nil))))
   (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+)))
 
 (defun start-lanes-or-refuse (&rest arguments)

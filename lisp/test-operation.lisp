@@ -268,12 +268,16 @@ NIL."
 (defun test-place (verdict files directories)
   "Return where the test of VERDICT, or its first failed check, is in FILES, native namestrings: a file relative to one of
 DIRECTORIES, a line, and the line of source; or NIL."
-  (let ((name (string (verdict-name verdict))))
+  (let* ((whole (string (verdict-name verdict)))
+         ;; Macros that define several tests at once make up names of one: PARSE.COMPILED.
+         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
+                                  while (and end (plusp end))
+                                  collect (subseq whole 0 end)))))
     (loop for file in files
           repeat +searched-files+
           for octets = (file-octets file)
           for text = (and octets (octets-text octets 0 (length octets)))
-          for map = (and text (guarded (test-map name text) (failure) nil))
+          for map = (and text (some (lambda (name) (guarded (test-map name text) (failure) nil)) names))
           when map
             do (let ((position (first map)))
                  (dolist (check (reverse (verdict-checks verdict)))

@@ -5,7 +5,7 @@ mod check;
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
+use crate::checkpoints::Checkpoints;
 use crate::confinement::Confinement;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
@@ -82,6 +83,12 @@ enum Command {
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
+    /// Boot an image and print what it calls itself: how a checkpoint is tried.
+    #[command(hide = true)]
+    Probe {
+        #[command(flatten)]
+        options: Options,
+    },
     /// Say what the reader would refuse in Lisp source, without evaluating it: parentheses, by what the indentation says
     /// of where they went wrong, strings, comments, syntax; a line each, `file:line:column: message`. Exits with status 0
     /// when the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a
@@ -106,6 +113,9 @@ enum Command {
         /// As of the worker that asks: not for this one.
         #[arg(long)]
         scratch: Option<PathBuf>,
+        /// As of the worker that asks: not for this one.
+        #[arg(long)]
+        checkpoint_directory: Option<PathBuf>,
     },
     /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
     #[command(hide = true)]
@@ -118,6 +128,9 @@ enum Command {
         /// What the supervisor removes at the end.
         #[arg(long)]
         scratch: PathBuf,
+        /// Where checkpoints are.
+        #[arg(long)]
+        checkpoint_directory: PathBuf,
     },
 }
 
@@ -127,7 +140,7 @@ struct Serve {
     #[command(flatten)]
     options: Options,
     /// What comes back when the Lisp process dies and is replaced.
-    #[arg(long, value_enum, default_value_t = Restore::Definitions)]
+    #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
     restore: Restore,
     /// Give results as structured content, too, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
@@ -143,7 +156,9 @@ struct Serve {
 /// What comes back after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Restore {
-    /// The forms that defined something are evaluated again.
+    /// The last checkpoint, and the forms that defined something since are evaluated again.
+    Checkpoint,
+    /// All forms that defined something are evaluated again.
     Definitions,
     /// Nothing.
     None,
@@ -177,6 +192,9 @@ struct Options {
     /// A directory with libsbcl.so and sbcl.core to use in place of the built-in ones.
     #[arg(long, value_name = "DIR")]
     core: Option<PathBuf>,
+    /// A core that an image of this program has saved.
+    #[arg(long, hide = true, value_name = "FILE")]
+    image: Option<PathBuf>,
     /// Load ~/.sbclrc at the start.
     #[arg(long)]
     user_init: bool,
@@ -192,13 +210,19 @@ struct Options {
 struct Timeout(Option<Duration>);
 
 impl Options {
+    /// The checkpoints in `directory`, of images of this size.
+    fn checkpoints(&self, directory: PathBuf) -> Checkpoints {
+        Checkpoints::new(directory, self.heap, self.control_stack)
+    }
+
     /// Boots Lisp, confined as was asked; or a sentence that says why not.
-    fn session(&self, scratch: &Scratch) -> Result<Session, String> {
-        self.confinement.apply()?;
+    fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
+        self.confinement.apply(checkpoints)?;
         let image = ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
             core_dir: self.core.clone(),
+            image: self.image.clone(),
             user_init: self.user_init,
             scratch: Some(scratch.path().to_owned()),
         };
@@ -221,7 +245,10 @@ pub fn main() -> ! {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
-            Command::Worker { serve, status_fd, scratch } => work(serve, stdio, status_fd, Scratch::inherited(scratch)),
+            Command::Worker { serve, status_fd, scratch, checkpoint_directory } => {
+                work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory)
+            }
+            Command::Probe { options } => probe(options, stdio),
             Command::Check { fix, files } => {
                 check::run(&files, fix, stdio.input, stdio.output).unwrap_or_else(|reason| {
                     say(&reason);
@@ -256,30 +283,35 @@ fn refuse_arguments(error: &clap::Error) -> ! {
 /// The whole server: a worker in a process of its own, and this one in front of it.
 fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
-    start_logging(serve.options.log);
     let scratch = Scratch::new();
+    let directory = Checkpoints::choose_directory(scratch.path());
+    let checkpoints = serve.options.checkpoints(directory.clone());
+    start_logging(serve.options.log);
     let options = supervisor::Options {
-        arguments: worker_arguments(std::env::args_os().skip(1), &scratch),
-        restore: serve.restore == Restore::Definitions,
+        arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
+        restore: serve.restore != Restore::None,
+        checkpoints: (serve.restore == Restore::Checkpoint).then(|| checkpoints.clone()),
         watch_interval: Duration::from_millis(serve.watch_interval),
     };
     let Stdio { input, output } = stdio;
     let status = supervisor::serve(input, output, options)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    checkpoints.remove();
     scratch.remove();
     status
 }
 
 /// The arguments of a worker, from those of the server.
-fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch) -> Vec<OsString> {
+fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, checkpoints: &Path) -> Vec<OsString> {
     let mut given = given.peekable();
     given.next_if(|first| first == "serve");
-    let scratch = ["--scratch".into(), scratch.path().into()];
-    std::iter::once("worker".into()).chain(given).chain(scratch).collect()
+    let ours = ["--scratch".into(), scratch.path().into(), "--checkpoint-directory".into(), checkpoints.into()];
+    std::iter::once("worker".into()).chain(given).chain(ours).collect()
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch) -> i32 {
+fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoints: PathBuf) -> i32 {
+    let checkpoints = serve.options.checkpoints(checkpoints);
     let scratch = Arc::new(scratch);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
@@ -291,7 +323,7 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch) -> i32 {
     let started = outlive_nobody(&stdio, scratch.clone())
         .and_then(|()| survive_accidents())
         .map_err(|error| error.to_string())
-        .and_then(|()| serve.options.session(&scratch));
+        .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
     mcp::beside::allow(std::env::args_os().skip(1));
     let session = match started {
         Ok(session) => session,
@@ -304,7 +336,7 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve_supervised(stdio, &session, shared, serve.structured_content)
+    let status = mcp::serve_supervised(stdio, &session, checkpoints, shared, serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all();
     // There will be no other worker, and perhaps nobody else to do it.
@@ -346,7 +378,8 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     let scratch = Scratch::new();
     mcp::beside::allow(std::env::args_os().skip(1));
-    let session = match serve.options.session(&scratch) {
+    let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
+    let session = match serve.options.session(&scratch, Some(&checkpoints)) {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
@@ -355,8 +388,9 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, serve.structured_content)
+    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    checkpoints.remove();
     clear_up(&scratch);
     status
 }
@@ -384,11 +418,24 @@ fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<
     // Its end is held open: there may be no more in it than the line.
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let tests: mcp::beside::Tests = serde_json::from_str(&request).map_err(|error| error.to_string())?;
-    let session = options.session(scratch)?;
+    let session = options.session(scratch, None)?;
     start_logging(options.log);
     let outcome = session.evaluate_operation(&tests.operation().with_errors(), tests.evaluation());
     let text = serde_json::to_vec(&outcome).map_err(|error| error.to_string())?;
     std::fs::File::from(output).write_all(&text).map_err(|error| error.to_string())
+}
+
+/// Boots and says what the image calls itself.
+fn probe(options: Options, stdio: Stdio) -> i32 {
+    let scratch = Scratch::new();
+    let session = match options.session(&scratch, None) {
+        Ok(session) => session,
+        Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
+    };
+    let name = session.image_name().unwrap_or_default();
+    let written = std::fs::File::from(stdio.output).write_all(name.as_bytes());
+    clear_up(&scratch);
+    i32::from(written.is_err())
 }
 
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
@@ -409,7 +456,7 @@ fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i3
         text = String::from_utf8_lossy(&bytes).into_owned();
     }
     let scratch = Scratch::new();
-    let session = options.session(&scratch).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
+    let session = options.session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);
     let outcome = session.evaluate(Evaluation::new(text));
     let mut report = report::evaluation(&outcome);

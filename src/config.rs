@@ -16,6 +16,8 @@ pub struct ImageConfig {
     pub control_stack: u64,
     /// A directory with `libsbcl.so` and `sbcl.core` to use in place of those this program carries.
     pub core_dir: Option<PathBuf>,
+    /// A core that a running image of this program has saved, to go on with in place of the plain one.
+    pub image: Option<PathBuf>,
     /// Load the user's `~/.sbclrc` once the image is up.
     pub user_init: bool,
     /// A directory that stands in for a home directory where the user has none, or none that can be written: ASDF keeps
@@ -25,7 +27,7 @@ pub struct ImageConfig {
 
 impl Default for ImageConfig {
     fn default() -> Self {
-        Self { heap: 8 << 30, control_stack: 256 << 20, core_dir: None, user_init: false, scratch: None }
+        Self { heap: 8 << 30, control_stack: 256 << 20, core_dir: None, image: None, user_init: false, scratch: None }
     }
 }
 

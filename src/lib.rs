@@ -25,6 +25,8 @@
 
 mod alarm;
 pub mod check;
+#[cfg(feature = "mcp")]
+mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

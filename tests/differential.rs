@@ -283,10 +283,11 @@ fn normalized(verdict: &str) -> String {
 }
 
 /// How the lines begin that the binary adds to a condition's own message.
-const HINTS: [&str; 8] = [
+const HINTS: [&str; 9] = [
     "The code ends at line ",
     "The reader had come to line ",
     "Did you mean ",
+    "By the indentation, line ",
     "In /",
     "What there is of ",
     "CONTINUE takes the new definition",

@@ -480,6 +480,8 @@ fn nothing_but_macro_functions_is_evaluated() {
     assert!(failed.starts_with("[ERROR] SB-INT:SIMPLE-READER-ERROR\n") && failed.contains("*READ-EVAL*"), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(let (("}));
     assert!(failed.starts_with("[ERROR] END-OF-FILE\n"), "{failed}");
+    let failed = bad(&mut server, "macroexpand", json!({"form": "(list\n  nowhere:x)"}));
+    assert!(failed.contains("Package NOWHERE does not exist. Line: 2, Column: "), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(endless 1)"}));
     assert!(failed.contains("10000 macro forms"), "{failed}");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(deep)"}));
@@ -498,6 +500,28 @@ fn a_macro_that_does_not_end_is_ended() {
     assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
     assert_eq!(names(&symbols(&mut server, json!({"query": "stuck"}))), ["stuck"]);
     server.goes_on();
+}
+
+/// A question that an image dies of is asked once more and then given up.
+#[test]
+fn a_macro_that_ends_the_image_is_told_of() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defmacro deadly () (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1))",
+    );
+    let lost = bad(&mut server, "macroexpand", json!({"form": "(deadly)"}));
+    assert!(lost.starts_with("[ERROR] IMAGE-LOST\nTwice the image was lost while this was answered.\n"), "{lost}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    assert_eq!(names(&symbols(&mut server, json!({"query": "deadly"}))), ["deadly"]);
+    // Nor is a value printed for ever that the image dies of.
+    server.evaluate(
+        "(defclass mine () ()) (defmethod print-object ((m mine) s) (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)) (defvar *mine*) (setf *mine* nil)",
+    );
+    server.evaluate("(defparameter *mine* (make-instance 'mine))");
+    let lost = bad(&mut server, "describe-symbol", json!({"name": "*mine*"}));
+    assert!(lost.starts_with("[ERROR] IMAGE-LOST\n"), "{lost}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
 #[test]
@@ -562,4 +586,36 @@ fn they_answer_after_the_image_was_lost() {
     assert_eq!(symbols(&mut server, json!({"query": "caller", "package": "cl-user"})), ["caller  function (X)"]);
     assert_eq!(expand(&mut server, "(unless a b)", "full"), "UNLESS → IF\n\n(if a\n    nil\n    b)");
     server.is_silent_for(Duration::from_millis(1));
+}
+
+// ---- Values
+
+#[test]
+fn values_whose_print_hides_them_are_previewed_by_describe_symbol() {
+    let mut server = Server::ready();
+    let value = server.evaluate(
+        "(defclass account () ((owner :initform \"Ann\") (log :initform (make-list 1000)) (open))) (make-instance 'account)",
+    );
+    assert!(value.starts_with("=> #<ACCOUNT {"), "{value}");
+    let described = good(&mut server, "describe-symbol", json!({"name": "*"}));
+    let (_, variable) = described.split_once("COMMON-LISP:* [VARIABLE]").expect("a variable, too");
+    let contents = variable.split_once("\n  Contents: ").expect(variable).1;
+    assert!(contents.starts_with("3 slots\n    OWNER: \"Ann\"\n    LOG: (NIL NIL "), "{variable}");
+    assert!(contents.contains("...)\n    OPEN: unbound\n") && contents.len() < 1_000, "{variable}");
+    server.evaluate(
+        "(defvar *table* (let ((h (make-hash-table :test 'equal))) (dotimes (i 30 h) (setf (gethash (format nil \"k~d\" i) h) (* i i)))))",
+    );
+    let described = good(&mut server, "describe-symbol", json!({"name": "*table*"}));
+    assert!(described.contains("\n  Contents: 30 entries\n    \"k0\": 0\n    \"k1\": 1\n"), "{described}");
+    assert!(described.contains("\n    ... 20 more"), "{described}");
+    // What prints whole needs none.
+    server.evaluate("(defvar *whole* (list 1 2))");
+    assert!(!good(&mut server, "describe-symbol", json!({"name": "*whole*"})).contains("Contents"));
+    // Hostile ones.
+    server.evaluate(
+        "(defclass hostile () ((a :initform 1))) (defmethod print-object ((h hostile) s) (error \"no\")) (defvar *h* (make-instance 'hostile))
+         (defclass nested () ((h :initform (make-instance 'hostile)))) (defvar *n* (make-instance 'nested))",
+    );
+    assert!(good(&mut server, "describe-symbol", json!({"name": "*n*"})).contains("    H: #<unprintable HOSTILE>"));
+    server.goes_on();
 }

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 19] = [
+const TOOLS: [&str; 21] = [
     "evaluate-lisp",
+    "load",
     "describe-last-error",
     "get-backtrace",
     "error-history",
@@ -29,6 +30,7 @@ const TOOLS: [&str; 19] = [
     "find-symbols",
     "find-references",
     "macroexpand",
+    "checkpoint",
     "reset-session",
     "configure-limits",
 ];
@@ -109,8 +111,9 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes =
-            ["evaluate-lisp", "run-tests", "evaluation", "reset-session"].contains(&name) || debugs.contains(&name);
+        let changes = ["evaluate-lisp", "load", "run-tests", "evaluation", "checkpoint", "reset-session"]
+            .contains(&name)
+            || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
@@ -314,7 +317,7 @@ fn calls_that_do_not_fit_are_invalid_params() {
         let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
         let message = answer["error"]["message"].as_str().expect("a sentence");
         assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
-        assert!(message.contains(" There are: evaluate-lisp, describe-last-error, "), "{message}");
+        assert!(message.contains(" There are: evaluate-lisp, load, describe-last-error, "), "{message}");
     }
     server.goes_on();
 }

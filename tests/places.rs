@@ -293,6 +293,27 @@ fn what_a_files_top_level_form_signals_has_its_place() {
 }
 
 #[test]
+fn a_syntax_error_in_a_systems_definition_is_told_shortly() {
+    let mut server = Server::ready();
+    let directory = directory("definition");
+    let asd = directory.join("unended.asd");
+    std::fs::write(&asd, "; a comment\n(asdf:defsystem \"unended\"\n  :components ((:file \"a\"))\n").unwrap();
+    std::fs::write(directory.join("names.asd"), "(defsystem \"names\" :components ((:file \"names\")))").unwrap();
+    let path = directory.join("names.lisp");
+    std::fs::write(&path, "(in-package :cl-user)\n\n(defun quits ()\n  (sb-ext:qiut))\n").unwrap();
+    server.evaluate(&format!("(push {:?} asdf:*central-registry*)", format!("{}/", directory.display())));
+    for code in ["(asdf:load-system \"unended\")", "(asdf:find-system \"unended\")"] {
+        let text = fail(&mut server, code);
+        assert!(text.contains(&format!("\nIn {}:2, in (ASDF:DEFSYSTEM \"unended\").\n", shown(&asd))), "{text}");
+        assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
+        assert!(text.chars().count() - 2 * directory.display().to_string().len() < 800, "{text}");
+    }
+    // What is not there gets near names where it is a warning, too.
+    let text = fail(&mut server, "(asdf:load-system \"names\")");
+    assert!(text.contains(&format!(" Did you mean QUIT? ({}:3, in (DEFUN QUITS))\n", shown(&path))), "{text}");
+}
+
+#[test]
 fn what_a_file_compiles_as_it_is_loaded_has_its_place() {
     let mut server = Server::ready();
     let path = directory("nested").join("n.lisp");
@@ -309,7 +330,7 @@ fn what_a_file_compiles_as_it_is_loaded_has_its_place() {
         format!("The variable Z is defined but never used. ({place}:"),
         format!("Constant \"a\" conflicts with its asserted type NUMBER. ({place}:"),
         format!("({place}:11, in (EVAL '(DEFUN AGAIN)))\n"),
-        format!("SIMPLE-WARNING: loading ({place}:12, in (WARN))"),
+        format!("SIMPLE-WARNING: loading ({place}:12, in (WARN \"loading\"))"),
     ];
     for code in ["(load {})", "(load (compile-file {}))", "(list 1)\n(load {})", "(list 1)\n(load (compile-file {}))"] {
         let text = server.evaluate(&code.replace("{}", &format!("{path:?}")));
@@ -337,7 +358,7 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form() {
     let place = shown(&path);
     // The form that fails; the line that is told of a source file, and of a compiled one; and what the form is called.
     for (form, source, compiled, heading) in [
-        ("(error \"at top\")", 4, 4, "(ERROR)"),
+        ("(error \"at top\")", 4, 4, "(ERROR \"at top\")"),
         ("(let ((é (read-from-string \"nowhere\")))\n  (list é\n    (symbol-value é)))", 4, 6, "(LET)"),
         ("(defvar *v*\n  (symbol-value 'unbound-here))", 4, 5, "(DEFVAR *V*)"),
         ("(defun deep (x) (list (car x)))\n(progn\n  (list\n    (deep 5)))", 5, 7, "(PROGN)"),

@@ -439,6 +439,32 @@ fn the_other_tools_answer_in_structure() {
         format!("{}{}", string(role, "title"), details.collect::<String>())
     });
     assert_eq!(roles.collect::<Vec<_>>().join("\n\n"), car.text);
+    let found = structured.call("find-symbols", json!({"query": "with-open-*", "external": true}));
+    let line = |symbol: &Value| {
+        format!("{}  {} {}", string(symbol, "name"), string(symbol, "kind"), string(symbol, "lambdaList"))
+    };
+    let symbols: Vec<_> = items(&found.content, "symbols").iter().map(line).collect();
+    assert_eq!(symbols.len(), 2);
+    assert!(found.text.lines().zip(&symbols).all(|(text, line)| text.starts_with(line)), "{symbols:?}\n{}", found.text);
+    let nothing = structured.call("find-symbols", json!({"query": "no-such-symbol"}));
+    assert_eq!(string(&nothing.content, "nothing"), nothing.text);
+
+    structured.evaluate(json!({"code": "(defun cube (x) (* x (square x)))"}));
+    let callers = structured.call("find-references", json!({"name": "square"}));
+    let line = |one: &Value| format!("{}  {}: {}", string(one, "name"), string(one, "where"), string(one, "code"));
+    let lines: Vec<_> = items(&callers.content, "references").iter().map(line).collect();
+    assert_eq!(string(&callers.content, "relation"), "callers");
+    assert_eq!(
+        callers.text,
+        format!("{}\n{}", lines.join("\n"), items(&callers.content, "notes")[0].as_str().unwrap())
+    );
+
+    let expansion = structured.call("macroexpand", json!({"form": "(unless a b)"}));
+    assert_eq!(expansion.content["steps"], json!([{"macro": "UNLESS", "result": "IF", "count": 1}]));
+    assert!(expansion.text.ends_with(string(&expansion.content, "expansion")), "{}", expansion.text);
+    let failed = structured.call("macroexpand", json!({"form": "(unless"}));
+    assert!(failed.is_error && failed.content["error"]["type"] == "END-OF-FILE", "{}", failed.content);
+
     let unknown = structured.call("describe-symbol", json!({"name": "no-such-symbol"}));
     assert_eq!(unknown.content, json!({"roles": [], "notFound": unknown.text}));
 

@@ -701,19 +701,37 @@ fn signals_that_mean_nothing_disturb_nothing() {
     session.finish();
 }
 
+/// How a server is ended, and the status that it then has.
+const ENDINGS: [(&str, i32); 4] = [("end of input", 0), ("-INT", 130), ("-TERM", 143), ("-HUP", 129)];
+
+/// Ends a server that runs this code, or nothing; how long that took.
+fn end(how: &str, status: i32, code: Option<&str>) -> Duration {
+    let mut session = Session::start(&[]);
+    let running = code.map(|code| session.0.post_running("", code, 0.0));
+    let begin = Instant::now();
+    match how {
+        "end of input" => session.0.close(),
+        name => signal(session.0.pid(), name),
+    }
+    let end = session.0.end();
+    let taken = begin.elapsed();
+    assert_eq!(end.status.code(), Some(status), "{how}");
+    assert_eq!(end.stderr, "", "{how}");
+    if let Some(id) = running {
+        let answers: Vec<_> = end.transcript.iter().filter(|message| message["id"] == id).collect();
+        assert_eq!(answers.len(), 1, "{how}: {answers:?}");
+        assert!(answers[0]["error"]["message"].as_str().unwrap().contains("shutting down"), "{how}: {answers:?}");
+    }
+    taken
+}
+
+/// The contract's limit. A machine that is busy with something else may take its time now and then.
 #[test]
-fn signals_that_end_it_end_it_cleanly() {
-    for (name, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
-        for busy in [false, true] {
-            let mut session = Session::start(&[]);
-            if busy {
-                session.0.post_call("evaluate-lisp", json!({"code": "(unwind-protect (loop) (loop))"}));
-            }
-            let begin = Instant::now();
-            signal(session.0.pid(), name);
-            let end = session.0.end();
-            assert_eq!(end.status.code(), Some(128 + number), "{name}");
-            assert!(begin.elapsed() < Duration::from_millis(1200), "{name}: {:?}", begin.elapsed());
+fn the_server_is_gone_within_a_second() {
+    for (how, status) in ENDINGS {
+        for code in [None, Some("(loop)"), Some("(unwind-protect (loop) (loop))")] {
+            let mut tries = (0..3).map(|_| end(how, status, code));
+            assert!(tries.any(|taken| taken < Duration::from_secs(1)), "{how} while {code:?}");
         }
     }
 }

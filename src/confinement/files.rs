@@ -13,13 +13,13 @@ const VERSION: ABI = ABI::V3;
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts"];
 
 /// Refuses this thread, and what it starts from now on, to write, create, rename or remove files elsewhere.
-pub(super) fn confine() -> Result<(), String> {
+pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
     let cache = cache();
     if let Some(cache) = &cache {
         // What is not there cannot be allowed. If it cannot be made, there is no cache.
         let _ = std::fs::create_dir_all(cache);
     }
-    let writable = [std::env::temp_dir()].into_iter().chain(cache).chain(DEVICES.map(PathBuf::from));
+    let writable = [std::env::temp_dir()].into_iter().chain(cache).chain(checkpoints).chain(DEVICES.map(PathBuf::from));
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_write(VERSION))

@@ -10,13 +10,16 @@ mod network;
 
 use clap::Args;
 
+use crate::checkpoints::Checkpoints;
+
 /// What to take away.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Confinement {
     /// Lisp and the programs it starts get no sockets but Unix ones (Linux).
     #[arg(long)]
     no_network: bool,
-    /// Lisp and the programs it starts write no files but below the temporary directory and ASDF's cache (Linux).
+    /// Lisp and the programs it starts write no files but below the temporary directory, ASDF's cache and where
+    /// checkpoints are (Linux).
     #[arg(long)]
     read_only: bool,
 }
@@ -27,9 +30,11 @@ impl Confinement {
     /// # Errors
     /// A sentence that names the option and says why this system cannot do it. Serving without would be a lie.
     #[cfg(target_os = "linux")]
-    pub(crate) fn apply(self) -> Result<(), String> {
+    pub(crate) fn apply(self, checkpoints: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only {
-            files::confine().map_err(|reason| format!("--read-only cannot be had: {reason}"))?;
+            // What is not there cannot be allowed. If it cannot be made, there are none.
+            let directory = checkpoints.and_then(|checkpoints| checkpoints.make_directory().ok());
+            files::confine(directory).map_err(|reason| format!("--read-only cannot be had: {reason}"))?;
         }
         if self.no_network {
             network::confine().map_err(|reason| format!("--no-network cannot be had: {reason}"))?;
@@ -39,7 +44,7 @@ impl Confinement {
 
     /// Says that this works on Linux only.
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn apply(self) -> Result<(), String> {
+    pub(crate) fn apply(self, _: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only || self.no_network {
             return Err("--no-network and --read-only need Linux".to_owned());
         }

@@ -36,6 +36,12 @@ pub(crate) enum Kind {
     Restored,
     /// `line` asks for a fresh image, which says what this one had to say yet: a list of texts.
     Reset,
+    /// The image is being saved from here on, in a file of this name: a string.
+    Saving,
+    /// That is a [`Checkpoint`](crate::checkpoints::Checkpoint) now.
+    Saved,
+    /// `line` asks for the image of a checkpoint: a [`Return`](super::Return).
+    Return,
     /// An evaluation, or something else that Lisp does, cannot be stopped: an `Option<Outcome>`.
     Stuck,
     /// The worker ends, with `line` as its status: an `Option<String>`, why it cannot serve.
@@ -43,7 +49,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Answer,
         Self::Message,
         Self::Done,
@@ -53,6 +59,9 @@ impl Kind {
         Self::Limits,
         Self::Restored,
         Self::Reset,
+        Self::Saving,
+        Self::Saved,
+        Self::Return,
         Self::Stuck,
         Self::Bye,
     ];

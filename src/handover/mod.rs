@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoints::Checkpoint;
 use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 use crate::session::restore::Errors;
@@ -37,10 +38,16 @@ pub(crate) struct WorkerInit {
     pub(crate) dropped: usize,
     /// Jobs with numbers up to this one have begun in an image that is gone; they must not begin again.
     pub(crate) through: u64,
+    /// The line with the question that the last image was lost by, or while it was answered, and how many images were.
+    pub(crate) inspected: Option<(u64, u32)>,
     /// Evaluations had numbers up to this one.
     pub(crate) evaluations: u64,
     /// What became of the last image, if it was lost.
     pub(crate) crash: Option<CrashReport>,
+    /// The checkpoint that this image was booted from; the forms of the journal came after it.
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// The checkpoint that `reset` asked for, and how many evaluations there had been since.
+    pub(crate) returned: Option<(Checkpoint, u64)>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
     /// What that image had to say yet.
@@ -85,6 +92,13 @@ pub(crate) struct ErrorChange {
     pub(crate) added: Option<Arc<ErrorRecord>>,
     /// The number of the last one; `None` without an error.
     pub(crate) last: Option<u64>,
+}
+
+/// The checkpoint that a line asks for, and what the present image had to say yet.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Return {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) notices: Vec<String>,
 }
 
 /// What a worker could not restore: indices into the journal it was given.

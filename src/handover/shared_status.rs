@@ -22,13 +22,15 @@ pub(crate) enum Status {
     Restoring,
     /// The number of the last line that was read.
     Heard,
-    /// How many questions a person is to answer.
+    /// How many answers wait for a person, or for another process.
     Asked,
     /// The number of the newest evaluation.
     Numbered,
+    /// The job of the inspection lane that is being done; 0 for none.
+    Inspecting,
 }
 
-const COUNT: usize = 7;
+const COUNT: usize = 8;
 
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {
@@ -49,6 +51,15 @@ impl SharedStatus {
     /// Writes a number.
     pub(crate) fn set(self, what: Status, value: u64) {
         self.0[what as usize].store(value, Ordering::Release);
+    }
+
+    /// Counts one more, or one less.
+    pub(crate) fn count(self, what: Status, more: bool) {
+        let number = &self.0[what as usize];
+        // Saturating: anything may have written to it.
+        let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            if more { count.checked_add(1) } else { count.checked_sub(1) }
+        });
     }
 
     /// Reads one.

@@ -55,6 +55,11 @@ impl Runtime {
             }
             None => (embedded_library()?, Core::Section(containing_file()?)),
         };
+        let core = match &config.image {
+            Some(image) if image.is_file() => Core::File(image.clone()),
+            Some(image) => return Err(BootError::Core { path: image.clone(), reason: "no such file".to_owned() }),
+            None => core,
+        };
         // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL because SBCL looks its
         // variables up with dlsym(RTLD_DEFAULT, …).
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoints::this_program;
 use crate::session::operation::Operation;
-use crate::supervisor::processes::this_program;
 use crate::{Evaluation, Outcome};
 
 /// How long all of it may take, the loading included.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rmcp::model::ErrorData;
 
 use crate::Session;
+use crate::checkpoints::Checkpoints;
 use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::SharedStatus;
@@ -91,9 +92,9 @@ impl Idle for Reader {
 /// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool) -> io::Result<i32> {
+pub(crate) fn serve(stdio: Stdio, session: &Session, checkpoints: Checkpoints, structured: bool) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, structured);
+    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, Some(checkpoints), structured);
     let server = Server::new(tools, connection.inflight.clone());
     Ok(connection.serve(session, server))
 }
@@ -103,6 +104,7 @@ pub(crate) fn serve(stdio: Stdio, session: &Session, structured: bool) -> io::Re
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
+    checkpoints: Checkpoints,
     status: SharedStatus,
     structured: bool,
 ) -> io::Result<i32> {
@@ -110,7 +112,8 @@ pub(crate) fn serve_supervised(
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), structured);
+    let tools =
+        ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), Some(checkpoints), structured);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }

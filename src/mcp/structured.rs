@@ -3,10 +3,13 @@
 //! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
 //! text, with the number of characters that were left out.
 
+use std::time::Duration;
+
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
-use super::tools::Reply;
+use super::tools::{CheckpointReply, Reply};
+use crate::checkpoints::Checkpoint;
 use crate::outcome::{
     Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
@@ -51,6 +54,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
             },
         }),
         Reply::NoEvaluations => json!({}),
+        Reply::Checkpoint(reply) => checkpoint(reply),
         Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
@@ -101,6 +105,9 @@ fn evaluation(outcome: &Outcome) -> Value {
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
         Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
+    if let Some(record) = report::loaded(outcome) {
+        map["loaded"] = loaded(record);
+    }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
             "realMs": timing.real_ms,
@@ -108,6 +115,23 @@ fn evaluation(outcome: &Outcome) -> Value {
             "gcMs": timing.gc_ms,
             "bytesConsed": timing.bytes_consed,
         });
+    }
+    map
+}
+
+/// What was loaded.
+fn loaded(record: &Record) -> Value {
+    let number = |field| record.number(field).unwrap_or(0);
+    let mut map = json!({
+        "name": record.text("name"),
+        "files": number("files"),
+        "compiled": number("compiled"),
+        "upToDate": record.number("present").is_some(),
+        "seconds": Duration::from_millis(number("milliseconds").unsigned_abs()).as_secs_f64(),
+        "systems": record.text("systems").map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
+    });
+    if let Some(definition) = record.text("definition") {
+        map["definition"] = definition.into();
     }
     map
 }
@@ -374,6 +398,11 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
                 json!({"type": "boolean", "description": "In place of all else: the restart was ABORT."});
             properties
         }
+        "load" => {
+            let mut properties = evaluation_properties();
+            properties["loaded"] = loaded_schema();
+            properties
+        }
         "run-tests" => tests_properties(),
         "evaluation" => {
             // As evaluate-lisp for one that was waited for.
@@ -398,6 +427,21 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);
             let role = object(json!({"title": text(), "details": list(&detail)}), &["title", "details"]);
             json!({"roles": list(&role), "notFound": text()})
+        }
+        "checkpoint" => {
+            let one = object(checkpoint_properties(), &["name", "evaluation", "saved", "bytes"]);
+            json!({
+                "checkpoints": list(&one),
+                "saved": one,
+                "stoppedMicroseconds": count(),
+                "threads": list(&text()),
+                "timers": count(),
+                "restored": one,
+                "forgotten": count(),
+                "package": text(),
+                "notices": list(&text()),
+                "deleted": text(),
+            })
         }
         "find-symbols" => {
             let properties = json!({
@@ -435,6 +479,19 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
         json!({"type": "string", "description": "In place of all else: what was wrong with the call."});
     let Value::Object(schema) = object(properties, &[]) else { return None };
     Some(schema)
+}
+
+fn loaded_schema() -> Value {
+    let properties = json!({
+        "name": text(),
+        "files": count(),
+        "compiled": count(),
+        "upToDate": {"type": "boolean"},
+        "seconds": {"type": "number"},
+        "systems": list(&text()),
+        "definition": text(),
+    });
+    object(properties, &["name", "files", "compiled", "upToDate", "seconds", "systems"])
 }
 
 fn status_schema() -> Value {
@@ -577,6 +634,32 @@ fn object(properties: Value, required: &[&str]) -> Value {
         schema["required"] = json!(required);
     }
     schema
+}
+
+/// What is told of a checkpoint.
+fn checkpoint_properties() -> Value {
+    json!({"name": text(), "evaluation": count(), "saved": text(), "bytes": count()})
+}
+
+fn told(checkpoint: &Checkpoint) -> Value {
+    let Checkpoint { name, evaluation, saved, bytes, .. } = checkpoint;
+    json!({"name": name, "evaluation": evaluation, "saved": saved.strftime("%FT%TZ").to_string(), "bytes": bytes})
+}
+
+fn checkpoint(reply: &CheckpointReply) -> Value {
+    match reply {
+        CheckpointReply::List(all) => json!({"checkpoints": all.iter().map(told).collect::<Vec<_>>()}),
+        CheckpointReply::Saved(saved) => json!({
+            "saved": told(&saved.checkpoint),
+            "stoppedMicroseconds": saved.stopped,
+            "threads": saved.threads,
+            "timers": saved.timers,
+        }),
+        CheckpointReply::Restored { checkpoint, forgotten, package, notices } => json!({
+            "restored": told(checkpoint), "forgotten": forgotten, "package": package, "notices": notices,
+        }),
+        CheckpointReply::Deleted(name) => json!({"deleted": name}),
+    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, WorkerInit};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit, line_of_job};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -25,13 +26,34 @@ const NAMED: usize = 10;
 /// Characters of a form that a message shows.
 const SHOWN: usize = 100;
 
+/// See [`Worker::saving`].
+#[derive(Debug)]
+pub(super) struct Saving(SharedStatus);
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        self.0.count(Status::Asked, false);
+    }
+}
+
+/// A checkpoint that the session went back to, and how many evaluations were forgotten.
+#[derive(Debug, Clone)]
+pub(super) struct Returned {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) forgotten: u64,
+}
+
 /// What a worker knows of the one before it.
 #[derive(Debug, Clone)]
 pub(super) struct Worker {
     output: Arc<Output>,
     driver: Arc<Driver>,
+    status: SharedStatus,
     through: u64,
     reset: Option<u64>,
+    deadly_question: Option<u64>,
+    /// How the checkpoint is told of that the reset went back to.
+    returned: Option<Result<Returned, String>>,
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
     lost: Outcome,
@@ -62,9 +84,39 @@ impl Worker {
         outcome
     }
 
+    /// Why a question that asks for jobs from this number on is not answered: images were lost while they did so. What it
+    /// came to is no error of the session's.
+    pub(super) fn lost_question(&self, number: u64) -> Option<String> {
+        let told = self.lost.result.as_ref().err().filter(|_| self.deadly_question == Some(line_of_job(number)))?;
+        Some(format!("[ERROR] {}\nTwice the image was lost while this was answered.\n{}", told.kind, told.message.text))
+    }
+
     /// True when this worker is the fresh image that this line asked for.
     pub(super) fn is_fresh_for(&self, line: u64) -> bool {
         self.reset == Some(line)
+    }
+
+    /// What there is to be said when this worker is the checkpoint that this line asked for, or could not be.
+    pub(super) fn returned_for(&self, line: u64) -> Option<&Result<Returned, String>> {
+        self.returned.as_ref().filter(|_| self.is_fresh_for(line))
+    }
+
+    /// The image is being saved in a file of this name, until what this returns is dropped: the answer waits for that.
+    pub(super) fn saving(&self, file: &str) -> Saving {
+        self.output.tell(Kind::Saving, 0, &file);
+        self.status.count(Status::Asked, true);
+        Saving(self.status)
+    }
+
+    /// That is a checkpoint now.
+    pub(super) fn saved(&self, checkpoint: &Checkpoint) {
+        self.output.tell(Kind::Saved, 0, checkpoint);
+    }
+
+    /// Ends this worker's service in favour of a checkpoint's image, which says what `session` has to say yet.
+    pub(super) fn go_back(&self, line: u64, checkpoint: Checkpoint, session: &Session) {
+        self.driver.pause();
+        self.output.tell(Kind::Return, line, &Return { checkpoint, notices: session.take_notices() });
     }
 
     /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
@@ -105,8 +157,27 @@ pub(super) fn take_over(
             session.fail(&mut lost);
         }
     }
+    let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
+        if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
+            Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
+        } else {
+            Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, &report, &[])))
+        }
+    });
     let crashed = init.crash.is_some();
-    Worker { output, driver, through: init.through, reset: init.reset, crashed, lost, told: Arc::default() }
+    let deadly_question = init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line);
+    Worker {
+        output,
+        driver,
+        status,
+        through: init.through,
+        reset: init.reset,
+        returned,
+        deadly_question,
+        crashed,
+        lost,
+        told: Arc::default(),
+    }
 }
 
 /// How restoring went.
@@ -177,8 +248,8 @@ fn shortened(text: &str) -> String {
 /// What is said of an evaluation that the last image did not finish.
 fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     let Some(crash) = &init.crash else {
-        let text = "The evaluation ended with its image, which reset-session has replaced.";
-        return failed("CANCELLED", text.to_owned());
+        let by = if init.returned.is_some() { "a checkpoint" } else { "reset-session" };
+        return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
     };
     let restored = restored(init, report, crash);
     let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
@@ -195,18 +266,51 @@ fn lost(init: &WorkerInit, report: &Report) -> Outcome {
 
 fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
     let mut text = "A new image has taken its place.\n".to_owned();
-    let Some(journal) = &init.journal else {
+    if init.journal.is_none() {
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
         return text;
+    }
+    text += &restored_since(init, report, &crash.deadly);
+    text += match &init.checkpoint {
+        Some(_) => {
+            "\nLost: values that were assigned since the checkpoint, threads, open files, and what else the unfinished \
+             evaluation had done."
+        }
+        None => {
+            "\nNot kept: values that were assigned after their definition, threads, open files, and what else the \
+             unfinished evaluation had done. (The tool checkpoint saves values, too.)"
+        }
     };
-    let total = journal.len() + crash.deadly.len() + init.dropped;
-    text += &match total {
-        0 => "There were no definitions to restore.".to_owned(),
-        1 if report.restored == 1 => "Restored: the one form that defined something.".to_owned(),
-        _ if report.restored == total => format!("Restored: all {total} forms that defined something."),
-        _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
+    text
+}
+
+/// What was restored: the checkpoint, and the forms since.
+fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Entry]) -> String {
+    let journal = init.journal.as_deref().unwrap_or_default();
+    let dropped = if init.checkpoint.is_some() { 0 } else { init.dropped };
+    let total = journal.len() + deadly.len() + dropped;
+    let mut text = match &init.checkpoint {
+        Some(checkpoint) => {
+            let age = report::age(jiff::Timestamp::now().duration_since(checkpoint.saved));
+            let since = match total {
+                0 => ". Nothing was defined since.".to_owned(),
+                1 if report.restored == 1 => " and the one form that defined something since.".to_owned(),
+                _ if report.restored == total => format!(" and all {total} forms that defined something since."),
+                _ => format!(" and {} of {total} forms that defined something since. Not restored:", report.restored),
+            };
+            format!(
+                "Restored: the checkpoint {:?} of {age} ago (evaluation {}){since}",
+                checkpoint.name, checkpoint.evaluation
+            )
+        }
+        None => match total {
+            0 => "There were no definitions to restore.".to_owned(),
+            1 if report.restored == 1 => "Restored: the one form that defined something.".to_owned(),
+            _ if report.restored == total => format!("Restored: all {total} forms that defined something."),
+            _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
+        },
     };
-    let deadly = crash.deadly.iter().map(|entry| (entry, "it takes the image down"));
+    let deadly = deadly.iter().map(|entry| (entry, "it takes the image down"));
     let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.as_str()));
     let failures: Vec<_> = deadly.chain(failed).collect();
     for (entry, reason) in failures.iter().take(NAMED) {
@@ -215,11 +319,9 @@ fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
     if failures.len() > NAMED {
         text += &format!("\n- and {} more", failures.len() - NAMED);
     }
-    if init.dropped > 0 {
-        text += &format!("\n- the {} oldest ones, for which there was no room", init.dropped);
+    if dropped > 0 {
+        text += &format!("\n- the {dropped} oldest ones, for which there was no room");
     }
-    text += "\nNot kept: values that were assigned after their definition, threads, open files, and what else \
-             the unfinished evaluation had done.";
     text
 }
 
@@ -248,8 +350,7 @@ impl Witness for Keeper {
     }
 
     fn asks(&self, yes: bool) {
-        let asked = self.status.get(Status::Asked);
-        self.status.set(Status::Asked, if yes { asked + 1 } else { asked.saturating_sub(1) });
+        self.status.count(Status::Asked, yes);
     }
 
     fn ended(&self, job: u64) {
@@ -257,6 +358,10 @@ impl Witness for Keeper {
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
         }
+    }
+
+    fn inspects(&self, job: Option<u64>) {
+        self.status.set(Status::Inspecting, job.unwrap_or(0));
     }
 
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
@@ -309,7 +414,7 @@ mod tests {
             "The evaluation was cancelled; what it had done by then stays done.\nThe Lisp image did not react to being \
              interrupted and was ended. A new image has taken its place.\nThere were no definitions to restore.\nNot \
              kept: values that were assigned after their definition, threads, open files, and what else the unfinished \
-             evaluation had done."
+             evaluation had done. (The tool checkpoint saves values, too.)"
         );
     }
 }

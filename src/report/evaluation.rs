@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::frames::push_frames;
-use super::{Sections, clipped_message, omission, push_restarts};
+use super::{Sections, clipped_message, load, omission, push_restarts};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
 
 /// What stands for the value when there is none.
@@ -16,19 +16,29 @@ pub fn evaluation(outcome: &Outcome) -> String {
     let mut sections = Sections(String::new());
     sections.notices(&outcome.notices);
     sections.output("[background]", &outcome.background);
+    let loaded = load::loaded(outcome);
+    if let Some(loaded) = loaded {
+        load::push_loaded(sections.begin(), outcome, loaded);
+    }
     sections.output("[stdout]", &outcome.stdout);
     sections.output("[stderr]", &outcome.stderr);
-    if !outcome.warnings.is_empty() || outcome.warnings_omitted > 0 {
+    let warnings: Vec<_> = outcome.warnings.iter().filter(|warning| !load::is_told(outcome, warning)).collect();
+    if !warnings.is_empty() || outcome.warnings_omitted > 0 {
         let target = sections.begin();
         target.push_str("[warnings]");
-        for warning in &outcome.warnings {
-            push_warning(target, warning);
+        for warning in warnings {
+            if load::is_load(outcome) {
+                load::push_warning(target, warning);
+            } else {
+                push_warning(target, warning);
+            }
         }
         if outcome.warnings_omitted > 0 {
             _ = write!(target, "\n[... {} warnings omitted]", outcome.warnings_omitted);
         }
     }
     match &outcome.result {
+        Ok(values) if values.is_empty() && loaded.is_some() => {}
         Ok(values) => {
             let target = sections.begin();
             push_values(target, values);

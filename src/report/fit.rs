@@ -227,6 +227,18 @@ pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
     Allowance::settle(max, &EVALUATION, size, |allowance| within(outcome, allowance), excess)
 }
 
+/// Characters of output that [`with_brief_output`] leaves.
+#[cfg(feature = "mcp")]
+const BRIEF: usize = 1_000;
+
+/// The outcome with little of what was printed: of code that prints for those who watch.
+#[cfg(feature = "mcp")]
+pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
+    let mut parts = [usize::MAX; PARTS];
+    parts[Part::Output as usize] = BRIEF;
+    Outcome { turns: outcome.turns.clone(), ..within(outcome, &Allowance { parts, terse: false }) }
+}
+
 /// The error, so that its description has at most `max` characters.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {

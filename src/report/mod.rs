@@ -2,6 +2,8 @@
 //!
 //! Pure functions. Text that comes from Lisp is escaped wherever it could pass for one of the report's own markers.
 
+#[cfg(feature = "mcp")]
+mod checkpoints;
 mod errors;
 mod escape;
 mod evaluation;
@@ -10,25 +12,33 @@ mod finding;
 mod fit;
 mod frames;
 mod listings;
+mod load;
 mod tests;
 
 use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
-pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
 #[cfg(feature = "mcp")]
-pub(crate) use errors::{signalled_error, time};
+pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints};
+pub(crate) use errors::signalled_error;
+#[cfg(feature = "mcp")]
+pub(crate) use errors::time;
+pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
 pub use finding::{expansion, references_found, symbols_found};
 #[cfg(feature = "mcp")]
 pub(crate) use finding::{expansion_error, field, more, of_kind};
+#[cfg(feature = "mcp")]
+pub(crate) use fit::with_brief_output;
 pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
+#[cfg(feature = "mcp")]
+pub(crate) use load::loaded;
 pub use tests::tests;
 
 pub use crate::outcome::DefinitionFilter;

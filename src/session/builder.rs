@@ -60,6 +60,12 @@ impl ClippedBuffer {
         push_within(&mut self.left, &mut self.text, &mut self.omitted, text);
     }
 
+    /// What is kept so far.
+    #[cfg(feature = "mcp")]
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Adds what was clipped elsewhere.
     pub(super) fn push_clipped(&mut self, clipped: &Clipped) {
         let mut characters = clipped.text.chars();
@@ -501,6 +507,12 @@ impl OutcomeBuilder {
     /// The last form that defined something.
     pub(super) fn last_defined(&self) -> Option<&DefiningForm> {
         self.defined.last()
+    }
+
+    /// What operations said so far of how far they are, in lines.
+    #[cfg(feature = "mcp")]
+    pub(super) fn progress(&self) -> String {
+        self.records.progress()
     }
 
     /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.

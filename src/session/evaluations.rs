@@ -94,6 +94,11 @@ impl Evaluations {
         self.last
     }
 
+    /// The number of the last one.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// The next ones get numbers above this one.
     #[cfg(feature = "mcp")]
     pub(super) fn count_from(&mut self, number: u64) {

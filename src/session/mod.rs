@@ -33,7 +33,8 @@ use builder::{ClippedBuffer, InspectionBuilder, OutcomeBuilder};
 use clock::Clock;
 use evaluations::Evaluations;
 use hold::{Held, RELEASE_TIMEOUT};
-use operation::{Operation, RecordsBuilder};
+pub(crate) use operation::Operation;
+use operation::RecordsBuilder;
 use queue::Queue;
 use running::{Build, Running};
 use state::State;
@@ -271,6 +272,16 @@ impl Session {
         running.build.stdout().get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
+    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
+    /// [`output_so_far`](Self::output_so_far).
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let running = self.0.running[Lane::Evaluation as usize].lock();
+        let running = running.as_ref().filter(|running| running.id == id.0)?;
+        let text = running.build.progress();
+        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
     /// The error that the last evaluation ended with; `None` once one has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
@@ -338,6 +349,37 @@ impl Session {
         job.operation = utf32(&operation.to_string());
         let build = Build::Query(RecordsBuilder::default(), Box::new(reply));
         self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), build);
+    }
+
+    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query_in_order(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        self.0.enqueue(Lane::Evaluation, job, None, Build::Query(RecordsBuilder::default(), Box::new(reply)));
+    }
+
+    /// The name of the checkpoint that the image was booted from.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn image_name(&self) -> Option<String> {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
+        records.first()?.text("name").map(str::to_owned)
+    }
+
+    /// The number of the last evaluation.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluations_so_far(&self) -> u64 {
+        self.0.evaluations.lock().last()
+    }
+
+    /// True while something is evaluated, or held, or waits for that.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_held() || self.0.running[Lane::Evaluation as usize].lock().is_some()
     }
 
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
@@ -477,6 +519,9 @@ impl Inner {
         }
         if let Some(witness) = self.witness.get() {
             witness.ended(running.id);
+            if running.build.is_inspection() {
+                witness.inspects(None);
+            }
         }
         if let Some(builder) = running.unwinding {
             self.unwound(*builder);
@@ -685,8 +730,10 @@ impl Host for Inner {
             Lane::Inspection | Lane::Control => self.lanes[lane as usize].pop(None, Duration::ZERO, |_| true)?,
         };
         let now = Instant::now();
-        if lane == Lane::Evaluation {
-            self.witnessed(&request);
+        match (lane, self.witness.get()) {
+            (Lane::Evaluation, _) => self.witnessed(&request),
+            (Lane::Inspection, Some(witness)) => witness.inspects(Some(request.job.id)),
+            _ => {}
         }
         if lane != Lane::Control {
             let mut slot = self.running[lane as usize].lock();

@@ -207,6 +207,15 @@ impl RecordsBuilder {
         }
     }
 
+    /// The messages of the records `progress`, a line each.
+    #[cfg(feature = "mcp")]
+    pub(super) fn progress(&self) -> String {
+        let is_progress = |record: &&Record| record.kind == "progress";
+        let last = self.text.as_ref().filter(|_| self.records.last().is_some_and(|last| is_progress(&last)));
+        let messages = self.records.iter().filter(is_progress).filter_map(|record| record.text("message"));
+        messages.chain(last.map(ClippedBuffer::text)).flat_map(|message| [message, "\n"]).collect()
+    }
+
     /// What has come.
     pub(super) fn records(mut self) -> Vec<Record> {
         self.end_field();

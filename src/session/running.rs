@@ -46,6 +46,16 @@ impl Build {
         }
     }
 
+    /// What was said so far of how far it is, in lines.
+    #[cfg(feature = "mcp")]
+    pub(super) fn progress(&self) -> String {
+        match self {
+            Self::Outcome(builder, _) => builder.progress(),
+            Self::Resumed(builder, _) => builder.progress(),
+            _ => String::new(),
+        }
+    }
+
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
@@ -80,6 +90,11 @@ impl Build {
             Self::Inside(builder, _) => Some(builder.evaluation()),
             _ => None,
         }
+    }
+
+    /// True for what the inspection lane answers.
+    pub(super) fn is_inspection(&self) -> bool {
+        matches!(self, Self::Definitions(..) | Self::Symbol(..) | Self::Query(..))
     }
 
     /// The last form of the evaluation that defined something.

@@ -18,6 +18,8 @@ pub(crate) trait Witness: Send + Sync {
     fn asks(&self, yes: bool);
     /// A job of that lane is over.
     fn ended(&self, job: u64);
+    /// The inspection lane does this job, or none.
+    fn inspects(&self, job: Option<u64>);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.
     fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
     /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.

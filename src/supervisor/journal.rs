@@ -15,7 +15,10 @@ const OVERHEAD: usize = 64;
 /// Forms in the order of their evaluation.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
-    entries: Vec<Entry>,
+    /// Each with how many had come before it.
+    entries: Vec<(u64, Entry)>,
+    /// How many have come.
+    count: u64,
     bytes: usize,
     /// How many forms were dropped for want of room.
     dropped: usize,
@@ -27,7 +30,8 @@ impl Journal {
     /// Adds a form.
     pub(super) fn add(&mut self, entry: Entry) {
         self.bytes += size(&entry);
-        self.entries.push(entry);
+        self.entries.push((self.count, entry));
+        self.count += 1;
         if self.entries.len() > self.limit.max(EXACT) || self.bytes > MAX_BYTES {
             self.compact();
             self.limit = self.entries.len() * 2;
@@ -38,7 +42,7 @@ impl Journal {
     /// too much, the oldest.
     fn compact(&mut self) {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
-        for (index, entry) in self.entries.iter().enumerate() {
+        for (index, (_, entry)) in self.entries.iter().enumerate() {
             last.insert(entry.key(), index);
         }
         let mut seen: HashSet<(&DefiningForm, bool)> = HashSet::new();
@@ -46,16 +50,16 @@ impl Journal {
             .entries
             .iter()
             .enumerate()
-            .map(|(index, entry)| seen.insert(entry.key()) || last[&entry.key()] == index)
+            .map(|(index, (_, entry))| seen.insert(entry.key()) || last[&entry.key()] == index)
             .collect();
         let mut keep = keep.into_iter();
         self.entries.retain(|_| keep.next().unwrap_or(true));
-        self.bytes = self.entries.iter().map(size).sum();
+        self.bytes = self.entries.iter().map(|(_, entry)| size(entry)).sum();
         let mut excess = 0;
         // With room for some more, lest every form from here on is work.
         let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
         while self.bytes > room && excess < self.entries.len() {
-            self.bytes -= size(&self.entries[excess]);
+            self.bytes -= size(&self.entries[excess].1);
             excess += 1;
         }
         self.entries.drain(..excess);
@@ -67,10 +71,12 @@ impl Journal {
         self.dropped += 1;
     }
 
-    /// Forgets the forms at these places.
-    pub(super) fn remove(&mut self, places: &HashSet<usize>) {
+    /// Forgets the forms at these places after `mark`.
+    pub(super) fn remove(&mut self, mark: u64, places: &HashSet<usize>) {
+        let first = self.first_since(mark);
+        let places: HashSet<usize> = places.iter().map(|place| place.saturating_add(first)).collect();
         let mut index = 0;
-        self.entries.retain(|entry| {
+        self.entries.retain(|(_, entry)| {
             let stays = !places.contains(&index);
             index += 1;
             if !stays {
@@ -80,9 +86,10 @@ impl Journal {
         });
     }
 
-    /// Takes out the form at a place.
-    pub(super) fn take(&mut self, place: usize) -> Option<Entry> {
-        let entry = (place < self.entries.len()).then(|| self.entries.remove(place))?;
+    /// Takes out the form at a place after `mark`.
+    pub(super) fn take(&mut self, mark: u64, place: usize) -> Option<Entry> {
+        let place = self.first_since(mark).saturating_add(place);
+        let (_, entry) = (place < self.entries.len()).then(|| self.entries.remove(place))?;
         self.bytes -= size(&entry);
         Some(entry)
     }
@@ -92,9 +99,25 @@ impl Journal {
         self.dropped
     }
 
-    /// The forms.
-    pub(super) fn entries(&self) -> &[Entry] {
-        &self.entries
+    /// What tells the forms so far from those to come.
+    pub(super) fn mark(&self) -> u64 {
+        self.count
+    }
+
+    fn first_since(&self, mark: u64) -> usize {
+        self.entries.partition_point(|(place, _)| *place < mark)
+    }
+
+    /// The forms that came after `mark`, 0 for all.
+    pub(super) fn since(&self, mark: u64) -> Vec<Entry> {
+        self.entries[self.first_since(mark)..].iter().map(|(_, entry)| entry.clone()).collect()
+    }
+
+    /// Forgets the forms that came after `mark`.
+    pub(super) fn go_back(&mut self, mark: u64) {
+        for (_, entry) in self.entries.drain(self.first_since(mark)..) {
+            self.bytes -= size(&entry);
+        }
     }
 }
 
@@ -122,14 +145,30 @@ mod tests {
         for round in 0..100_000 {
             journal.add(entry(format!("(defun f{} ())", round % 10)));
         }
-        assert!(journal.entries().len() <= 2 * EXACT);
+        assert!(journal.since(0).len() <= 2 * EXACT);
         journal.compact();
-        assert_eq!(journal.entries().len(), 20);
-        assert_eq!(journal.entries()[19].form.code, "(defun f9 ())");
-        journal.remove(&HashSet::from([0, 18]));
-        assert_eq!(journal.take(16).unwrap().form.code, "(defun f7 ())");
-        assert_eq!(journal.take(17), None);
-        assert_eq!(journal.bytes, journal.entries().iter().map(size).sum::<usize>());
+        assert_eq!(journal.since(0).len(), 20);
+        assert_eq!(journal.since(0)[19].form.code, "(defun f9 ())");
+        journal.remove(0, &HashSet::from([0, 18]));
+        assert_eq!(journal.take(0, 16).unwrap().form.code, "(defun f7 ())");
+        assert_eq!(journal.take(0, 17), None);
+        assert_eq!(journal.bytes, journal.entries.iter().map(|(_, entry)| size(entry)).sum::<usize>());
+    }
+
+    #[test]
+    fn it_goes_back_to_a_mark() {
+        let mut journal = Journal::default();
+        (0..5).for_each(|round| journal.add(entry(format!("(defun f{round} ())"))));
+        let mark = journal.mark();
+        (5..8).for_each(|round| journal.add(entry(format!("(defun f{round} ())"))));
+        assert_eq!(journal.since(mark).len(), 3);
+        assert_eq!(journal.take(mark, 1).unwrap().form.code, "(defun f6 ())");
+        journal.remove(mark, &HashSet::from([0]));
+        assert_eq!(journal.since(mark), [entry("(defun f7 ())".to_owned())]);
+        assert_eq!(journal.since(0).len(), 6);
+        journal.go_back(mark);
+        assert_eq!((journal.since(0).len(), journal.since(mark).len()), (5, 0));
+        assert_eq!(journal.bytes, journal.entries.iter().map(|(_, entry)| size(entry)).sum::<usize>());
     }
 
     #[test]
@@ -139,10 +178,10 @@ mod tests {
             journal.add(entry(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20))));
         }
         assert!(journal.bytes <= MAX_BYTES);
-        assert_eq!(journal.dropped() + journal.entries().len(), 40);
-        assert!(journal.entries().last().unwrap().form.code.contains("*v39*"));
+        assert_eq!(journal.dropped() + journal.since(0).len(), 40);
+        assert!(journal.since(0).last().unwrap().form.code.contains("*v39*"));
         // Six bytes a character, when it is handed over.
         journal.add(entry("\u{1}".repeat(4 << 20)));
-        assert!(serde_json::to_vec(journal.entries()).unwrap().len() <= MAX_BYTES);
+        assert!(serde_json::to_vec(&journal.since(0)).unwrap().len() <= MAX_BYTES);
     }
 }

@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::checkpoints::Checkpoints;
 use relay::Relay;
 
 /// How to supervise.
@@ -30,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) arguments: Vec<OsString>,
     /// Definitions come back when an image is lost.
     pub(crate) restore: bool,
+    /// Where checkpoints are; `None` when a new image does not begin with the last one.
+    pub(crate) checkpoints: Option<Checkpoints>,
     /// How often to look whether the worker does anything.
     pub(crate) watch_interval: Duration,
 }

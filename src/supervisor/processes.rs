@@ -1,22 +1,8 @@
 //! The processes that descend from this one. Orphans of a worker become the supervisor's children, and go when it does.
 
 use std::collections::HashMap;
-use std::io;
-use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid};
-
-/// This very program, even if its file has been replaced since.
-#[cfg(target_os = "linux")]
-pub(crate) fn this_program() -> io::Result<PathBuf> {
-    Ok(PathBuf::from("/proc/self/exe"))
-}
-
-/// The file of this program.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn this_program() -> io::Result<PathBuf> {
-    std::env::current_exe()
-}
 
 /// Rounds of looking for processes, which may be making others.
 const ROUNDS: usize = 5;

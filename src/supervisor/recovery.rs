@@ -1,13 +1,16 @@
 //! The recovery state: what the next worker must know to go on where the last one stopped.
 
+use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 
 use super::journal::Journal;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
+use crate::checkpoints::{Checkpoint, Checkpoints};
 use crate::handover::frame::{Frame, Kind};
 use crate::handover::shared_status::Status;
-use crate::handover::{CrashReport, ErrorChange, Restored, WorkerInit, line_of_job};
+use crate::handover::{CrashReport, ErrorChange, Restored, Return, WorkerInit, line_of_job};
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
 
@@ -34,6 +37,18 @@ impl Crash {
     }
 }
 
+/// Images that are being saved at the same time, and checkpoints that the next image may begin with.
+const MAX_SAVING: usize = 4;
+const MAX_BASES: usize = 8;
+
+/// A checkpoint that the session came through.
+#[derive(Debug)]
+struct Base {
+    checkpoint: Checkpoint,
+    /// What tells the forms that are in it from those that came later.
+    mark: u64,
+}
+
 /// What outlives a worker.
 #[derive(Debug)]
 pub(super) struct RecoveryState {
@@ -42,15 +57,29 @@ pub(super) struct RecoveryState {
     keep: Vec<(u64, String)>,
     /// `None` when nothing is to be restored.
     journal: Option<Journal>,
+    /// Where checkpoints are; `None` when images do not begin with them.
+    checkpoints: Option<Checkpoints>,
+    /// Files in which images are being saved, each with the mark of that moment.
+    saving: VecDeque<(String, u64)>,
+    /// What the next image may begin with: the last one, else the one before.
+    bases: VecDeque<Base>,
     /// What the next worker is told besides.
     next: WorkerInit,
 }
 
 impl RecoveryState {
     /// `restore`: definitions come back when an image is lost.
-    pub(super) fn new(restore: bool) -> Self {
+    pub(super) fn new(restore: bool, checkpoints: Option<Checkpoints>) -> Self {
         let journal = restore.then(Journal::default);
-        Self { requests: Requests::new(), keep: Vec::new(), journal, next: WorkerInit::default() }
+        Self {
+            requests: Requests::new(),
+            keep: Vec::new(),
+            journal,
+            checkpoints,
+            saving: VecDeque::new(),
+            bases: VecDeque::new(),
+            next: WorkerInit::default(),
+        }
     }
 
     /// Notes that a worker is done with a line. False for one that nobody waits for.
@@ -82,6 +111,12 @@ impl RecoveryState {
                 }
             }
             Kind::Limits => self.next.limits = serde_json::from_slice(payload).ok(),
+            Kind::Saving => {
+                let mark = self.journal.as_ref().map_or(0, Journal::mark);
+                self.saving.extend(serde_json::from_slice(payload).ok().map(|file| (file, mark)));
+                self.saving.truncate(MAX_SAVING);
+            }
+            Kind::Saved => self.saved(serde_json::from_slice(payload).ok()),
             _ => {}
         }
     }
@@ -89,7 +124,7 @@ impl RecoveryState {
     /// Takes a worker's word on what it could not restore, which will not be tried again, and gives it the lines.
     pub(super) fn resume(&mut self, worker: &mut WorkerProcess, restored: &Restored) {
         if let Some(journal) = &mut self.journal {
-            journal.remove(&restored.failed);
+            journal.remove(self.bases.back().map_or(0, |base| base.mark), &restored.failed);
         }
         self.requests.apply_cancellations();
         if let Some(input) = &mut worker.input {
@@ -112,10 +147,15 @@ impl RecoveryState {
             // The crash that this one was to make good is what the client must hear of.
             crash = self.next.crash.take().unwrap_or(crash);
             let restoring = usize::try_from(worker.status.get(Status::Restoring)).unwrap_or(0);
-            let deadly = restoring.checked_sub(1).and_then(|place| self.journal.as_mut()?.take(place));
-            crash.deadly.extend(deadly);
+            let mark = self.bases.back().map_or(0, |base| base.mark);
+            match restoring.checked_sub(1) {
+                Some(place) => crash.deadly.extend(self.journal.as_mut().and_then(|journal| journal.take(mark, place))),
+                // The checkpoint did not come up: the one before it may.
+                None => drop(self.bases.pop_back()),
+            }
         }
         self.note_numbers(worker);
+        self.note_question(worker);
         self.next.crash = Some(crash);
     }
 
@@ -125,9 +165,70 @@ impl RecoveryState {
         self.next.errors.reset();
         self.next.crash = None;
         self.journal = self.journal.take().map(|_| Journal::default());
+        self.saving.clear();
+        self.bases.clear();
         self.note_numbers(worker);
         self.next.reset = Some(line);
+        self.next.returned = None;
         self.next.notices = notices;
+    }
+
+    /// Notes which line's question the worker was about to answer.
+    fn note_question(&mut self, worker: &WorkerProcess) {
+        let line = line_of_job(worker.status.get(Status::Inspecting));
+        if self.requests.has(line) {
+            let before = self.next.inspected.filter(|(known, _)| *known == line).map_or(0, |(_, times)| times);
+            self.next.inspected = Some((line, before + 1));
+        }
+    }
+
+    /// Goes back to a checkpoint, as `line` asks for: what came later is forgotten, but for the history of errors.
+    pub(super) fn go_back(&mut self, worker: &WorkerProcess, line: u64, to: Return) {
+        let Return { checkpoint, notices } = to;
+        self.keep.clear();
+        self.next.errors.last = None;
+        self.next.crash = None;
+        self.saving.clear();
+        match self.bases.iter().position(|base| base.checkpoint.file == checkpoint.file) {
+            Some(place) => {
+                self.bases.truncate(place + 1);
+                if let Some(journal) = &mut self.journal {
+                    journal.go_back(self.bases[place].mark);
+                }
+            }
+            // The session has not come through it: its forms are in it and nowhere else.
+            None => {
+                self.journal = self.journal.take().map(|_| Journal::default());
+                self.bases = VecDeque::from([Base { checkpoint: checkpoint.clone(), mark: 0 }]);
+            }
+        }
+        self.note_numbers(worker);
+        self.next.reset = Some(line);
+        self.next.returned = Some((checkpoint.clone(), self.next.evaluations.saturating_sub(checkpoint.evaluation)));
+        self.next.notices = notices;
+    }
+
+    /// Has the next image begin with a checkpoint that was just finished.
+    fn saved(&mut self, checkpoint: Option<Checkpoint>) {
+        let Some(checkpoint) = checkpoint else { return };
+        let Some(place) = self.saving.iter().position(|(file, _)| *file == checkpoint.file) else { return };
+        if let Some((_, mark)) = self.saving.remove(place) {
+            self.bases.retain(|base| base.checkpoint.name != checkpoint.name);
+            // One that was begun before another may be finished after it.
+            let place = self.bases.partition_point(|base| base.mark <= mark);
+            self.bases.insert(place, Base { checkpoint, mark });
+            if self.bases.len() > MAX_BASES {
+                self.bases.pop_front();
+            }
+        }
+    }
+
+    /// The core that the next image begins with, if that is not the plain one.
+    pub(super) fn image(&mut self) -> Option<PathBuf> {
+        let checkpoints = self.checkpoints.as_ref()?;
+        // Named ones may have been deleted since.
+        self.bases.retain(|base| checkpoints.path(&base.checkpoint).is_file());
+        self.bases.back().map(|base| checkpoints.path(&base.checkpoint))
     }
 
     /// Notes how far the worker's jobs and evaluations have come.
@@ -152,7 +253,8 @@ impl RecoveryState {
         let mut init = WorkerInit {
             resent: self.requests.iter().map(|(number, _)| number).collect(),
             next: self.requests.next(),
-            journal: self.journal.as_ref().map(|journal| journal.entries().to_vec()),
+            journal: self.journal.as_ref().map(|journal| journal.since(self.bases.back().map_or(0, |base| base.mark))),
+            checkpoint: self.bases.back().map(|base| base.checkpoint.clone()),
             dropped: self.journal.as_ref().map_or(0, Journal::dropped),
             ..self.next.clone()
         };

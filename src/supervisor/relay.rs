@@ -14,6 +14,7 @@ use super::shutdown::Shutdown;
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess, cause};
 use super::{Options, messages, processes};
+use crate::handover::Return;
 use crate::handover::frame::{Kind, Malformed};
 use crate::image::heap::LOST_TO_HEAP;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
@@ -35,6 +36,8 @@ enum Verdict {
     Replace(Crash),
     /// This line asks for a fresh image; the present one had this to say yet.
     Reset(u64, Vec<String>),
+    /// This line asks for the image of a checkpoint.
+    Return(u64, Box<Return>),
     /// The server cannot start, for this reason.
     Fail(String),
     /// All is over.
@@ -75,7 +78,7 @@ impl Relay {
             has_served: false,
             watchdog: Watchdog::new(options.watch_interval),
             restarts: RestartPolicy::default(),
-            recovery: RecoveryState::new(options.restore),
+            recovery: RecoveryState::new(options.restore, options.checkpoints),
             shutdown: None,
             bye: None,
         })
@@ -87,7 +90,12 @@ impl Relay {
             match self.step() {
                 Ok(()) => {}
                 Err(Verdict::Replace(crash)) => self.replace(crash),
-                Err(Verdict::Reset(line, notices)) => self.reset(line, notices),
+                Err(Verdict::Reset(line, notices)) => {
+                    self.put_aside(|recovery, worker| recovery.forget(worker, line, notices));
+                }
+                Err(Verdict::Return(line, to)) => {
+                    self.put_aside(|recovery, worker| recovery.go_back(worker, line, *to))
+                }
                 Err(Verdict::Fail(reason)) => self.fail(reason),
                 Err(Verdict::End) => break,
             }
@@ -134,10 +142,11 @@ impl Relay {
         if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
             return Ok(());
         }
-        let started = worker_process::start(&self.arguments).and_then(|mut worker| {
-            self.recovery.hand_over(&mut worker)?;
-            Ok(worker)
-        });
+        let started =
+            worker_process::start(&self.arguments, self.recovery.image().as_deref()).and_then(|mut worker| {
+                self.recovery.hand_over(&mut worker)?;
+                Ok(worker)
+            });
         match started {
             Ok(worker) => {
                 self.worker = Some(worker);
@@ -236,13 +245,19 @@ impl Relay {
                 Kind::Reset if recovery.may_reset(line) => {
                     return Err(Verdict::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
                 }
-                Kind::Reset | Kind::Restored => return Err(malformed(Malformed)),
+                Kind::Return if recovery.may_reset(line) => {
+                    let to = serde_json::from_slice(payload).map_err(|_| malformed(Malformed))?;
+                    return Err(Verdict::Return(line, Box::new(to)));
+                }
+                Kind::Reset | Kind::Return | Kind::Restored => return Err(malformed(Malformed)),
                 Kind::Stuck => {
                     let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
                     let crash = Crash::new("did not react to being interrupted and was ended");
                     return Err(Verdict::Replace(crash.during(outcome)));
                 }
-                Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits => recovery.note(frame),
+                Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits | Kind::Saving | Kind::Saved => {
+                    recovery.note(frame);
+                }
             }
         }
         if !worker.open && worker.bye.is_none() {
@@ -367,10 +382,10 @@ impl Relay {
         }
     }
 
-    /// A fresh image in place of this one, as `line` asks for.
-    fn reset(&mut self, line: u64, notices: Vec<String>) {
+    /// Another image in place of this one, of which that is remembered.
+    fn put_aside(&mut self, remember: impl FnOnce(&mut RecoveryState, &WorkerProcess)) {
         if let Some(worker) = self.worker.take() {
-            self.recovery.forget(&worker, line, notices);
+            remember(&mut self.recovery, &worker);
         }
         processes::end_all();
         self.start_at = Instant::now();

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Stdio;
 
 use rustix::process::{Pid, WaitStatus};
 
-use super::processes::this_program;
+use crate::checkpoints::this_program;
 use crate::handover::frame::{Frame, Malformed, parse};
 use crate::handover::shared_status::WorkerStatus;
 use crate::image::heap;
@@ -20,14 +21,17 @@ const CHUNK: usize = 64 << 10;
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
 
-/// Starts a worker with these arguments.
-pub(super) fn start(arguments: &[OsString]) -> io::Result<WorkerProcess> {
+/// Starts a worker with these arguments, which boots `image`, or the plain one.
+pub(super) fn start(arguments: &[OsString], image: Option<&Path>) -> io::Result<WorkerProcess> {
     let status = WorkerStatus::new()?;
     let (requests, to) = io::pipe()?;
     let (from, answers) = io::pipe()?;
     let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
     let mut command = std::process::Command::new(this_program()?);
     command.arg0("sbcl-mcp").args(arguments).arg(format!("--status-fd={}", status.inherit(true)?));
+    if let Some(image) = image {
+        command.arg("--image").arg(image);
+    }
     command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
     // What the terminal sends to everybody is for the supervisor, and what a child of the worker's sends to its process
     // group is not.

@@ -82,12 +82,16 @@ pub(super) fn timeout(arguments: &mut Arguments) -> Result<Option<Option<Duratio
 
 /// The schema of the argument `timeout` of a tool that evaluates.
 pub(super) fn timeout_schema() -> Value {
+    timeout_schema_with("the session's (see configure-limits)")
+}
+
+/// The same of one that has a time limit of its own where none is given.
+pub(super) fn timeout_schema_with(default: &str) -> Value {
     json!({
         "type": "number",
         "minimum": 0,
         "maximum": Limits::MAX_TIMEOUT_SECONDS,
-        "description": "Time limit in seconds for this call, 0 for none. Default: the session's (see \
-                        configure-limits).",
+        "description": format!("Time limit in seconds for this call, 0 for none. Default: {default}."),
     })
 }
 

@@ -3,6 +3,7 @@
 mod arguments;
 mod ask;
 mod call;
+mod checkpoint;
 mod debugger;
 mod definitions;
 mod errors;
@@ -11,6 +12,7 @@ mod evaluation;
 mod find_references;
 mod find_symbols;
 mod limits;
+mod load;
 mod macroexpand;
 mod reply;
 mod reset;
@@ -26,9 +28,12 @@ use serde_json::{Value, json};
 use super::structured;
 use super::worker::Worker;
 use crate::Session;
+use crate::checkpoints::Checkpoints;
+use crate::handover::line_of_job;
 use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
+pub(super) use checkpoint::CheckpointReply;
 pub(super) use reply::Reply;
 
 /// What the tools work with.
@@ -38,6 +43,8 @@ pub(super) struct ToolContext {
     inflight: Arc<Inflight>,
     /// Present where a supervisor replaces the image when it is lost.
     worker: Option<Worker>,
+    /// Absent where none are kept.
+    checkpoints: Option<Checkpoints>,
     /// Results have structured content, too.
     structured: bool,
     /// What users are asked between two calls.
@@ -50,9 +57,10 @@ impl ToolContext {
         session: Session,
         inflight: Arc<Inflight>,
         worker: Option<Worker>,
+        checkpoints: Option<Checkpoints>,
         structured: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { session, inflight, worker, structured, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, worker, checkpoints, structured, questions: Mutex::default() })
     }
 
     /// Characters that an answer may have.
@@ -106,12 +114,12 @@ fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
     // Clients that show tools only on demand show this one at once.
     evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
-    let mut tools = vec![evaluate];
+    let mut tools = vec![evaluate, load::tool()];
     tools.extend(errors::tools());
     tools.extend(debugger::tools());
     tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
-    tools.extend([reset::tool(), limits::tool()]);
+    tools.extend([checkpoint::tool(), reset::tool(), limits::tool()]);
     tools
 }
 
@@ -121,7 +129,7 @@ const NEAR: f64 = 0.8;
 const LONG: usize = 100;
 
 /// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 10] = [
+const REPEATABLE: [&str; 11] = [
     errors::DESCRIBE_NAME,
     errors::BACKTRACE_NAME,
     errors::HISTORY_NAME,
@@ -130,6 +138,7 @@ const REPEATABLE: [&str; 10] = [
     symbol::NAME,
     find_symbols::NAME,
     find_references::NAME,
+    macroexpand::NAME,
     reset::NAME,
     limits::NAME,
 ];
@@ -139,7 +148,11 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {
-        if !REPEATABLE.contains(&&*name) && worker.has_begun(call.number) {
+        if let Some(lost) = worker.lost_question(call.number) {
+            return call.answer(Err::<Reply, _>(Fault::Value(lost)));
+        }
+        let returns = name == checkpoint::NAME && worker.returned_for(line_of_job(call.number)).is_some();
+        if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
             return call.answer(Ok::<_, Fault>(lost));
         }
@@ -149,6 +162,10 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let step = match &*name {
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
+            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
+        },
+        load::NAME => match request_state {
+            None => load::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
         },
         errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
@@ -168,6 +185,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
         macroexpand::NAME => macroexpand::call(arguments),
+        checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
         unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::CheckpointReply;
 use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
@@ -41,6 +42,8 @@ pub(in crate::mcp) enum Reply {
     NoEvaluations,
     /// The session is as new; what there is to say of what it was.
     Reset(Vec<String>),
+    /// What became of checkpoints.
+    Checkpoint(CheckpointReply),
     /// The limits in force.
     Limits(Limits),
     /// A wrong value: a sentence for whoever chose it.
@@ -82,6 +85,14 @@ impl Reply {
             Self::Page(page) => report::evaluation_page(page),
             Self::NoEvaluations => EvaluationError::None.to_string(),
             Self::Reset(notices) => report::reset(notices),
+            Self::Checkpoint(CheckpointReply::List(all)) => report::checkpoints(all),
+            Self::Checkpoint(CheckpointReply::Saved(saved)) => {
+                report::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
+            }
+            Self::Checkpoint(CheckpointReply::Restored { checkpoint, forgotten, package, notices }) => {
+                report::checkpoint_restored(checkpoint, *forgotten, package, notices)
+            }
+            Self::Checkpoint(CheckpointReply::Deleted(name)) => format!("Deleted {name:?}."),
             Self::Limits(limits) => report::limits(limits),
             Self::Refused(sentence) => sentence.clone(),
         }

@@ -1,0 +1,147 @@
+;;;; Checkpoints: the running image saved as a core by a forked child, while this process goes on.
+
+(in-package "SBCL-HOST")
+
+(defvar *saving* nil
+  "True in the process that saves the image, which has one thread and serves no host.")
+
+(defglobal **emptied** '()
+  "What saving takes away of the image that is saved, and it gets back when it is booted: the values of * ** *** + ++ +++
+/ // /// - and of *SAVE-HOOKS*.")
+
+(defglobal **checkpoint** nil
+  "What the image that was saved last is called, which is the one that was booted if this one was; or NIL.")
+
+(declaim (inline thread-word))
+(defun thread-word (thread slot)
+  "Return the word in SLOT of the C struct of a thread that the SAP THREAD points to."
+  (sap-ref-word thread (ash slot sb-vm:word-shift)))
+
+(defun cut-off-threads ()
+  "In the child, where no other thread has come along, have the runtime know of this one alone. What the others were about
+to allocate is closed first, or the collector would find holes in it. The world is stopped."
+  (let ((self (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot)))
+    (loop for thread = (extern-alien "all_threads" system-area-pointer)
+            then (int-sap (thread-word thread sb-vm::thread-next-slot))
+          until (zerop (sap-int thread))
+          unless (sap= thread self)
+            do (alien-funcall (extern-alien "gc_close_thread_regions" (function void system-area-pointer int)) thread 0))
+    (setf (extern-alien "all_threads" system-area-pointer) self
+          (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
+          (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
+
+(defun fork-image ()
+  "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
+this thread only, or a negative error number. Without interrupts."
+  (let ((process nil))
+    (loop
+      ;; As SUB-GC does it (src/code/gc.lisp).
+      (without-gcing
+        (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
+          (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
+          (setf process (alien-funcall (extern-alien "fork" (function int))))
+          (cond ((eql 0 process) (cut-off-threads))
+                ((minusp process) (setf process (- (sb-alien:get-errno)))))
+          (alien-funcall (extern-alien "release_gc_lock" (function void)))
+          (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
+      (when process
+        (return process)))))
+
+(defun close-descriptors ()
+  "Close all files but the standard three: the client's connection and whatever else is the parent's. Linux, close_range(2)."
+  (alien-funcall (extern-alien "close_range" (function int unsigned-int unsigned-int int)) 3 #xFFFFFFFF 0))
+
+(defun forget-threads ()
+  "Make threads that are not in this process dead ones, and free the mutexes, which nobody will."
+  (dolist (thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
+    (unless (eq thread sb-thread:*current-thread*)
+      (setf (sb-thread::thread-%visible thread) -1
+            (sb-thread::thread-primitive-thread thread) 0
+            (sb-thread::thread-semaphore thread) nil)))
+  (setf sb-thread::*all-threads* (sb-thread::avl-insert nil (sb-thread::thread-primitive-thread
+                                                             sb-thread:*current-thread*)
+                                                        sb-thread:*current-thread*)
+        sb-thread::*joinable-threads* '()
+        sb-thread::*starting-threads* '())
+  (let ((held '()))
+    (sb-vm:map-allocated-objects
+     (lambda (object type size)
+       (declare (ignore size))
+       (when (and (eql type sb-vm:instance-widetag)
+                  (typep object 'sb-thread:mutex)
+                  (/= 0 (sb-thread::mutex-state object)))
+         (push object held)))
+     :all)
+    (dolist (mutex held)
+      (setf (sb-thread::mutex-state mutex) 0
+            (sb-thread::mutex-%owner mutex) 0))))
+
+(defun save-image (path)
+  "Save this image in the file PATH, a native namestring, and end the process: with status 0 when that is done. What fails is
+said on the process' standard error. Called in the child."
+  (setf *saving* t
+        **event** 0
+        **next-job** 0)
+  (close-descriptors)
+  (let ((failure "something left it"))
+    (unwind-protect
+         (handler-case
+             (progn
+               (forget-threads)
+               (mapc #'sb-ext:unschedule-timer (sb-ext:list-all-timers))
+               ;; That the user's hooks fail is no reason not to save.
+               (dolist (hook sb-ext:*save-hooks*)
+                 (guarded (funcall hook) (failure) nil))
+               (setf **emptied** (list * ** *** + ++ +++ / // /// - sb-ext:*save-hooks*)
+                     sb-ext:*save-hooks* '())
+               (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
+                                         :callable-exports '(sbcl-host-start sbcl-host-stack-lost)))
+           (serious-condition (condition)
+             (setf failure (guarded (princ-to-string condition) (failure) "its report failed"))))
+      (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))
+        (with-pinned-objects (octets)
+          (sb-unix:unix-write 2 octets 0 (length octets))))
+      (alien-funcall (extern-alien "_exit" (function void int)) 9))))
+
+(define-query :save-image (&key path name)
+  "Have a child process save the image in the file PATH, which must not exist; it ends with status 0 once that is complete.
+The image calls itself NAME from then on. Push a record `saving` with the child's `process`, the microseconds that this
+one was `stopped`, and what will not be in it: a record `thread` with its `name` for each, and the number of `timers`. For
+the thread that evaluates, while it has nothing else to do."
+  (let* ((threads (user-threads))
+         (before **checkpoint**)
+         (process nil)
+         (begin 0)
+         (end 0))
+    (setf **checkpoint** name)
+    ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
+    (without-interrupts
+      (setf begin (monotonic-milliseconds))
+      (sb-impl::finalizer-thread-stop)
+      (unwind-protect
+           (when (eql 0 (setf process (fork-image)))
+             (save-image path))
+        (sb-impl::finalizer-thread-start))
+      (setf end (monotonic-milliseconds)))
+    (when (minusp process)
+      (setf **checkpoint** before)
+      (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+    (push-record "saving" :process process
+                          :stopped (values (round (* 1000 (- end begin))))
+                          :timers (let ((timers (length (sb-ext:list-all-timers))))
+                                    (and (plusp timers) timers)))
+    (dolist (thread threads)
+      (push-record "thread" :name (thread-title thread)))))
+
+(define-query :image-name (&key)
+  "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's
+`package`."
+  (push-record "image" :name **checkpoint** :package (package-name (current-package))))
+
+(defun begin-after-checkpoint ()
+  "Give this image, which was booted from a checkpoint, what saving it took away."
+  (destructuring-bind (a b c d e f g h i j hooks) **emptied**
+    (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
+          sb-ext:*save-hooks* hooks))
+  (setf *saving* nil
+        **emptied** '()))

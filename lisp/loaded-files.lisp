@@ -1,0 +1,100 @@
+;;;; What the files define that are loaded, so that one that is loaded again can be compared with what it was.
+
+(in-package "SBCL-HOST")
+
+(defstruct (loaded-file (:copier nil) (:predicate nil))
+  "A source file when it, or the fasl that was made of it, was loaded last."
+  ;; Conses of a key, (kind . name), and the method if it is one, else T.
+  (definitions '() :type list)
+  ;; Conses of the name of a variable and the text of the form that DEFVAR gives it.
+  (variables '() :type list))
+
+(defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
+  "The LOADED-FILEs by native namestring.")
+
+(defvar *file-definitions* nil
+  "What the file that is being loaded has defined so far: an EQUAL hash table; or NIL.")
+
+(defvar *loaded-file* nil
+  "The native namestring of the source file that is being loaded, or NIL.")
+
+(defvar *reloaded-files* nil
+  "A cons whose car is a list of those that have been loaded again: lists of namestring, the LOADED-FILE before, the one
+now, and the variables that were bound before; or NIL when nobody asks for them.")
+
+(defun note-file-definition (kind name &optional (value t))
+  "Record that the file that is being loaded has defined NAME as KIND, the method VALUE if that is :METHOD."
+  (when *file-definitions*
+    (setf (gethash (cons kind name) *file-definitions*) value)))
+
+(defun method-key (method)
+  "Return what names METHOD: its generic function's name, its qualifiers, and the names of its specializers."
+  (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
+        (method-qualifiers method)
+        (mapcar (lambda (specializer)
+                  (typecase specializer
+                    (class (class-name specializer))
+                    (sb-mop:eql-specializer (list 'eql (sb-mop:eql-specializer-object specializer)))
+                    (t specializer)))
+                (sb-mop:method-specializers method))))
+
+;;; The forms of variables that keep their values
+
+(defun keeping-forms (text)
+  "Return conses of the names of the variables that DEFVAR and its like define in TEXT, a file's, and the text of the forms
+that give their values. Only what begins a line counts."
+  (let ((forms '()))
+    (loop for start = 0 then (1+ position)
+          for position = (search "(def" text :start2 start :test #'char-equal)
+          while position
+          do (let ((line (position #\Newline text :end position :from-end t)))
+               (when (and (not (find-if-not #'whitespace-p text :start (if line (1+ line) 0) :end position))
+                          (member (catch 'confused (token-name text (1+ position))) '("DEFVAR" "DEFGLOBAL")
+                                  :test #'equal))
+                 (let ((map (map-form text position)))
+                   (when (and (consp map) (integerp (third map)) (fourth map))
+                     (let* ((begin (form-position (fourth map)))
+                            (end (nth-value 1 (map-form text begin))))
+                       (when end
+                         (push (cons (token-name text (third map)) (subseq text begin end)) forms))))))))
+    forms))
+
+(defun variable-forms (namestring definitions)
+  "Return the forms of those variables among DEFINITIONS, as in a LOADED-FILE, that keep a value which they have."
+  (when (find :variable definitions :key #'caar)
+    (let* ((octets (file-octets namestring))
+           (forms (and octets (guarded (keeping-forms (octets-text octets 0 (length octets))) (failure) '()))))
+      (and forms
+           (loop for ((kind . name)) in definitions
+                 for form = (and (eq kind :variable)
+                                 (symbolp name)
+                                 (assoc (symbol-name name) forms :test #'string=))
+                 when form collect (cons name (cdr form)))))))
+
+;;; Loading
+
+(defun call-noting-definitions (namestring function)
+  "Return the values of FUNCTION, which loads the source file with this native namestring or what was made of it. Note what
+that defines, unless it is left."
+  (declare (type function function))
+  (let* ((*loaded-file* namestring)
+         (*file-definitions* (make-hash-table :test 'equal))
+         (before (gethash namestring **loaded-files**))
+         (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before))))))
+    (multiple-value-prog1 (funcall function)
+      (let* ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
+                                collect (cons key value)))
+             (now (make-loaded-file :definitions definitions
+                                    :variables (variable-forms namestring definitions))))
+        (setf (gethash namestring **loaded-files**) now)
+        (when (and before *reloaded-files*)
+          (push (list namestring before now bound) (car *reloaded-files*)))))))
+
+(defun load-noting-definitions (load stream arguments)
+  "What SBCL's LOAD-AS-SOURCE, LOAD, does with STREAM and ARGUMENTS, and notes what a file defines."
+  (declare (type function load))
+  (let ((file (guarded (and (typep stream 'file-stream) (sb-ext:native-namestring (truename stream))) (failure) nil)))
+    (flet ((load-stream () (apply load stream arguments)))
+      (if file
+          (call-noting-definitions file #'load-stream)
+          (load-stream)))))

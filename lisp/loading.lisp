@@ -1,0 +1,329 @@
+;;;; Loading systems and files: the operation LOAD, and what the report of an error adds that happened while something was
+;;;; loaded.
+
+(in-package "SBCL-HOST")
+
+;;; What is done
+
+(defstruct (load-report (:conc-name report-) (:copier nil) (:predicate nil))
+  "What a load has done so far."
+  (files 0 :type index)
+  (compiled 0 :type index)
+  ;; How often it was told how far it is.
+  (told 0 :type index)
+  ;; The names of the systems that files were loaded of, newest first.
+  (systems '() :type list))
+
+(declaim (type (or null load-report) *load-report*))
+(defvar *load-report* nil
+  "What the operation LOAD has done so far; NIL outside of it.")
+
+(defconstant +told-progress+ 4000
+  "How often a load tells how far it is, so that there is room for what it comes to.")
+
+(defun push-progress (verb what)
+  "Push that WHAT, a string, is now being worked at, VERB saying how."
+  (when (<= (incf (report-told *load-report*)) +told-progress+)
+    (push-record "progress" :message (format nil "~A ~A" verb what))))
+
+(defun note-action (operation namestring)
+  "Note that ASDF is about to perform OPERATION with the source file NAMESTRING."
+  (let ((report *load-report*))
+    (when report
+      (typecase operation
+        (asdf:compile-op
+         (incf (report-compiled report))
+         (push-progress "compiling" (shown-path namestring)))
+        ((or asdf:load-op asdf:load-source-op)
+         (incf (report-files report))
+         (pushnew *loading-system* (report-systems report) :test #'equal)
+         (push-progress "loading" (shown-path namestring)))))))
+
+(defvar *action* nil
+  "What ASDF is doing: a cons of an operation and a component; or NIL.")
+
+(defun perform-action (perform operation component)
+  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes what that defines and how far it is."
+  (declare (type function perform))
+  (let ((file (and (typep component 'asdf:cl-source-file)
+                   (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
+        (*action* (cons operation component))
+        (*compile-failures* (list nil)))
+    (flet ((perform () (funcall perform operation component)))
+      (when file
+        (note-action operation file))
+      (if (and file (typep operation 'asdf:load-op))
+          (call-noting-definitions file #'perform)
+          (perform)))))
+
+;;; What was loaded before and is no more as it was
+
+(defconstant +stale-names+ 10
+  "How many names are told of one file.")
+
+(defun definition-gone-p (key value)
+  "True when what KEY names, and VALUE is if it is a method, as in a LOADED-FILE, is no longer there."
+  (destructuring-bind (kind . name) key
+    (if (eq kind :method)
+        (null (sb-mop:method-generic-function value))
+        (not (defined-p kind name)))))
+
+(defun defined-elsewhere-p (key namestring)
+  "True when another file than NAMESTRING has defined what KEY names."
+  (sb-ext:with-locked-hash-table (**loaded-files**)
+    (loop for file being the hash-keys of **loaded-files** using (hash-value loaded)
+            thereis (and (string/= file namestring)
+                         (assoc key (loaded-file-definitions loaded) :test #'equal)))))
+
+(defun left-definitions (namestring before now)
+  "Return the keys of what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW, and is still there."
+  (let ((known (make-hash-table :test 'equal)))
+    (loop for (key) in (loaded-file-definitions now)
+          do (setf (gethash key known) t))
+    (loop for (key . value) in (loaded-file-definitions before)
+          unless (or (gethash key known)
+                     (guarded (definition-gone-p key value) (failure) t)
+                     (defined-elsewhere-p key namestring))
+            collect key)))
+
+(defun key-text (key)
+  "Return what to call what KEY names."
+  (destructuring-bind (kind . name) key
+    (with-server-syntax ()
+      (format nil "~(~A~) ~A" kind
+              (if (eq kind :method)
+                  (destructuring-bind (function qualifiers specializers) name
+                    (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
+                  (prin1-to-string name))))))
+
+(defun tell-left-definitions (namestring before now)
+  "Say what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW."
+  (let ((left (left-definitions namestring before now)))
+    (when left
+      (say "~A no longer defines what is still there from before: ~{~A~^, ~}~@[ and ~D more~]."
+           (shown-path namestring)
+           (mapcar #'key-text (subseq left 0 (min +stale-names+ (length left))))
+           (and (> (length left) +stale-names+) (- (length left) +stale-names+))))))
+
+(defun tell-kept-values (namestring before now bound)
+  "Say which of the variables BOUND before the file NAMESTRING was loaded again keep their values though the forms have
+changed that give them."
+  (loop for (name . form) in (loaded-file-variables now)
+        for old = (cdr (assoc name (loaded-file-variables before)))
+        for told from 0
+        when (and old (string/= old form) (member name bound) (boundp name))
+          do (when (= told +stale-names+)
+               (return))
+             (say "~A keeps the value that it had: its DEFVAR in ~A has changed, and gives none to a variable that has one. ~
+                   (setf ~:*~:*~A ~*~A) does."
+                  (symbol-text name) (shown-path namestring)
+                  (let ((line (substitute #\Space #\Newline form)))
+                    (if (> (length line) +shown-line+) "…" line)))))
+
+(defun tell-stale (reloaded)
+  "Say what is left of the old versions of the files RELOADED, as in *RELOADED-FILES*."
+  (loop for (namestring before now bound) in (reverse reloaded)
+        do (guarded (tell-kept-values namestring before now bound) (failure) nil)
+           (guarded (tell-left-definitions namestring before now) (failure) nil)))
+
+;;; Systems
+
+(defun source-files (component)
+  "Return how many source files of Lisp COMPONENT, of ASDF's, consists of."
+  (typecase component
+    (asdf:cl-source-file 1)
+    (asdf:parent-component (loop for child in (asdf:component-children component) sum (source-files child)))
+    (t 0)))
+
+(defconstant +fetched-systems+ 100
+  "How many systems Quicklisp is asked for on behalf of one.")
+
+(defun quicklisp-p ()
+  "True when Quicklisp is loaded."
+  (let ((package (find-package "QL")))
+    (and package (find-symbol "QUICKLOAD" package) t)))
+
+(defun call-fetching (function)
+  "Return the values of FUNCTION, which has ASDF do something. What ASDF does not find Quicklisp is asked for, if the user
+has loaded that; then FUNCTION is called again."
+  (declare (type function function))
+  (let ((asked '()))
+    (loop
+      (let ((missing
+              (block attempt
+                (return
+                  (handler-bind
+                      ((asdf:missing-component
+                         (lambda (condition)
+                           (let ((name (asdf/find-component:missing-requires condition)))
+                             (when (and (quicklisp-p)
+                                        (typep name '(or string symbol))
+                                        (< (length asked) +fetched-systems+)
+                                        (not (member name asked :test #'string-equal)))
+                               (return-from attempt name))))))
+                    (funcall function))))))
+        (push missing asked)
+        (push-progress "fetching" (string-downcase missing))
+        (uiop:symbol-call "QL" "QUICKLOAD" missing :silent t)))))
+
+(defun call-compiling-anew (function)
+  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL is made anew, once."
+  (declare (type function function))
+  (let ((seen '()))
+    (handler-bind
+        ((sb-ext:invalid-fasl
+           (lambda (condition)
+             (let ((restart (find-restart 'asdf:try-recompiling condition)))
+               (when (and restart *loaded-file* (not (member *loaded-file* seen :test #'equal)))
+                 (push *loaded-file* seen)
+                 (incf (report-compiled *load-report*))
+                 (push-progress "compiling" (shown-path *loaded-file*))
+                 (invoke-restart restart))))))
+      (funcall function))))
+
+(defun load-system (name force)
+  "Have ASDF load the system NAME, and return it."
+  (call-fetching
+   (lambda ()
+     (call-compiling-anew
+      (lambda ()
+        (apply #'asdf:load-system name
+               (and force (list :force (if (equal force "all") :all t))))))))
+  (asdf:registered-system name))
+
+;;; Files
+
+(defun native-pathname (namestring)
+  "Return the pathname of the file with this native namestring, in the current directory if it is relative."
+  (merge-pathnames (sb-ext:parse-native-namestring namestring)))
+
+(defun load-source (file)
+  "Load the source file FILE, a pathname, as one compilation unit."
+  (with-compilation-unit ()
+    (load file)))
+
+(defun load-file (namestring)
+  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL its source is loaded."
+  (let* ((file (native-pathname namestring))
+         (source (make-pathname :type "lisp" :defaults file)))
+    (push-progress "loading" (shown-path (sb-ext:native-namestring file)))
+    (block done
+      (handler-bind ((sb-ext:invalid-fasl
+                       (lambda (condition)
+                         (declare (ignore condition))
+                         (when (and (equal "fasl" (pathname-type file)) (probe-file source))
+                           (say "~A was made by another SBCL: its source was loaded in its place."
+                                (shown-path (sb-ext:native-namestring file)))
+                           (return-from done (load-source source))))))
+        (load-source file)))))
+
+;;; The operation
+
+(defun set-registry (directory definition)
+  "Have ASDF look for systems in DIRECTORY first, a native namestring, or NIL; and know what the .asd file DEFINITION
+defines, or NIL."
+  (when directory
+    (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
+             asdf:*central-registry* :test #'equal))
+  (when definition
+    (asdf:load-asd (sb-ext:parse-native-namestring definition))))
+
+(defvar *looked-in* '()
+  "Where the host has looked for a system besides: a list of strings.")
+
+(define-operation :load (evaluate &key system path force directory definition fallback looked)
+  "Load SYSTEM, by FORCE (self or all, or NIL), after the .asd files in DIRECTORY were made known or the .asd file
+DEFINITION was loaded, if any, and with FALLBACK only if there is no such system otherwise; or the file PATH. LOOKED says
+where else SYSTEM was looked for."
+  (let ((*load-report* (make-load-report))
+        (*reloaded-files* (list '()))
+        (*severities* t)
+        (*looked-in* looked)
+        (begin (monotonic-milliseconds)))
+    (push-record "loading" :name (or system (shown-path path)))
+    (let* ((found (and system
+                       (or directory definition)
+                       (not (and fallback (asdf:find-system system nil)))
+                       (progn (set-registry directory definition) t)))
+           (loaded (if system (load-system system force) (progn (load-file path) nil)))
+           (report *load-report*)
+           (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))
+                           :test #'equal)))
+      (tell-stale (car *reloaded-files*))
+      (push-record "loaded" :name (or system (shown-path path))
+                            :files (if system (report-files report) 1)
+                            :compiled (and system (report-compiled report))
+                            :present (and loaded (zerop (report-files report)) (zerop (report-compiled report))
+                                          (source-files loaded))
+                            :definition (and found
+                                             (shown-path (sb-ext:native-namestring (asdf:system-source-file loaded))))
+                            :systems (and others (format nil "~{~A~^, ~}" others))
+                            :milliseconds (values (round (- (monotonic-milliseconds) begin)))))
+    '()))
+
+;;; What the report of an error adds
+
+(defun searched-directories ()
+  "Return the native namestrings of those directories that exist and ASDF looks for systems in."
+  (remove-duplicates
+   (loop for directory in (append (mapcar (lambda (entry) (ignore-errors (pathname (if (symbolp entry) (eval entry) entry))))
+                                          asdf:*central-registry*)
+                                  (mapcar #'first (ignore-errors (asdf/source-registry::flatten-source-registry))))
+         when (and directory (ignore-errors (probe-file directory)))
+           collect (sb-ext:native-namestring directory))
+   :test #'equal :from-end t))
+
+(defun known-systems ()
+  "Return the names of the systems that ASDF knows of."
+  (append (asdf:registered-systems)
+          (and (hash-table-p asdf/source-registry:*source-registry*)
+               (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
+
+(defun fetching-advice ()
+  "Return a sentence that says how a system that is not on this machine is fetched."
+  (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
+    (let ((quicklisp (home-file "quicklisp/setup.lisp"))
+          (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
+      (cond ((or (quicklisp-p) (find-package "OCICL-RUNTIME"))
+             "It could not be fetched either.")
+            ((or quicklisp ocicl)
+             (with-server-syntax ()
+               (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches it."
+                       (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
+            (t "Neither Quicklisp nor OCICL is installed for this user, to fetch it.")))))
+
+(defun missing-system-hint (condition)
+  "Return what helps with CONDITION, that ASDF does not find a system, or NIL if it is about something else."
+  (let ((name (asdf/find-component:missing-requires condition)))
+    (when (and (typep name '(or string symbol))
+               (null (asdf/find-component:missing-parent condition))
+               (not (asdf:registered-system name)))
+      (let ((near (near-names (string-downcase name) (known-systems)))
+            (directories (append *looked-in* (searched-directories))))
+        (format nil "~@[~A~%~]~:[ASDF looks nowhere: it has no directories.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
+                     ~%~A"
+                (suggestion near)
+                (subseq directories 0 (min 8 (length directories)))
+                (and (> (length directories) 8) (- (length directories) 8))
+                (fetching-advice))))))
+
+(defun push-load-failure (condition)
+  "Push what the report of CONDITION adds that happened while something was loaded, as lines of their own."
+  (flet ((push-line (control &rest arguments)
+           (event *job-id* (event-code :error-text) 0
+                  (with-server-syntax () (format nil "~%~?" control arguments)))))
+    (typecase condition
+      (asdf:missing-component
+       (let ((hint (guarded (missing-system-hint condition) (failure) nil)))
+         (when hint
+           (push-line "~A" hint))))
+      (uiop:compile-file-error
+       (loop for (type cause file line column form) in (rest (reverse *compile-failures*))
+             do (push-line "~@[~A~]~:[:~D~;~*~]~:[:~D~;~*~]~@[ in ~A~]: ~A: "
+                           file (eql 0 line) line (eql 0 column) column form type)
+                (if (stringp cause)
+                    (event *job-id* (event-code :error-text) 0 cause)
+                    (push-report (event-code :error-text) cause))))
+      (t
+       (when (and *action* (null (guarded (file-hint condition) (failure) nil)))
+         (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))))

@@ -1,0 +1,83 @@
+//! What the tool checkpoint says.
+
+use std::fmt::Write as _;
+
+use super::Sections;
+use crate::checkpoints::Checkpoint;
+
+/// A duration as people say it: `40 seconds`, `3 minutes`.
+#[must_use]
+pub(crate) fn age(duration: jiff::SignedDuration) -> String {
+    let seconds = duration.as_secs().max(0);
+    let (count, unit) = match seconds {
+        0..100 => (seconds, "second"),
+        100..6_000 => (seconds / 60, "minute"),
+        6_000..200_000 => (seconds / 3_600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
+}
+
+fn size(bytes: u64) -> String {
+    format!("{} MB", bytes.div_ceil(1 << 20))
+}
+
+fn since(checkpoint: &Checkpoint) -> String {
+    age(jiff::Timestamp::now().duration_since(checkpoint.saved))
+}
+
+/// The checkpoints that there are.
+pub(crate) fn checkpoints(all: &[Checkpoint]) -> String {
+    if all.is_empty() {
+        return "No checkpoints yet.".to_owned();
+    }
+    let mut text = String::new();
+    for checkpoint in all {
+        let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
+        let age = since(checkpoint);
+        _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}", size(*bytes));
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// A checkpoint was saved; `stopped`: how long the session stood still, in microseconds.
+pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: i64, threads: &[String], timers: i64) -> String {
+    let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
+    let mut text = format!(
+        "Saved {name:?} (evaluation {evaluation}): {}. The session stood still for {} ms.\nNot in it: ",
+        size(*bytes),
+        (stopped + 500) / 1_000
+    );
+    for thread in threads {
+        _ = write!(text, "{}, ", super::escape_markers(&thread.replace('\n', "\\n")));
+    }
+    match timers {
+        0 => {}
+        1 => text += "1 timer, ",
+        _ => _ = write!(text, "{timers} timers, "),
+    }
+    text + "sockets, open files, foreign memory."
+}
+
+/// The session went back to a checkpoint.
+pub(crate) fn checkpoint_restored(
+    checkpoint: &Checkpoint,
+    forgotten: u64,
+    package: &str,
+    notices: &[String],
+) -> String {
+    let mut sections = Sections(String::new());
+    sections.notices(notices);
+    let forgotten = match forgotten {
+        0 => "Nothing was evaluated since.".to_owned(),
+        1 => "Forgotten: the evaluation since.".to_owned(),
+        _ => format!("Forgotten: the {forgotten} evaluations since."),
+    };
+    let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, since(checkpoint));
+    _ = write!(
+        sections.begin(),
+        "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}\nCurrent package: {package}"
+    );
+    sections.0
+}

@@ -1,0 +1,415 @@
+//! Checkpoints: the image, saved while the session goes on, and brought back.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+#[path = "common/processes.rs"]
+mod processes;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use common::{Server, bad, good};
+use processes::{children, kill_worker, until, worker};
+use proptest::prelude::*;
+use serde_json::json;
+
+/// A state directory of a test's own, removed at the end.
+struct State(PathBuf);
+
+impl State {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sbcl-mcp-state-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn serve(&self, arguments: &[&str]) -> Server {
+        let mut server = Server::start_with_environment(arguments, &[("XDG_STATE_HOME", &self.0)]);
+        server.initialize("2025-11-25");
+        server
+    }
+
+    /// The directory of the only server's checkpoints.
+    fn checkpoints(&self) -> PathBuf {
+        let mut found = std::fs::read_dir(self.0.join("sbcl-mcp")).unwrap();
+        found.next().expect("a directory").unwrap().path()
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn save(server: &mut Server, name: &str) -> String {
+    good(server, "checkpoint", json!({"action": "save", "name": name}))
+}
+
+fn restore(server: &mut Server, name: &str) -> String {
+    good(server, "checkpoint", json!({"action": "restore", "name": name}))
+}
+
+fn list(server: &mut Server) -> String {
+    good(server, "checkpoint", json!({}))
+}
+
+#[test]
+fn everything_in_the_image_comes_back() {
+    let state = State::new("everything");
+    let mut server = state.serve(&[]);
+    assert_eq!(list(&mut server), "No checkpoints yet.");
+    server.evaluate(
+        "(defpackage :app (:use :cl) (:nicknames :ap) (:local-nicknames (:x :sb-ext))) (in-package :app)
+         (defvar *count* 1) (setf *count* 41)
+         (defun next () (incf *count*))
+         (defclass point () ((x :initarg :x :accessor x)))
+         (defvar *point* (make-instance 'point :x 7))
+         (defgeneric area (p)) (defmethod area ((p point)) (* 2 (x p)))
+         (defvar *eq* (let ((table (make-hash-table :test 'eq))) (setf (gethash *point* table) :found) table))
+         (defvar *weak* (let ((table (make-hash-table :weakness :key))) (setf (gethash *point* table) :kept) table))
+         (defvar *adder* (let ((n 10)) (lambda () (incf n))))
+         (defvar *lock* (sb-thread:make-mutex))
+         (defvar *thread* (sb-thread:make-thread (lambda () (sb-thread:with-mutex (*lock*) (sleep 1000))) :name \"holder\"))
+         (push :my-feature *features*)
+         (setf *print-base* 16)
+         (sb-ext:lock-package :app)
+         (sb-ext:schedule-timer (sb-ext:make-timer (lambda ())) 1000)
+         (funcall *adder*)",
+    );
+    let text = save(&mut server, "all of it");
+    assert!(text.starts_with("Saved \"all of it\" (evaluation 1): "), "{text}");
+    assert!(text.ends_with("\nNot in it: thread holder, 1 timer, sockets, open files, foreign memory."), "{text}");
+
+    // The session goes on, and what it does then is no part of it.
+    assert_eq!(server.evaluate("(prog1 (list (next) (funcall *adder*) *) (setf *print-base* 10))"), "=> (42 12 11)");
+    server.evaluate("(sb-ext:unlock-package :app) (defun later () 1) (setf (x *point*) 8) (fmakunbound 'next)");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+
+    let text = restore(&mut server, "all of it");
+    assert!(text.starts_with("Restored \"all of it\" (evaluation 1, "), "{text}");
+    assert!(text.ends_with(" ago). Forgotten: the 3 evaluations since.\nCurrent package: APP"), "{text}");
+    let text = server.evaluate("(list * *print-base* *count*)");
+    assert_eq!(text, "=> (B 10 29)");
+    let text = server.evaluate(
+        "(setf *print-base* 10)
+         (list (next) (funcall *adder*) (x *point*) (area *point*) (gethash *point* *eq*) (gethash *point* *weak*)
+               (fboundp 'later) (sb-ext:package-locked-p :app) (and (find-package :ap) t) x:*evaluator-mode*
+               (and (member :my-feature *features*) t)
+               (sb-thread:thread-alive-p *thread*) (sb-thread:join-thread *thread* :default :gone)
+               (sb-thread:with-mutex (*lock* :timeout 10) :free)
+               (length (sb-thread:list-all-threads)) (sb-ext:list-all-timers))",
+    );
+    let expected = "=> (42 12 7 14 :FOUND :KEPT NIL T T :COMPILE T NIL :GONE :FREE 1 NIL)";
+    assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), expected);
+    // The state is that of a reset, and the history goes on.
+    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    assert!(good(&mut server, "error-history", json!({})).contains("DIVISION-BY-ZERO"));
+    let definitions = good(&mut server, "list-definitions", json!({}));
+    assert!(definitions.contains("- APP::NEXT ()") && !definitions.contains("LATER"), "{definitions}");
+    // A report shows the line of what was evaluated before.
+    let frames = bad(&mut server, "evaluate-lisp", json!({"code": "(setf *count* :no) (next)"}));
+    assert!(frames.contains("1: (NEXT)"), "{frames}");
+    let frames = good(&mut server, "get-backtrace", json!({}));
+    assert!(frames.contains("at evaluation 1, line 3: (defun next () (incf *count*))"), "{frames}");
+
+    // Only the owner can read them, and at the end they are gone.
+    let directory = state.checkpoints();
+    assert_eq!(std::fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+    assert!(server.finish().status.success());
+    assert!(!directory.exists());
+}
+
+#[test]
+fn a_lost_image_begins_with_the_last_checkpoint() {
+    let mut server = State::new("lost").serve(&[]);
+    server.evaluate("(defvar *x* 1) (setf *x* 2) (defun before () *x*)");
+    save(&mut server, "a");
+    server.evaluate("(setf *x* 3)");
+    save(&mut server, "b");
+    server.evaluate("(defun after () (list :after *x*)) (setf *x* 4)");
+    let id = server.post_running("(format t \"on its way~%\")", "(sleep 100)", 60.0);
+    kill_worker(&server);
+    let (text, is_error) = server.outcome(id);
+    assert!(is_error);
+    assert!(text.contains("Restored: the checkpoint \"b\" of "), "{text}");
+    assert!(text.contains(" ago (evaluation 2) and the one form that defined something since."), "{text}");
+    assert!(text.contains("Lost: values that were assigned since the checkpoint"), "{text}");
+    assert_eq!(server.evaluate("(after)"), "=> (:AFTER 3)");
+
+    // Going back leaves the later ones behind: they are there, but an image does not begin with them.
+    restore(&mut server, "a");
+    kill_worker(&server);
+    assert!(server.evaluate("(list *x* (fboundp 'after))").ends_with("=> (2 NIL)"));
+    assert_eq!(list(&mut server).lines().count(), 2);
+    // After a reset there is nothing to begin with, until one goes back.
+    good(&mut server, "reset-session", json!({}));
+    kill_worker(&server);
+    assert!(server.evaluate("(boundp '*x*)").ends_with("=> NIL"));
+    restore(&mut server, "b");
+    assert_eq!(server.evaluate("*x*"), "=> 3");
+}
+
+#[test]
+fn one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal() {
+    let state = State::new("broken");
+    let mut server = state.serve(&[]);
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    save(&mut server, "first");
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    save(&mut server, "second");
+    let mut cores: Vec<_> = std::fs::read_dir(state.checkpoints())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "core"))
+        .collect();
+    cores.sort_by_key(|path| std::fs::metadata(path).unwrap().modified().unwrap());
+    damage(&cores[1]);
+    kill_worker(&server);
+    assert!(server.evaluate("(list (f) (g) *x*)").ends_with("=> (1 2 2)"));
+    damage(&cores[0]);
+    kill_worker(&server);
+    assert!(server.evaluate("(list (f) (g) *x*)").ends_with("=> (1 2 1)"));
+}
+
+/// Leaves a core its length and takes the beginning.
+fn damage(core: &Path) {
+    let mut bytes = std::fs::read(core).unwrap();
+    bytes[..1 << 20].fill(0xff);
+    std::fs::write(core, bytes).unwrap();
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused() {
+    let mut server = State::new("refused").serve(&[]);
+    for (arguments, reason) in [
+        (json!({"action": "save"}), "needs the argument name"),
+        (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". There are: none."),
+        (json!({"action": "delete", "name": "x"}), "There is no checkpoint \"x\""),
+        (json!({"action": "save", "name": "a\nb"}), "one line"),
+        (json!({"action": "forget", "name": "x"}), "list, save, restore, delete"),
+    ] {
+        let text = bad(&mut server, "checkpoint", arguments);
+        assert!(text.contains(reason), "{text}");
+    }
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)", "on-error": "debug"}));
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.starts_with("Nothing was saved: an evaluation is held"), "{text}");
+    // Neither that nor what failed before is touched by it.
+    assert!(good(&mut server, "describe-last-error", json!({})).contains("DIVISION-BY-ZERO"));
+    good(&mut server, "abort-evaluation", json!({}));
+    let id = server.post_running("(format t \"on its way~%\")", "(sleep 1)", 60.0);
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.starts_with("Nothing was saved: an evaluation runs"), "{text}");
+    assert!(!server.outcome(id).1);
+    save(&mut server, "x");
+    save(&mut server, "x");
+    assert_eq!(list(&mut server).lines().count(), 1);
+    assert_eq!(good(&mut server, "checkpoint", json!({"action": "delete", "name": "x"})), "Deleted \"x\".");
+    assert_eq!(list(&mut server), "No checkpoints yet.");
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_told() {
+    let state = State::new("unwritable");
+    std::fs::write(state.0.join("file"), "").unwrap();
+    let mut server = Server::start_with_environment(&[], &[("XDG_STATE_HOME", &state.0.join("file"))]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defvar *x* 5)");
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.starts_with("The directory for checkpoints, "), "{text}");
+    assert_eq!(server.evaluate("*x*"), "=> 5");
+}
+
+#[test]
+fn the_user_may_have_hooks_and_a_killed_child_costs_nothing() {
+    let mut server = State::new("hooks").serve(&[]);
+    server.evaluate(
+        "(defvar *hooked* nil)
+         (push (lambda () (setf *hooked* t) (error \"no\")) sb-ext:*save-hooks*)
+         (push (lambda () (print 1) (format *error-output* \"x\")) sb-ext:*save-hooks*)",
+    );
+    save(&mut server, "hooked");
+    assert_eq!(server.evaluate("(list *hooked* (length sb-ext:*save-hooks*))"), "=> (NIL 2)");
+    restore(&mut server, "hooked");
+    assert_eq!(server.evaluate("(list *hooked* (length sb-ext:*save-hooks*))"), "=> (T 2)");
+    server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sleep 1000))))");
+    let id = server.post_call("checkpoint", json!({"action": "save", "name": "killed"}));
+    let worker = worker(&server);
+    until("the child is there", || !children(worker).is_empty());
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+    for child in children(worker) {
+        processes::signal(child, "-KILL");
+    }
+    let (text, is_error) = server.outcome(id);
+    assert!(is_error && text == "Nothing was saved: the process that saved it was killed by signal 9.", "{text}");
+    assert_eq!(list(&mut server).lines().count(), 1);
+    // One that does not return is ended, too.
+    server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sb-ext:exit :code 0 :abort t))))");
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "left"}));
+    assert!(text.starts_with("Nothing was saved: "), "{text}");
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+}
+
+/// The collector must not find holes where other threads were about to allocate.
+#[test]
+fn threads_may_allocate_meanwhile() {
+    let mut server = State::new("allocating").serve(&[]);
+    server.evaluate(
+        "(defvar *stop* nil)
+         (defvar *kept* (make-array 10 :initial-element nil))
+         (dotimes (i 4)
+           (let ((i i))
+             (sb-thread:make-thread
+              (lambda ()
+                (loop until *stop*
+                      do (setf (aref *kept* i)
+                               (loop for n below 200
+                                     collect (make-array (random 50) :initial-element (list n (format nil \"~a\" n)))))))
+              :name \"allocates\")))",
+    );
+    for round in 0..3 {
+        save(&mut server, &format!("round {round}"));
+        server.evaluate("(sb-ext:gc)");
+    }
+    restore(&mut server, "round 1");
+    let text = server.evaluate(
+        "(sb-ext:gc :full t)
+         (list (every #'listp *kept*)
+               (loop for list across *kept*
+                     always (loop for array in list
+                                  always (every (lambda (x) (equal (second x) (format nil \"~a\" (first x)))) array)))
+               (length (sb-thread:list-all-threads)))",
+    );
+    assert_eq!(text, "=> (T T 1)");
+}
+
+#[test]
+fn many_restores_leave_nothing_behind() {
+    let mut server = State::new("many").serve(&[]);
+    server.evaluate("(defvar *n* 0) (defun up () (incf *n*))");
+    save(&mut server, "zero");
+    for _ in 0..8 {
+        assert_eq!(server.evaluate("(up)"), "=> 1");
+        restore(&mut server, "zero");
+    }
+    save(&mut server, "of one that was restored");
+    restore(&mut server, "of one that was restored");
+    assert_eq!(server.evaluate("(list (up) (up))"), "=> (1 2)");
+    assert_eq!(children(server.pid()).len(), 1);
+    let pid = worker(&server);
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    assert!(descriptors < 20, "{descriptors}");
+}
+
+#[test]
+fn confined_servers_have_checkpoints_too() {
+    let state = State::new("confined");
+    let mut server = state.serve(&["--read-only", "--no-network"]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    server.evaluate("(setf *x* 2)");
+    restore(&mut server, "x");
+    assert_eq!(server.evaluate("*x*"), "=> 1");
+}
+
+/// What is done to a session, and to the model of it.
+#[derive(Debug, Clone)]
+enum Step {
+    Define(usize, i64),
+    Assign(usize, i64),
+    Save(usize),
+    Restore(usize),
+    Kill,
+    Reset,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3_usize, 0..100_i64).prop_map(|(name, value)| Step::Define(name, value)),
+        4 => (0..3_usize, 0..100_i64).prop_map(|(name, value)| Step::Assign(name, value)),
+        2 => (0..2_usize).prop_map(Step::Save),
+        2 => (0..2_usize).prop_map(Step::Restore),
+        1 => Just(Step::Kill),
+        1 => Just(Step::Reset),
+    ]
+}
+
+/// What functions return and variables hold.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct World {
+    functions: [Option<i64>; 3],
+    values: [Option<i64>; 3],
+}
+
+/// The session as it should be: its world, the checkpoints, and what an image that is lost comes back with.
+#[derive(Debug, Default)]
+struct Model {
+    world: World,
+    saved: [Option<World>; 2],
+    /// The last checkpoint of the present line, if there is one, and what was defined since.
+    base: World,
+}
+
+fn shown(values: &[Option<i64>; 3]) -> String {
+    let shown: Vec<_> = values.iter().map(|value| value.map_or("NIL".to_owned(), |value| value.to_string())).collect();
+    format!("({})", shown.join(" "))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: std::env::var("SBCL_MCP_CHECKPOINT_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(3),
+        max_shrink_iters: 20,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_session_is_what_the_model_says(steps in prop::collection::vec(step(), 1..12)) {
+        let state = State::new("model");
+        let mut server = state.serve(&[]);
+        let mut model = Model::default();
+        for step in steps {
+            match step {
+                Step::Define(name, value) => {
+                    server.evaluate(&format!("(defun f{name} () {value})"));
+                    model.world.functions[name] = Some(value);
+                    model.base.functions[name] = Some(value);
+                }
+                Step::Assign(name, value) => {
+                    server.evaluate(&format!("(setf (symbol-value 'v{name}) {value})"));
+                    model.world.values[name] = Some(value);
+                }
+                Step::Save(name) => {
+                    save(&mut server, &format!("c{name}"));
+                    model.saved[name] = Some(model.world.clone());
+                    model.base = model.world.clone();
+                }
+                Step::Restore(name) => {
+                    if let Some(world) = model.saved[name].clone() {
+                        restore(&mut server, &format!("c{name}"));
+                        model.base = world.clone();
+                        model.world = world;
+                    }
+                }
+                Step::Kill => {
+                    kill_worker(&server);
+                    model.world = model.base.clone();
+                }
+                Step::Reset => {
+                    good(&mut server, "reset-session", json!({}));
+                    model.world = World::default();
+                    model.base = World::default();
+                }
+            }
+            let text = server.evaluate(
+                "(values (loop for f in '(f0 f1 f2) collect (and (fboundp f) (funcall f)))
+                         (loop for v in '(v0 v1 v2) collect (and (boundp v) (symbol-value v))))",
+            );
+            let expected = format!("=> {}\n=> {}", shown(&model.world.functions), shown(&model.world.values));
+            prop_assert!(text.ends_with(&expected), "{text}\n{expected}");
+        }
+    }
+}
