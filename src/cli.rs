@@ -418,6 +418,8 @@ fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<
     // Its end is held open: there may be no more in it than the line.
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let tests: mcp::beside::Tests = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    // Files, and no checkpoint.
+    let options = Options { image: None, ..options };
     let session = options.session(scratch, None)?;
     start_logging(options.log);
     let outcome = session.evaluate_operation(&tests.operation().with_errors(), tests.evaluation());

@@ -55,6 +55,12 @@ impl Project {
         std::fs::write(path, text).expect("a file");
     }
 
+    /// Has the file count as changed: what is as new as its fasl to the second does not.
+    fn touch(&self, file: &str) {
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        std::fs::File::options().write(true).open(self.0.join(file)).unwrap().set_modified(later).unwrap();
+    }
+
     /// A server that finds the system.
     fn server(&self) -> Server {
         let mut server = Server::ready();
@@ -325,11 +331,8 @@ fn reload_takes_what_changed_on_disk() {
         "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
          (test parse-empty (is (eql 0 (parse \"\"))))\n",
     );
-    // Files that are as new as their fasls to the second count as changed by their date.
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
-    for file in ["src/demo.lisp", "tests/tests.lisp"] {
-        std::fs::File::options().write(true).open(project.0.join(file)).unwrap().set_modified(later).unwrap();
-    }
+    project.touch("src/demo.lisp");
+    project.touch("tests/tests.lisp");
     // What is on disk is not looked at unasked.
     assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
     let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
@@ -447,6 +450,7 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     assert_eq!(server.evaluate("*kept*"), "=> 1");
     // Loading may fail there.
     project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
+    project.touch("src/demo.lisp");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
     assert!(last_error(&mut server).contains("not today"));
@@ -456,14 +460,14 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
 fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest small (classify 3) :small)\n(deftest huge (classify 5000) :huge)\n\
-                 (deftest large (classify 100) :large)\n(deftest also (classify 101) :large)\n";
+                 (deftest large (classify 100) (:large 100))\n(deftest also (classify 101) (:large 101))\n";
     let project = Project::new("suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let source = "(defpackage :demo (:use :cl) (:export #:classify))\n(in-package :demo)\n\
                   (defmacro with-size ((size n) &body body)\n  `(let ((,size (abs ,n))) ,@body))\n\
                   (defun huge-p (n)\n  (> n 1000))\n\n\
-                  (defun large-name ()\n  (if (zerop 0)\n      :larg\n      :large))\n\n\
+                  (defun large-name (n)\n  (if (plusp n)\n      (list :larg n)\n      (list :large n)))\n\n\
                   (defun classify (n)\n  (with-size (size n)\n    (cond ((huge-p size) :huge)\n          \
-                  ((> size 10)\n           (large-name))\n          (t :small))))\n";
+                  ((> size 10)\n           (large-name size))\n          (t :small))))\n";
     project.write("src/demo.lisp", source);
     let mut server = Server::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
@@ -474,12 +478,12 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     assert!(!text.contains(asked), "{text}");
     let suspect = "   Suspects: LARGE-NAME  src/demo.lisp:8  (no passing test ran these lines)\n";
-    assert!(text.contains(suspect) && text.contains("\n               10: :larg\n"), "{text}");
+    assert!(text.contains(suspect) && text.contains("\n               10: (list :larg n)\n"), "{text}");
     assert!(
         text.contains("CLASSIFY  src/demo.lisp:13  (no passing test ran these lines)  expands WITH-SIZE\n"),
         "{text}"
     );
-    assert!(text.contains("17: (large-name))"), "{text}");
+    assert!(text.contains("17: (large-name size))"), "{text}");
     assert!(!text.contains("HUGE-P"), "{text}");
     // Tests that fail alike are told of once.
     assert!(
