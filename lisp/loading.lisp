@@ -68,23 +68,24 @@
         (null (sb-mop:method-generic-function value))
         (not (defined-p kind name)))))
 
-(defun defined-elsewhere-p (key namestring)
-  "True when another file than NAMESTRING has defined what KEY names."
-  (sb-ext:with-locked-hash-table (**loaded-files**)
-    (loop for file being the hash-keys of **loaded-files** using (hash-value loaded)
-            thereis (and (string/= file namestring)
-                         (assoc key (loaded-file-definitions loaded) :test #'equal)))))
+(defun defined-keys (files)
+  "Return an EQUAL hash table of the keys of what FILES, LOADED-FILEs, define."
+  (let ((keys (make-hash-table :test 'equal)))
+    (dolist (file files keys)
+      (loop for (key) in (loaded-file-definitions file)
+            do (setf (gethash key keys) t)))))
 
-(defun left-definitions (namestring before now)
-  "Return the keys of what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW, and is still there."
-  (let ((known (make-hash-table :test 'equal)))
-    (loop for (key) in (loaded-file-definitions now)
-          do (setf (gethash key known) t))
-    (loop for (key . value) in (loaded-file-definitions before)
-          unless (or (gethash key known)
-                     (guarded (definition-gone-p key value) (failure) t)
-                     (defined-elsewhere-p key namestring))
-            collect key)))
+(defun left-definitions (before now)
+  "Return the keys of what a file defined BEFORE, a LOADED-FILE, and does not NOW, nor any other file, and is still there."
+  (flet ((missing (definitions files)
+           (let ((known (and definitions (defined-keys files))))
+             (remove-if (lambda (definition) (gethash (car definition) known)) definitions))))
+    (let ((left (remove-if (lambda (definition)
+                             (guarded (definition-gone-p (car definition) (cdr definition)) (failure) t))
+                           (missing (loaded-file-definitions before) (list now)))))
+      (mapcar #'car (missing left (and left (sb-ext:with-locked-hash-table (**loaded-files**)
+                                              (loop for file being the hash-values of **loaded-files**
+                                                    collect file))))))))
 
 (defun key-text (key)
   "Return what to call what KEY names."
@@ -98,7 +99,7 @@
 
 (defun tell-left-definitions (namestring before now)
   "Say what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW."
-  (let ((left (left-definitions namestring before now)))
+  (let ((left (left-definitions before now)))
     (when left
       (say "~A no longer defines what is still there from before: ~{~A~^, ~}~@[ and ~D more~]."
            (shown-path namestring)

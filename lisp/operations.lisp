@@ -56,6 +56,16 @@ prints to its argument, a keyword for its name in lower case, T for 1; nothing f
   (loop for (name value) on fields by #'cddr
         do (push-field name value)))
 
+(define-operation :restore-form (evaluate &key package)
+  "Evaluate a form that was read in PACKAGE, a name, when it was evaluated first, which is the session's from then on. In
+an image without that package it is not evaluated at all: elsewhere its names would be others."
+  (setf *package* (or (find-package package)
+                      (error 'sb-kernel:simple-package-error
+                             :package package
+                             :format-control "The package ~A, in which it was read, is not there."
+                             :format-arguments (list package))))
+  (evaluate))
+
 (defun run-query (text)
   "Answer the query in TEXT."
   (multiple-value-bind (name arguments) (read-operation text)

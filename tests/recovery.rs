@@ -393,3 +393,47 @@ fn a_forked_child_that_prints_ends() {
     until("the children end by themselves", || children(worker(&server)).is_empty());
     assert!(is_alive(worker(&server)));
 }
+
+// ---- What is restored is either right or named
+
+#[test]
+fn a_form_is_not_evaluated_in_another_package() {
+    let mut server = Server::ready();
+    let path = Temporary::new("package.lisp");
+    std::fs::write(&path.0, "(defpackage :app (:use :cl))").unwrap();
+    server.evaluate(&format!("(load {:?})", path.0.to_str().unwrap()));
+    server.evaluate("(defun run () :the-users-own)");
+    server.evaluate("(in-package :app)");
+    server.evaluate("(defun run () :of-app)");
+    server.evaluate("(in-package :cl-user)");
+    std::fs::remove_file(&path.0).unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(list (run) (package-name *package*))");
+    assert!(text.ends_with("=> (:THE-USERS-OWN \"COMMON-LISP-USER\")"), "{text}");
+    assert!(text.contains("- (defun run () :of-app) ("), "{text}");
+    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+}
+
+/// Each costs itself, and is not tried again.
+#[test]
+fn forms_that_take_the_image_down_are_left_out() {
+    let mut server = Server::ready();
+    let mark = Temporary::new("deadly");
+    for number in 0..6 {
+        let deadly = format!(
+            "(progn (defun f{number} ()) (when (probe-file {:?}) (sb-posix:kill (sb-posix:getpid) 9)))",
+            mark.0.to_str().unwrap()
+        );
+        server.evaluate(&deadly);
+        server.evaluate(&format!("(defun g{number} () {number})"));
+    }
+    std::fs::write(&mark.0, "").unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(list (g0) (g5) (fboundp 'f0))");
+    assert!(text.ends_with("=> (0 5 NIL)"), "{text}");
+    assert!(text.contains("Restored: 6 of 12 forms"), "{text}");
+    assert_eq!(text.matches("(it takes the image down)").count(), 6, "{text}");
+    // From now on nothing stands in the way.
+    kill_worker(&server);
+    assert!(server.evaluate("(list (g0) (g5))").ends_with("=> (0 5)"));
+}

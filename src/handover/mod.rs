@@ -63,6 +63,9 @@ pub(crate) struct Entry {
     pub(crate) local: bool,
     /// The number of the evaluation that it was part of.
     pub(crate) evaluation: u64,
+    /// How long it took at first, in milliseconds, at most.
+    #[serde(default)]
+    pub(crate) took: u64,
 }
 
 impl Entry {

@@ -13,12 +13,14 @@ use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerI
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
+use crate::session::operation::Operation;
 use crate::session::restore::failed;
 use crate::session::witness::Witness;
 use crate::{Evaluation, Limits, Session, report};
 
-/// How long restoring may take.
-const RESTORE_TIME: Duration = Duration::from_secs(30);
+/// How long a form that is restored may take: so many times what it took at first, and at least this.
+const RESTORE_FACTOR: u32 = 5;
+const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
 /// How long after its time an evaluation may take to end, or to be given up by this process.
 const GRACE: Duration = Duration::from_secs(3);
 /// Forms that a message names when they could not be restored.
@@ -147,7 +149,7 @@ pub(super) fn take_over(
     }
     output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let told = Mutex::new(session.last_error().map(|error| error.id));
-    session.observe(Arc::new(Keeper { output: output.clone(), status, told }));
+    session.observe(Arc::new(Keeper { output: output.clone(), status, told, since: Mutex::new(Instant::now()) }));
     if let Some(crash) = &init.crash
         && let Err(error) = &lost.result
     {
@@ -189,47 +191,27 @@ struct Report {
 }
 
 fn restore(session: &Session, journal: &[Entry], status: SharedStatus) -> Report {
-    let end = Instant::now() + RESTORE_TIME;
     let mut report = Report::default();
-    let mut package = "COMMON-LISP-USER";
     for (index, entry) in journal.iter().enumerate() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            report.failed.push((index, format!("not tried: restoring took {} seconds", RESTORE_TIME.as_secs())));
-            continue;
-        }
+        let limit = (RESTORE_FACTOR * Duration::from_millis(entry.took)).max(LEAST_RESTORE_TIME);
+        status.set(Status::Due, due(limit));
         status.set(Status::Restoring, index as u64 + 1);
         let mut evaluation = Evaluation::new(&*entry.form.code);
-        evaluation.timeout = Some(Some(left));
-        if entry.local {
+        evaluation.timeout = Some(Some(limit));
+        let operation = if entry.local {
             evaluation.package = Some(entry.form.package.clone());
-        } else if package != entry.form.package {
-            package = &entry.form.package;
-            enter(session, package);
-        }
-        match session.evaluate_again(entry.evaluation, evaluation).result {
+            None
+        } else {
+            Some(Operation::new("restore-form").with("package", &*entry.form.package))
+        };
+        match session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
             Ok(_) => report.restored += 1,
             Err(error) => report.failed.push((index, reason(&error))),
         }
     }
     status.set(Status::Restoring, 0);
+    status.set(Status::Due, 0);
     report
-}
-
-/// Makes `package` the session's. Nothing is done when it is there already, or there is none of this name.
-fn enter(session: &Session, package: &str) {
-    let name = package.replace('\\', "\\\\").replace('"', "\\\"");
-    let code = format!(
-        "(COMMON-LISP:LET ((COMMON-LISP-USER::P (COMMON-LISP:FIND-PACKAGE \"{name}\"))) \
-         (COMMON-LISP:WHEN COMMON-LISP-USER::P (COMMON-LISP:SETF COMMON-LISP:*PACKAGE* COMMON-LISP-USER::P)))"
-    );
-    // In the other case for a readtable that was told to invert it.
-    if session.evaluate_again(0, Evaluation::new(&*code)).is_error() {
-        let (head, tail) = code.split_once('"').unwrap_or_default();
-        let (literal, tail) = tail.rsplit_once('"').unwrap_or_default();
-        let code = format!("{}\"{literal}\"{}", head.to_lowercase(), tail.to_lowercase());
-        let _ = session.evaluate_again(0, Evaluation::new(code));
-    }
 }
 
 fn reason(error: &ErrorRecord) -> String {
@@ -337,10 +319,13 @@ struct Keeper {
     status: SharedStatus,
     /// The number of the last error as the supervisor knows it.
     told: Mutex<Option<u64>>,
+    /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
+    since: Mutex<Instant>,
 }
 
 impl Witness for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
+        *self.since.lock() = Instant::now();
         self.status.set(Status::Due, timeout.map_or(0, due));
         self.status.set(Status::Begun, job);
     }
@@ -374,7 +359,10 @@ impl Witness for Keeper {
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
-        self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation });
+        let now = Instant::now();
+        let took = now - std::mem::replace(&mut *self.since.lock(), now);
+        let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation, took });
     }
 
     fn numbered(&self, evaluation: u64) {

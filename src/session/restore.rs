@@ -8,6 +8,7 @@ use super::builder::OutcomeBuilder;
 use super::history::History;
 use super::hold::RELEASED;
 use super::idle::Idle;
+use super::operation::Operation;
 use super::running::{Build, Running};
 use super::state::State;
 use super::witness::Witness;
@@ -71,9 +72,9 @@ impl Session {
 
     /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
     /// of its own.
-    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation) -> Outcome {
+    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
         wait(|reply: Reply<Outcome>| {
-            self.submit_as(self.0.next_job_id(), 0, source, evaluation, None, reply);
+            self.submit_as(self.0.next_job_id(), 0, source, evaluation, operation, reply);
         })
     }
 

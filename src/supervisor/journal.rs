@@ -136,7 +136,12 @@ mod tests {
     use super::*;
 
     fn entry(code: String) -> Entry {
-        Entry { form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() }, local: false, evaluation: 1 }
+        Entry {
+            form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() },
+            local: false,
+            evaluation: 1,
+            took: 0,
+        }
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub(super) struct RecoveryState {
     saving: VecDeque<(String, u64)>,
     /// What the next image may begin with: the last one, else the one before.
     bases: VecDeque<Base>,
+    /// The form that was being restored when the last worker was lost.
+    suspect: Option<usize>,
     /// What the next worker is told besides.
     next: WorkerInit,
 }
@@ -78,6 +80,7 @@ impl RecoveryState {
             checkpoints,
             saving: VecDeque::new(),
             bases: VecDeque::new(),
+            suspect: None,
             next: WorkerInit::default(),
         }
     }
@@ -126,6 +129,7 @@ impl RecoveryState {
         if let Some(journal) = &mut self.journal {
             journal.remove(self.bases.back().map_or(0, |base| base.mark), &restored.failed);
         }
+        self.suspect = None;
         self.requests.apply_cancellations();
         if let Some(input) = &mut worker.input {
             for (_, line) in self.requests.iter() {
@@ -135,12 +139,14 @@ impl RecoveryState {
         }
     }
 
-    /// Remembers that an image was lost.
-    pub(super) fn lose(&mut self, worker: &WorkerProcess, Crash { cause, outcome }: Crash) {
+    /// Remembers that an image was lost. True when that is a step forward: a form that is being restored is suspected of it,
+    /// or found guilty.
+    pub(super) fn lose(&mut self, worker: &WorkerProcess, Crash { cause, outcome }: Crash) -> bool {
         self.keep.clear();
         let begun = self.begun(worker);
         let in_flight = begun > worker.status.get(Status::Ended);
         let mut crash = CrashReport { cause, in_flight, stuck: outcome, deadly: Vec::new() };
+        let mut further = false;
         if worker.ready {
             self.next.notices.clear();
         } else {
@@ -149,7 +155,13 @@ impl RecoveryState {
             let restoring = usize::try_from(worker.status.get(Status::Restoring)).unwrap_or(0);
             let mark = self.bases.back().map_or(0, |base| base.mark);
             match restoring.checked_sub(1) {
-                Some(place) => crash.deadly.extend(self.journal.as_mut().and_then(|journal| journal.take(mark, place))),
+                Some(place) if self.suspect == Some(place) => {
+                    self.suspect = None;
+                    crash.deadly.extend(self.journal.as_mut().and_then(|journal| journal.take(mark, place)));
+                    further = true;
+                }
+                // Once it may have been killed by somebody.
+                Some(place) => further = self.suspect.replace(place).is_none(),
                 // The checkpoint did not come up: the one before it may.
                 None => drop(self.bases.pop_back()),
             }
@@ -157,6 +169,7 @@ impl RecoveryState {
         self.note_numbers(worker);
         self.note_question(worker);
         self.next.crash = Some(crash);
+        further
     }
 
     /// Remembers nothing of the image but the limits, as `line` asks for, and what there was yet to be said.

@@ -369,8 +369,11 @@ impl Relay {
             Some(worker) if worker.bye.is_none() => Stage::Starting,
             _ => Stage::Unstarted,
         };
-        if let Some(worker) = worker {
-            self.recovery.lose(&worker, crash);
+        if let Some(worker) = worker
+            && self.recovery.lose(&worker, crash)
+        {
+            self.start_at = Instant::now();
+            return;
         }
         match self.restarts.lost(stage, Instant::now()) {
             Ok(at) => self.start_at = at,

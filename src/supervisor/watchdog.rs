@@ -23,7 +23,7 @@ const STOPPED: u32 = 10;
 const OVERDUE: u32 = 2;
 /// For what it began to say and does not finish.
 const UNFINISHED: u32 = 5;
-/// For restoring, whose own limit is 30 seconds.
+/// For one that is not ready: it boots, or a form that it restores goes on past its time.
 const UNREADY: u32 = 45;
 
 /// Looks at one worker.
@@ -61,7 +61,10 @@ impl Watchdog {
             *counter
         };
         if !worker.ready {
-            return (found(&mut self.unready, true) >= UNREADY).then(|| Crash::new("did not get ready and was ended"));
+            // While it restores, each form has its time.
+            let due = worker.status.get(Status::Due);
+            return (found(&mut self.unready, due < monotonic()) >= UNREADY)
+                .then(|| Crash::new("did not get ready and was ended"));
         }
         let (begun, due) = (worker.status.get(Status::Begun), worker.status.get(Status::Due));
         let running = begun > worker.status.get(Status::Ended);

@@ -266,9 +266,10 @@ fn find(system: &str, begin: &Path) -> (Option<Definition>, Vec<String>) {
     let by_content = || definitions(begin).into_iter().find(|path| defines(path, system)).map(Definition::By);
     let below = || {
         let entries = fs::read_dir(begin).ok()?.take(MAX_ENTRIES).flatten();
-        let hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        let mut directories: Vec<_> =
-            entries.map(|entry| entry.path()).filter(|path| !hidden(path) && path.is_dir()).collect();
+        let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+        let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+        let seen = entries.filter(|entry| !hidden(entry) && !is_file(entry));
+        let mut directories: Vec<_> = seen.map(|entry| entry.path()).collect();
         directories.sort();
         directories.iter().find_map(|directory| in_directory(directory))
     };

@@ -1,0 +1,103 @@
+//! The driver and the requests in flight, with a scheduler (shuttle) that tries their interleavings.
+//!
+//! The modules are those of `src/rpc`, as they are. What they rest on is replaced where it would wait: locks, the wait for
+//! descriptors, the alarm. A wake-up that is lost is then a thread that never goes on, which shuttle finds.
+
+// The modules' own tests are the library's.
+#![cfg(not(test))]
+
+// So that the modules' `parking_lot` is the one below.
+extern crate self as parking_lot;
+
+#[path = "parking_lot.rs"]
+mod locks;
+
+pub use locks::{Condvar, Mutex, MutexGuard};
+
+#[allow(dead_code, reason = "of the modules, what the scenarios need is used")]
+#[path = "../../../src/id_scanner.rs"]
+mod id_scanner;
+
+#[path = "../../../src/handover"]
+mod handover {
+    #[allow(dead_code, reason = "see above")]
+    pub(crate) mod frame;
+}
+
+mod alarm {
+    //! An alarm that rings at some time after it was set.
+
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Alarm(AtomicBool);
+
+    impl Alarm {
+        pub(crate) fn set(&self, _time: Instant) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+
+        pub(crate) fn wait(&self) {
+            while !self.0.swap(false, Ordering::Relaxed) {
+                shuttle::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[allow(dead_code, reason = "see above")]
+#[path = "../../../src/rpc"]
+mod rpc {
+    pub(crate) mod descriptors;
+    pub(crate) mod driver;
+    pub(crate) mod framing;
+    pub(crate) mod inflight;
+    pub(crate) mod output;
+    pub(crate) mod waker;
+    mod write_buffer;
+
+    pub(crate) use write_buffer::WriteBuffer;
+
+    pub(crate) mod signals {
+        //! No signal ever comes.
+
+        use std::io::{self, PipeReader, PipeWriter};
+        use std::os::fd::{AsFd, BorrowedFd};
+
+        #[derive(Debug)]
+        pub(crate) struct Signals(PipeReader, PipeWriter);
+
+        impl Signals {
+            pub(crate) fn beside_lisp() -> io::Result<Self> {
+                io::pipe().map(|(reader, writer)| Self(reader, writer))
+            }
+
+            pub(crate) fn take(&mut self) -> Option<i32> {
+                None
+            }
+        }
+
+        impl AsFd for Signals {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.as_fd()
+            }
+        }
+    }
+
+    /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
+    pub(crate) fn wait(
+        fds: &mut [rustix::event::PollFd<'_>],
+        timeout: Option<std::time::Duration>,
+    ) -> std::io::Result<usize> {
+        loop {
+            let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
+            shuttle::thread::yield_now();
+            if ready > 0 || timeout.is_some() {
+                return Ok(ready);
+            }
+        }
+    }
+}
+
+pub mod scenarios;

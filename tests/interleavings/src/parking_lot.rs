@@ -1,0 +1,84 @@
+//! What the modules use of `parking_lot`, made of shuttle's primitives.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use shuttle::sync;
+
+/// `parking_lot::Mutex`.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(sync::Mutex<T>);
+
+/// `parking_lot::MutexGuard`.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T>(Option<sync::MutexGuard<'a, T>>);
+
+/// `parking_lot::Condvar`.
+#[derive(Debug, Default)]
+pub struct Condvar(sync::Condvar);
+
+/// `parking_lot::WaitTimeoutResult`.
+#[derive(Debug)]
+pub struct WaitTimeoutResult;
+
+impl<T> Mutex<T> {
+    /// Holds `value`.
+    pub fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    /// Locks it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard(Some(self.0.lock().expect("no panic while it is locked")))
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("locked")
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect("locked")
+    }
+}
+
+impl Condvar {
+    /// Nobody waits yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits to be notified.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let locked = guard.0.take().expect("locked");
+        guard.0 = Some(self.0.wait(locked).expect("no panic while it is locked"));
+    }
+
+    /// Waits to be notified. No time passes here.
+    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _until: Instant) -> WaitTimeoutResult {
+        self.wait(guard);
+        WaitTimeoutResult
+    }
+
+    /// Notifies one who waits.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Notifies all who wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+impl WaitTimeoutResult {
+    /// False.
+    pub fn timed_out(&self) -> bool {
+        false
+    }
+}
