@@ -13,14 +13,15 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 7u
+#define SBCL_HOST_CONTRACT 8u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
   SBCL_LANE_EVALUATION = 0, /* runs the user's code */
   SBCL_LANE_INSPECTION = 1, /* read-only questions; may run the user's print methods */
   SBCL_LANE_CONTROL = 2,    /* interrupts; never runs the user's code */
-  SBCL_LANE_SIGNALS = 3     /* pulls once, to be known: the host forwards SBCL's signals to it; gets no job */
+  SBCL_LANE_SIGNALS = 3,    /* pulls once, to be known: the host forwards SBCL's signals to it; gets no job */
+  SBCL_LANE_BACKGROUND = 4  /* runs the user's code beside the evaluation lane, one job a thread */
 };
 
 enum sbcl_job_kind {
@@ -38,13 +39,17 @@ enum sbcl_job_kind {
   SBCL_JOB_RESTART_FRAME = 10,    /* argument: frame number */
   SBCL_JOB_RELEASE = 11,          /* unwind */
   /* operation: what is asked, by name */
-  SBCL_JOB_QUERY = 12
+  SBCL_JOB_QUERY = 12,
+  SBCL_JOB_START_THREAD = 13 /* flags: the lane of the thread to start; argument: the job that is refused
+                                (SBCL_EVENT_REFUSED) when that cannot be done, or 0 */
 };
 
 /* Flags of SBCL_JOB_EVALUATE. */
 #define SBCL_EVALUATE_TIMING 1u
-#define SBCL_EVALUATE_HOLD 2u /* when it fails, hold it there */
+#define SBCL_EVALUATE_HOLD 2u          /* when it fails, hold it there */
 #define SBCL_EVALUATE_RECORD_ERRORS 4u /* tell of the errors that the code handles, too */
+#define SBCL_EVALUATE_DETACHED 8u /* under copies of *package* and the REPL's variables, which are the session's if
+                                     SBCL_EVENT_FOREGROUND says so in the end */
 
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* with the text of definitions */
@@ -74,7 +79,8 @@ struct sbcl_job {
 /* What a job reports. Kinds that "begin" something carry its name as text; those that "continue" append to what was
  * begun last and may come any number of times. */
 enum sbcl_event {
-  SBCL_EVENT_DONE = 0,           /* the job is over; number: 0 success, 1 failure */
+  SBCL_EVENT_DONE = 0,           /* the job is over; number: 0 success, 1 failure; returns 1 when its thread is to
+                                    end: the job is one in the background */
   SBCL_EVENT_STDOUT = 1,         /* continue */
   SBCL_EVENT_STDERR = 2,         /* continue */
   SBCL_EVENT_WARNING = 3,        /* begin: condition type; number: line of the code, 0 if unknown */
@@ -119,8 +125,13 @@ enum sbcl_event {
   SBCL_EVENT_RECORD = 36,        /* begin: kind of a record, which an operation answers with */
   SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value, if no text is */
   SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
-  SBCL_EVENT_UNHANDLED = 39      /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
+  SBCL_EVENT_UNHANDLED = 39,     /* number: which error of those with SBCL_JOB_SIGNALLED, from 0, nothing handled: the
                                     job fails with it */
+  SBCL_EVENT_FOREGROUND = 40,    /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
+                                    stays there; 0 if it has gone into the background */
+  SBCL_EVENT_RELIEF = 41         /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
+                                    lane: 1 if it is to pull from there, since what ran there goes on in the background;
+                                    0 if it is to end */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that

@@ -42,10 +42,13 @@
 
 ;;; The user's threads, whichever evaluation started them
 
+(defglobal **evaluation-threads** '()
+  "The threads that evaluate, in the foreground and in the background.")
+
 (defun user-threads ()
   "Return the threads that are neither the server's nor the system's."
   (remove-if (lambda (thread)
-               (or (eq thread (sb-thread:main-thread))
+               (or (find thread **evaluation-threads** :test #'eq)
                    (sb-thread::thread-ephemeral-p thread)))
              (sb-thread:list-all-threads)))
 

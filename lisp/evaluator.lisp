@@ -237,6 +237,20 @@ says what does it."
 (defvar *answers* '()
   "The objects that ANSWER is to return, one after another.")
 
+(defparameter *session-variables* '(*package* * ** *** + ++ +++ / // /// -)
+  "What an evaluation that may be in the background has of its own.")
+
+(defun call-detached (function)
+  "Return the value of FUNCTION, called under copies of the session's variables, which become the session's if the host
+says that this evaluation has stayed in the foreground."
+  (declare (type function function))
+  (current-package)
+  (progv *session-variables* (mapcar #'symbol-value *session-variables*)
+    (prog1 (funcall function)
+      (when (event *job-id* (event-code :foreground))
+        (dolist (variable *session-variables*)
+          (setf (sb-ext:symbol-global-value variable) (symbol-value variable)))))))
+
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
   (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
@@ -244,14 +258,19 @@ says what does it."
         (*answers* '())
         ;; What is typed for a restart is for this evaluation alone.
         (sb-sys:*tty* sb-sys:*tty*))
-    (flet ((run ()
-             (flet ((evaluate () (evaluate-and-print (job-text job) (job-name job) (job-operation job))))
+    (labels ((evaluate ()
+               (evaluate-and-print (job-text job) (job-name job) (job-operation job)))
+             (record ()
                (if (logtest +evaluate-record-errors+ (job-flags job))
                    (call-with-recorded-errors #'evaluate)
-                   (evaluate)))))
-      (prog1 (if (logtest +evaluate-timing+ (job-flags job))
-                 (run-timed #'run)
-                 (run))
+                   (evaluate)))
+             (measure ()
+               (if (logtest +evaluate-timing+ (job-flags job))
+                   (run-timed #'record)
+                   (record))))
+      (prog1 (if (logtest +evaluate-detached+ (job-flags job))
+                 (call-detached #'measure)
+                 (measure))
         (when (evaluation-threads *evaluation*)
           (push-running-threads))))))
 

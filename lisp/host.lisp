@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 7
+(defconstant +contract+ 8
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -11,6 +11,7 @@
 (defconstant +inspection-lane+ 1)
 (defconstant +control-lane+ 2)
 (defconstant +signal-lane+ 3)
+(defconstant +background-lane+ 4)
 
 (macrolet ((define-codes (type documentation &rest codes)
              `(progn
@@ -27,14 +28,14 @@
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
     :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
-    :record 36 :field 37 :field-text 38 :unhandled 39)
+    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :relief 41)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
 (declaim (type simple-vector *job-kinds*))
 (defparameter *job-kinds*
   #(nil :evaluate :reset :definitions :describe :interrupt :invoke-restart :frame-locals :eval-in-frame
-    :return-from-frame :restart-frame :release :query)
+    :return-from-frame :restart-frame :release :query :start-thread)
   "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
 
 (defconstant +evaluate-timing+ 1
@@ -43,6 +44,8 @@
   "Flag of :EVALUATE: hold it where it fails.")
 (defconstant +evaluate-record-errors+ 4
   "Flag of :EVALUATE: record the errors that it handles.")
+(defconstant +evaluate-detached+ 8
+  "Flag of :EVALUATE: it may be in the background when it ends.")
 (defconstant +describe-source+ 1
   "Flag of :DESCRIBE: with the text of definitions.")
 (defconstant +interrupt-timeout+ 1

@@ -3,17 +3,19 @@
 (in-package "SBCL-HOST")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
-  "The thread of each lane.")
+  "The threads of the lanes for inspection, control and signals; those that evaluate are **EVALUATION-THREADS**.")
 
 (defglobal **boot-thread** nil
   "The thread that booted the image, which is the host's again and serves nothing.")
 
 (defun host-thread-p (thread)
-  "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates, and the threads that it
-made."
+  "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates in the foreground, the
+thread that it runs in, and those that it made."
   (or (eq thread **boot-thread**)
-      (and (find thread **lane-threads** :test #'eq)
-           (not (eq thread (sb-thread:main-thread))))))
+      (find thread **lane-threads** :test #'eq)
+      (and (find thread **evaluation-threads** :test #'eq)
+           (not (eq thread (sb-thread:main-thread)))
+           (not (eq thread sb-thread:*current-thread*)))))
 
 (defun run-reset ()
   "Do a :RESET job."
@@ -61,21 +63,39 @@ made."
                     (with-boundary ()
                       (funcall (the function function))))))))
 
+(defun thread-of-job (job-id)
+  "Return the thread that does JOB-ID, or NIL when there is none within 10 ms: it may be about to begin."
+  (loop repeat 10
+        do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
+             (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
+                                         +job-signalled+))
+               (return-from thread-of-job thread)))
+           (sleep 0.001)))
+
 (defun run-interrupt (job)
-  "Do an :INTERRUPT job: it is for whichever lane has the job that it names."
+  "Do an :INTERRUPT job: it is for the thread that does the job that it names."
   (let ((target (job-argument job))
         (reason (job-flags job))
         (number (incf **interrupts-sent**)))
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
-    (dolist (thread (list (svref **lane-threads** +evaluation-lane+) (svref **lane-threads** +inspection-lane+)))
-      (ignore-errors
-       (sb-thread:interrupt-thread
-        thread
-        (lambda ()
-          (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
-                ;; A collection may have been quicker.
-                ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))))))
+    (let ((thread (thread-of-job target)))
+      (when thread
+        (ignore-errors
+         (sb-thread:interrupt-thread
+          thread
+          (lambda ()
+            (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
+                  ;; A collection may have been quicker.
+                  ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap))))))))))
+
+(defun run-start-thread (job)
+  "Do a :START-THREAD job."
+  (guarded (start-lane (job-flags job) t)
+      (failure)
+    (unless (zerop (job-argument job))
+      (event (job-argument job) (event-code :refused) 0
+             (with-server-syntax () (format nil "No thread could be started for it: ~A" failure))))))
 
 (defun run-job (job)
   "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."
@@ -90,6 +110,7 @@ made."
                                                  (logtest +describe-source+ (job-flags job))))))
     (:query (run-guarded-inspection (lambda () (run-query (job-operation job)))))
     (:interrupt (run-interrupt job) t)
+    (:start-thread (run-start-thread job) t)
     (t (refuse "No evaluation is held."))))
 
 (defun contain-interruption (function)
@@ -116,27 +137,31 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
 
+(defvar *leaving* nil
+  "True when this thread is to end: its job has gone into the background, where every job has a thread of its own.")
+
 (defun do-job (job)
-  "Do JOB and tell the host that it is over. Return true when it succeeded."
+  "Do JOB and tell the host that it is over."
   (let ((success nil)
         (*job-id* (job-id job)))
     ;; A job that was held ends as another one.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
       (finish-output-of-job)
-      (done success))))
+      (setf *leaving* (done success)))))
 
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
   (let ((*spare-buffer* nil)
-        (*output* (when (eql lane +evaluation-lane+) (make-output)))
+        (*output* (when (evaluates-p lane) (make-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts
-        (loop for job = (next-lane-job lane)
-              while job
-              do (do-job job))))))
+        (loop until *leaving*
+              do (let ((job (next-lane-job lane)))
+                   (unless job (return))
+                   (do-job job)))))))
 
 (defun await-signals ()
   "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
@@ -145,20 +170,42 @@ ask for no thread run their functions here."
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
-(defun start-lane (lane)
-  "Start the thread of LANE. If the user's code ends it, another one takes its place."
-  (let ((thread (sb-thread::%make-thread (svref #("main thread" "inspection" "control" "signals") lane)
+(defun evaluates-p (lane)
+  "True when the threads of LANE evaluate the user's code."
+  (or (eql lane +evaluation-lane+) (eql lane +background-lane+)))
+
+(defun run-lane-thread (lane relief)
+  "What a thread of LANE does. If the user's code ends it, another one takes its place. With RELIEF, it is to take over
+from another one, if that is still wanted."
+  (let ((ended nil)
+        (*leaving* nil))
+    (unwind-protect
+         (cond ((eql lane +signal-lane+) (await-signals))
+               ((and relief (eql lane +evaluation-lane+) (not (event 0 (event-code :relief))))
+                (setf ended t))
+               (t
+                ;; To the user's code the thread that evaluates in the foreground is the main one, as in SBCL's REPL.
+                (when (eql lane +evaluation-lane+)
+                  (setf sb-thread::*initial-thread* sb-thread:*current-thread*))
+                (run-lane lane)
+                (setf ended t)))
+      (when (evaluates-p lane)
+        (sb-ext:atomic-update **evaluation-threads**
+                              (lambda (threads) (remove sb-thread:*current-thread* threads))))
+      (unless (or ended *leaving*)
+        (start-lane lane)))))
+
+(defun start-lane (lane &optional relief)
+  "Start a thread of LANE, to take over from another one if RELIEF is true."
+  (let ((thread (sb-thread::%make-thread (svref #("main thread" "inspection" "control" "signals" "background") lane)
                                          nil (sb-thread:make-semaphore))))
-    (setf (svref **lane-threads** lane) thread)
-    ;; To the user's code the thread that evaluates is the main one, as it is in SBCL's REPL.
-    (when (eql lane +evaluation-lane+)
+    (if (evaluates-p lane)
+        (sb-ext:atomic-push thread **evaluation-threads**)
+        (setf (svref **lane-threads** lane) thread))
+    ;; Before anything of the user's can ask for it.
+    (when (and (eql lane +evaluation-lane+) (not relief))
       (setf sb-thread::*initial-thread* thread))
-    (sb-thread::start-thread thread
-                             (lambda ()
-                               (let ((ended nil))
-                                 (unwind-protect
-                                      (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
-                                             (setf ended t))
-                                   (unless ended
-                                     (start-lane lane)))))
-                             '())))
+    (handler-bind ((error (lambda (failure)
+                            (declare (ignore failure))
+                            (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))))
+      (sb-thread::start-thread thread #'run-lane-thread (list lane relief)))))

@@ -384,5 +384,5 @@ src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
   (setf *job-id* job-id))
 
 (defun done (success)
-  "Tell the host that this thread's job is over."
+  "Tell the host that this thread's job is over. Return true when the thread is to end."
   (event *job-id* (event-code :done) (if success 0 1)))

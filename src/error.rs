@@ -153,6 +153,15 @@ pub enum EvaluationError {
         /// The number.
         id: u64,
     },
+    /// As many are in the background, or wait to be, as may.
+    #[error(
+        "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one \
+         (evaluation {{\"id\": …, \"action\": \"cancel\"}}), or evaluate this in the foreground."
+    )]
+    TooMany {
+        /// How many there are.
+        count: usize,
+    },
 }
 
 /// Why what was asked of a held evaluation could not be done.

@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+mod busy_poll;
 pub mod check;
 #[cfg(feature = "mcp")]
 mod checkpoints;
@@ -58,7 +59,7 @@ pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError}
 #[doc(hidden)]
 pub use image::signals::exit_now;
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
-pub use session::{Evaluation, JobId, RestartDesignator, Session, WaitId};
+pub use session::{Background, Evaluation, JobId, RestartDesignator, Resumed, Session, TimeLimit, WaitId};
 
 /// This crate's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -262,6 +262,8 @@ pub struct Outcome {
     pub timing: Option<Timing>,
     /// The evaluation is held where it failed: its restarts can be invoked and its frames looked at.
     pub held: bool,
+    /// It is not over, and goes on in the background: this is what it has printed so far.
+    pub in_background: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
     /// What an operation found, in its order.
@@ -435,8 +437,13 @@ impl TestCounts {
 pub enum Progress {
     /// It waits for the ones before it.
     Queued,
-    /// It has run for so long.
-    Running(Duration),
+    /// It has run for so long, in the foreground or in the background.
+    Running {
+        /// How long.
+        time: Duration,
+        /// Calls that come after it need not wait for its end.
+        background: bool,
+    },
     /// It has failed and is held where it failed.
     Held(Arc<Outcome>),
     /// It is over, and took so long.

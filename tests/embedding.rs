@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::{LazyLock, mpsc};
 use std::time::Duration;
 
-use sbcl::{BootError, Evaluation, ImageConfig, Limits, Session};
+use sbcl::{BootError, Evaluation, ImageConfig, Limits, Session, TimeLimit};
 
 static SESSION: LazyLock<Session> =
     LazyLock::new(|| Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots"));
@@ -112,6 +112,30 @@ fn arithmetic_of_the_host_does_not_trap_on_a_lisp_thread() {
 #[test]
 fn a_panicking_reply_does_not_reach_lisp() {
     SESSION.submit(Evaluation::new("1"), |_| panic!("on purpose: in a reply"));
+    assert_eq!(value("(+ 1 2)"), "3");
+}
+
+#[test]
+fn a_panic_in_any_reply_ends_no_thread() {
+    let (started, running) = mpsc::channel();
+    // Of one that is withdrawn, and of one that nothing is held for: both run where the next job is looked for.
+    SESSION.submit(Evaluation::new("(sleep 0.2)"), move |_| started.send(()).expect("somebody waits"));
+    let withdrawn = SESSION.submit(Evaluation::new("1"), |_| panic!("on purpose: withdrawn"));
+    SESSION.abort_held(|_| panic!("on purpose: refused"));
+    SESSION.describe_symbol("CAR", None, false, |_| panic!("on purpose: an inspection"));
+    let cancelled = std::panic::catch_unwind(|| SESSION.cancel(withdrawn));
+    assert!(cancelled.is_ok());
+    running.recv_timeout(Duration::from_secs(20)).expect("a reply");
+    let (send, described) = mpsc::channel();
+    SESSION.describe_symbol("CDR", None, false, move |reply| send.send(reply.is_ok()).expect("somebody waits"));
+    assert_eq!(described.recv_timeout(Duration::from_secs(20)), Ok(true));
+    assert_eq!(value("(+ 1 2)"), "3");
+}
+
+#[test]
+fn no_time_is_too_long() {
+    let evaluation = Evaluation { timeout: TimeLimit::Of(Duration::MAX), ..Evaluation::new("(+ 1 2)") };
+    assert_eq!(SESSION.evaluate(evaluation).result.expect("it succeeds")[0].text, "3");
     assert_eq!(value("(+ 1 2)"), "3");
 }
 

@@ -1149,7 +1149,7 @@ fn the_sessions_time_limit_is_used() {
     let lisp = fresh();
     lisp.session().set_limits(Limits { timeout: Some(Duration::from_millis(200)), ..Limits::default() });
     assert_eq!(lisp.error("(loop)").kind, "TIMEOUT");
-    let unlimited = lisp.run(Evaluation { timeout: Some(None), ..Evaluation::new("(sleep 0.5) :slept") });
+    let unlimited = lisp.run(Evaluation { timeout: sbcl::TimeLimit::None, ..Evaluation::new("(sleep 0.5) :slept") });
     assert_eq!(values("sleep", &unlimited), [":SLEPT"]);
     let longer = lisp.eval_for(Duration::from_secs(20), "(sleep 0.5) :slept");
     assert_eq!(values("sleep", &longer), [":SLEPT"]);
@@ -1864,4 +1864,12 @@ fn the_image_can_be_booted_only_once() {
     let second = sbcl::Session::start(&sbcl::ImageConfig::default(), Limits::default());
     assert!(matches!(second, Err(sbcl::BootError::AlreadyBooted)));
     assert_eq!(lisp.value("(+ 1 2)"), "3");
+}
+
+#[test]
+fn a_panic_in_a_reply_is_told() {
+    let lisp = support::fresh();
+    lisp.session().submit(Evaluation::new("1"), |_| panic!("on purpose"));
+    let outcome = lisp.eval("(+ 1 2)");
+    assert_eq!(outcome.notices, ["Whoever was given an answer of this session's panicked: on purpose"]);
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoints::Checkpoint;
 use crate::config::Limits;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
-use crate::session::restore::Errors;
+use crate::session::recovery::Errors;
 
 /// The first line that a worker reads: where the last one stopped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -82,6 +82,8 @@ pub(crate) struct CrashReport {
     pub(crate) cause: String,
     /// An evaluation was running.
     pub(crate) in_flight: bool,
+    /// The numbers of the evaluations that were in the background.
+    pub(crate) background: Vec<u64>,
     /// What could be said of an evaluation that did not let itself be stopped.
     pub(crate) stuck: Option<Box<Outcome>>,
     /// Forms that took an image down as they were being restored; they are not tried again.

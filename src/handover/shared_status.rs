@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::FdFlags;
 
 use crate::image::process::{SharedPage, share};
+use crate::session::MAX_BACKGROUND;
 
 /// What the numbers are.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +33,9 @@ pub(crate) enum Status {
 
 const COUNT: usize = 8;
 
+/// After them, the numbers of the evaluations in the background; 0 in place of one.
+const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
+
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -51,6 +55,13 @@ impl SharedStatus {
     /// Writes a number.
     pub(crate) fn set(self, what: Status, value: u64) {
         self.0[what as usize].store(value, Ordering::Release);
+    }
+
+    /// Writes the numbers of the evaluations in the background.
+    pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
+        for place in BACKGROUND {
+            self.0[place].store(evaluations.next().unwrap_or(0), Ordering::Release);
+        }
     }
 
     /// Counts one more, or one less.
@@ -88,11 +99,20 @@ impl WorkerStatus {
 
     /// Reads a number.
     pub(crate) fn get(&self, what: Status) -> u64 {
-        let mut bytes = [0; COUNT * 8];
+        self.read::<1>(what as usize)[0]
+    }
+
+    /// Reads the numbers of the evaluations in the background.
+    pub(crate) fn background(&self) -> Vec<u64> {
+        let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND.start);
+        numbers.into_iter().filter(|number| *number != 0).collect()
+    }
+
+    fn read<const N: usize>(&self, place: usize) -> [u64; N] {
+        let mut bytes = [[0; 8]; N];
         // What cannot be read was never written.
-        let _ = rustix::io::pread(&self.0, &mut bytes, 0);
-        let start = what as usize * 8;
-        u64::from_ne_bytes(bytes[start..start + 8].try_into().expect("eight bytes"))
+        let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), place as u64 * 8);
+        bytes.map(u64::from_ne_bytes)
     }
 }
 

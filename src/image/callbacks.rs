@@ -1,10 +1,12 @@
 //! The functions that Lisp calls.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -18,8 +20,13 @@ use crate::config::ImageConfig;
 
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
-/// The job that each lane works on: Lisp reads its texts after `next_job` has returned.
-static CURRENT: [Mutex<Option<Job>>; Lane::COUNT] = [const { Mutex::new(None) }; Lane::COUNT];
+thread_local! {
+    /// The job that this thread works on: Lisp reads its texts after `next_job` has returned.
+    static CURRENT: RefCell<Option<Job>> = const { RefCell::new(None) };
+}
+
+/// How long a thread waits that found the host in confusion, lest it spin.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Why Lisp says that it cannot start.
 static REFUSAL: Mutex<Option<String>> = Mutex::new(None);
@@ -62,13 +69,21 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
         signals::take_forwarded();
         return 0;
     }
-    let Ok(Some(job)) = catch_unwind(AssertUnwindSafe(|| host.next_job(lane))) else {
-        return 0;
+    let job = loop {
+        match catch_unwind(AssertUnwindSafe(|| host.next_job(lane))) {
+            Ok(Some(job)) => break job,
+            Ok(None) => return 0,
+            // A lane that ended would leave all that comes after without an answer.
+            Err(_) => {
+                tracing::error!(?lane, "looking for the next job panicked; this thread of Lisp's looks again");
+                std::thread::sleep(PAUSE);
+            }
+        }
     };
     // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_job.
     unsafe { out.write(job.to_raw()) };
     // The texts' buffers do not move with the job.
-    *CURRENT[lane as usize].lock() = Some(job);
+    CURRENT.set(Some(job));
     1
 }
 
@@ -96,7 +111,13 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     }
     let Some(host) = HOST.get() else { return 0 };
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
-    catch_unwind(AssertUnwindSafe(|| host.event(job, signalled, event))).map_or(0, i32::from)
+    catch_unwind(AssertUnwindSafe(|| host.event(job, signalled, event))).map_or_else(
+        |_| {
+            tracing::error!(job, "taking an event panicked");
+            0
+        },
+        i32::from,
+    )
 }
 
 /// Ends a copy of this process that C code made, without its other threads, which may have held any lock: neither the job

@@ -15,11 +15,23 @@ pub(crate) enum Lane {
     Control,
     /// Handles the signals that are SBCL's.
     Signals,
+    /// Runs the user's code in the background, one evaluation a thread.
+    Background,
 }
 
 impl Lane {
-    /// How many pull jobs.
-    pub(crate) const COUNT: usize = 3;
+    /// How many there are.
+    pub(crate) const COUNT: usize = 5;
+
+    fn code(self) -> u32 {
+        match self {
+            Self::Evaluation => sbcl_lane::SBCL_LANE_EVALUATION,
+            Self::Inspection => sbcl_lane::SBCL_LANE_INSPECTION,
+            Self::Control => sbcl_lane::SBCL_LANE_CONTROL,
+            Self::Signals => sbcl_lane::SBCL_LANE_SIGNALS,
+            Self::Background => sbcl_lane::SBCL_LANE_BACKGROUND,
+        }
+    }
 
     pub(super) fn from_code(code: u32) -> Option<Self> {
         match code {
@@ -27,6 +39,7 @@ impl Lane {
             sbcl_lane::SBCL_LANE_INSPECTION => Some(Self::Inspection),
             sbcl_lane::SBCL_LANE_CONTROL => Some(Self::Control),
             sbcl_lane::SBCL_LANE_SIGNALS => Some(Self::Signals),
+            sbcl_lane::SBCL_LANE_BACKGROUND => Some(Self::Background),
             _ => None,
         }
     }
@@ -54,6 +67,8 @@ pub(crate) enum JobKind {
         hold: bool,
         /// Tell of the errors that the code handles, too.
         record_errors: bool,
+        /// It may be in the background when it ends.
+        detached: bool,
     },
     /// Remove what the session defined.
     Reset,
@@ -84,6 +99,13 @@ pub(crate) enum JobKind {
     /// Answer the query that the operation is.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query,
+    /// Start a thread.
+    StartThread {
+        /// What it is to pull from.
+        lane: Lane,
+        /// The job that is refused when that cannot be done; 0 for none.
+        instead: u64,
+    },
     /// Interrupt another job.
     Interrupt {
         /// The other job.
@@ -122,14 +144,20 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// One without texts.
+    pub(crate) fn empty(id: u64, kind: JobKind, evaluation: u64) -> Self {
+        Self { id, kind, evaluation, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
+    }
+
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing, hold, record_errors } => (
+            JobKind::Evaluate { timing, hold, record_errors, detached } => (
                 sbcl_job_kind::SBCL_JOB_EVALUATE,
                 if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
                     | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 }
-                    | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 },
+                    | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 }
+                    | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 },
                 0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
@@ -146,6 +174,7 @@ impl Job {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
+            JobKind::StartThread { lane, instead } => (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), instead),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -271,6 +300,10 @@ pub(crate) enum Event<'a> {
     Refused(Text<'a>),
     /// This job unwinds the held evaluation.
     Released,
+    /// Asks whether this thread is to take over the evaluation lane.
+    Relief,
+    /// Asks whether the evaluation is still in the foreground, and has it stay there.
+    Foreground,
     /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
     Heap,
     /// The file of the warning begun last, empty for the code, and the column there, 0 if unknown.
@@ -335,6 +368,8 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_FIELD => Self::Field(text, number),
             sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
             sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
+            sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
+            sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
             _ => return None,
         })
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoints::this_program;
 use crate::session::operation::Operation;
-use crate::{Evaluation, Outcome};
+use crate::{Evaluation, Outcome, TimeLimit};
 
 /// How long all of it may take, the loading included.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -72,7 +72,7 @@ impl Tests {
             }
         };
         // Each test has a limit of its own.
-        Evaluation { timeout: Some(None), ..Evaluation::new(code) }
+        Evaluation { timeout: TimeLimit::None, ..Evaluation::new(code) }
     }
 }
 

@@ -2,6 +2,8 @@
 
 pub(crate) mod beside;
 mod incoming;
+mod peer;
+mod reply;
 mod server;
 pub(crate) mod stdio;
 mod structured;

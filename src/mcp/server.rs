@@ -13,6 +13,7 @@ use rmcp::model::{
 use serde_json::{Value, json};
 
 use super::incoming::{Fault, Incoming, Message, decode};
+use super::peer::{Peer, fitted};
 use super::tools::{self, Call, ToolContext};
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status};
@@ -53,27 +54,6 @@ enum Opened {
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
     /// By a request that says all of itself, as all after it do.
     Request,
-}
-
-/// What a request says of its client, itself or by the handshake.
-#[derive(Debug, Clone)]
-pub(super) struct Peer {
-    pub(super) version: ProtocolVersion,
-    pub(super) meta: RequestMetaObject,
-    /// What the handshake said.
-    capabilities: Option<ClientCapabilities>,
-}
-
-impl Peer {
-    /// What the client can do.
-    pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
-        self.meta.client_capabilities().or_else(|| self.capabilities.clone())
-    }
-
-    /// True for a revision without a handshake.
-    pub(super) fn is_modern(&self) -> bool {
-        !self.version.has_initialize()
-    }
 }
 
 /// The numbers of the lines, as the supervisor counts them.
@@ -334,16 +314,6 @@ fn info() -> ServerConfig {
     let mut capabilities = ServerCapabilities::default();
     capabilities.tools = Some(ToolsCapability::default());
     ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
-}
-
-/// A result in the shape of the client's revision.
-pub(super) fn fitted(mut result: ServerResult, peer: &Peer) -> ServerResult {
-    if peer.is_modern() {
-        result.fill_missing_cache_hints();
-    } else {
-        result.strip_result_type_for_legacy_peer();
-    }
-    result
 }
 
 /// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.

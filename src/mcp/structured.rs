@@ -8,7 +8,8 @@ use std::time::Duration;
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
 
-use super::tools::{CheckpointReply, Reply};
+use super::reply::Reply;
+use super::tools::CheckpointReply;
 use crate::checkpoints::Checkpoint;
 use crate::outcome::{
     Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
@@ -69,7 +70,8 @@ fn optional(name: &str, value: Option<Value>) -> Value {
 fn status(status: &EvaluationStatus) -> Value {
     let (state, took, outcome) = match &status.progress {
         Progress::Queued => ("queued", None, None),
-        Progress::Running(time) => ("running", Some(time), None),
+        Progress::Running { time, background: false } => ("running", Some(time), None),
+        Progress::Running { time, background: true } => ("background", Some(time), None),
         Progress::Held(outcome) => ("held", None, Some(outcome)),
         Progress::Over(outcome, time) => ("over", Some(time), Some(outcome)),
     };
@@ -102,6 +104,7 @@ fn evaluation(outcome: &Outcome) -> Value {
         "held": outcome.held,
     });
     match &outcome.result {
+        _ if outcome.in_background => map["inBackground"] = outcome.evaluation.into(),
         Ok(values) => map["values"] = values.iter().map(clipped).collect(),
         Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
@@ -497,7 +500,7 @@ fn loaded_schema() -> Value {
 fn status_schema() -> Value {
     let properties = json!({
         "id": count(),
-        "state": {"type": "string", "enum": ["queued", "running", "held", "over"]},
+        "state": {"type": "string", "enum": ["queued", "running", "background", "held", "over"]},
         "code": text(),
         "printed": count(),
         "seconds": {"type": "number"},
@@ -536,6 +539,7 @@ fn evaluation_properties() -> Value {
         "warnings": list(&object(warning, &["type", "message"])),
         "warningsOmitted": count(),
         "held": {"type": "boolean"},
+        "inBackground": {"type": "integer", "description": "The evaluation's number, when it goes on in the background."},
         "values": {"type": "array", "items": text(), "description": "Of the last form, if it did not fail."},
         "error": error_schema(),
         "timing": object(timing, &["realMs", "runMs", "gcMs", "bytesConsed"]),

@@ -13,10 +13,10 @@ use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerI
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
+use crate::session::observer::Observer;
 use crate::session::operation::Operation;
-use crate::session::restore::failed;
-use crate::session::witness::Witness;
-use crate::{Evaluation, Limits, Session, report};
+use crate::session::recovery::{failed, in_background};
+use crate::{Evaluation, Limits, Session, TimeLimit, report};
 
 /// How long a form that is restored may take: so many times what it took at first, and at least this.
 const RESTORE_FACTOR: u32 = 5;
@@ -155,6 +155,9 @@ pub(super) fn take_over(
     {
         // The answer to what ran tells of it, unless that wants none any more.
         session.add_notice(error.message.text.clone());
+        if let Some(those) = in_background(crash.background.iter().copied()) {
+            session.add_notice(format!("{those} lost with its image."));
+        }
         if crash.in_flight {
             session.fail(&mut lost);
         }
@@ -197,7 +200,7 @@ fn restore(session: &Session, journal: &[Entry], status: SharedStatus) -> Report
         status.set(Status::Due, due(limit));
         status.set(Status::Restoring, index as u64 + 1);
         let mut evaluation = Evaluation::new(&*entry.form.code);
-        evaluation.timeout = Some(Some(limit));
+        evaluation.timeout = TimeLimit::Of(limit);
         let operation = if entry.local {
             evaluation.package = Some(entry.form.package.clone());
             None
@@ -323,7 +326,7 @@ struct Keeper {
     since: Mutex<Instant>,
 }
 
-impl Witness for Keeper {
+impl Observer for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
         *self.since.lock() = Instant::now();
         self.status.set(Status::Due, timeout.map_or(0, due));
@@ -343,6 +346,10 @@ impl Witness for Keeper {
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
         }
+    }
+
+    fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {
+        self.status.set_background(evaluations);
     }
 
     fn inspects(&self, job: Option<u64>) {
@@ -392,6 +399,7 @@ mod tests {
         let crash = CrashReport {
             cause: "did not react to being interrupted and was ended".to_owned(),
             in_flight: true,
+            background: Vec::new(),
             stuck: Some(Box::new(stuck)),
             deadly: Vec::new(),
         };

@@ -38,6 +38,9 @@ pub fn evaluation(outcome: &Outcome) -> String {
         }
     }
     match &outcome.result {
+        _ if outcome.in_background => {
+            _ = write!(sections.begin(), "Evaluation {} goes on in the background.", outcome.evaluation);
+        }
         Ok(values) if values.is_empty() && loaded.is_some() => {}
         Ok(values) => {
             let target = sections.begin();

@@ -56,8 +56,8 @@ pub fn evaluation_status(status: &EvaluationStatus) -> String {
             text += "waiting for the evaluations before it";
             (None, false)
         }
-        Progress::Running(time) => {
-            text += &format!("running for {}", seconds(*time));
+        Progress::Running { time, background } => {
+            text += &format!("running for {}{}", seconds(*time), if *background { ", in the background" } else { "" });
             (None, false)
         }
         Progress::Held(outcome) => {

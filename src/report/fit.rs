@@ -286,6 +286,7 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         },
         timing: outcome.timing,
         held: outcome.held,
+        in_background: outcome.in_background,
         defined: Vec::new(),
         records: outcome.records.clone(),
         errors: outcome.errors.clone(),

@@ -30,6 +30,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 type Cancel = Box<dyn FnOnce() + Send>;
 type Printed = Box<dyn Fn(usize) -> Option<String> + Send>;
+type GoesOn = Box<dyn Fn() -> Option<String> + Send>;
 /// Takes the client's answer to a question.
 type Reply = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
 
@@ -117,6 +118,7 @@ struct Progress {
     seen: usize,
     next: Instant,
     printed: Printed,
+    goes_on: GoesOn,
 }
 
 /// A request of ours.
@@ -306,18 +308,20 @@ impl Inflight {
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
-    /// more, and now and then that it goes on.
+    /// more, and now and then that it goes on, in the words of `goes_on` if that has any.
     pub(crate) fn report_progress(
         &self,
         call: u64,
         token: ProgressToken,
         printed: impl Fn(usize) -> Option<String> + Send + 'static,
+        goes_on: impl Fn() -> Option<String> + Send + 'static,
     ) {
         let mut table = self.table.lock();
         let Some(known) = table.calls.get_mut(&call) else { return };
         let begin = Instant::now();
         let next = begin + OUTPUT_EVERY;
-        known.progress = Some(Progress { token, begin, told: begin, seen: 0, next, printed: Box::new(printed) });
+        let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
+        known.progress = Some(Progress { token, begin, told: begin, seen: 0, next, printed, goes_on });
         table.timers.insert((next, Timer::Progress(call)));
     }
 
@@ -434,7 +438,9 @@ impl Table {
                 progress.seen += output.len();
                 tail(&output).to_owned()
             }
-            None if now - progress.told >= PROGRESS_EVERY => format!("still running after {seconds:.0} seconds"),
+            None if now - progress.told >= PROGRESS_EVERY => {
+                (progress.goes_on)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
+            }
             None => return Some(progress.next),
         };
         progress.told = now;
@@ -554,9 +560,12 @@ mod tests {
         let responders = [1, 2].map(|id| client.admit(id).unwrap());
         for responder in &responders {
             let inflight = &client.inflight;
-            inflight.report_progress(responder.call(), ProgressToken(RequestId::Number(9)), |from| {
-                "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
-            });
+            inflight.report_progress(
+                responder.call(),
+                ProgressToken(RequestId::Number(9)),
+                |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
+                || None,
+            );
             let (late, called) = (late.clone(), called.clone());
             inflight.after(responder.call(), Duration::from_secs(1), move || _ = late.fetch_add(1, Ordering::Relaxed));
             inflight.on_cancel(responder.call(), move || _ = called.fetch_add(1, Ordering::Relaxed));

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::builder::OutcomeBuilder;
-use super::running::Build;
-use super::{Answer, JobId, Reply, Session, answer};
+use super::events::OutcomeBuilder;
+use super::scheduler::{Board, MAX_BACKGROUND};
+use super::{Answer, Inner, JobId, Reply, Session, answer};
 use crate::error::EvaluationError;
-use crate::image::Lane;
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// How many evaluations that are over are kept.
@@ -43,6 +42,8 @@ struct Entry {
     outcome: Option<Arc<Outcome>>,
     /// What that takes of [`BYTES`].
     bytes: usize,
+    /// It ended in the background, and nobody has been given what it came to.
+    undelivered: bool,
 }
 
 impl Entry {
@@ -58,6 +59,8 @@ impl Entry {
 struct Waiter {
     id: WaitId,
     evaluation: u64,
+    /// It is given what the evaluation came to, as the call would be that asked for that.
+    delivers: bool,
     reply: Reply<Arc<Outcome>>,
 }
 
@@ -90,6 +93,7 @@ impl Evaluations {
             took: Duration::ZERO,
             outcome: None,
             bytes: 0,
+            undelivered: false,
         });
         self.last
     }
@@ -161,6 +165,28 @@ impl Evaluations {
         waiters.map(|waiter| -> Answer { answer(waiter.reply, whole.clone()) }).collect()
     }
 
+    /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.
+    fn deliver(&mut self, id: u64) -> bool {
+        self.find(id).is_some_and(|index| std::mem::take(&mut self.entries[index].undelivered))
+    }
+
+    /// True when somebody waits who is given what this evaluation comes to.
+    pub(super) fn is_awaited(&self, id: u64) -> bool {
+        self.waiters.iter().any(|waiter| waiter.evaluation == id && waiter.delivers)
+    }
+
+    /// Nobody is given what this evaluation comes to, which ends in the background.
+    pub(super) fn undelivered(&mut self, id: u64) {
+        if let Some(index) = self.find(id) {
+            self.entries[index].undelivered = true;
+        }
+    }
+
+    /// The evaluation that is done by this job.
+    pub(super) fn by_job(&self, job: u64) -> Option<u64> {
+        self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
+    }
+
     /// Forgets all but how far the numbers have come, and what has not run yet.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
@@ -216,24 +242,23 @@ impl Session {
     /// # Errors
     /// [`EvaluationError`]: there is none of this number, or it is no longer kept.
     pub fn evaluation(&self, id: Option<u64>) -> Result<EvaluationStatus, EvaluationError> {
-        let mut status = {
-            let evaluations = self.0.evaluations.lock();
-            let entry = evaluations.get(id)?;
-            let progress = match (entry.stage, &entry.outcome) {
-                (Stage::Queued, _) => Progress::Queued,
-                (Stage::Running(since), _) => Progress::Running(entry.took + since.elapsed()),
-                (Stage::Over, Some(outcome)) if outcome.held && self.held_evaluation() == entry.id => {
-                    Progress::Held(outcome.clone())
-                }
-                (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
-                (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
-            };
-            let printed =
-                entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
-            EvaluationStatus { id: entry.id, code: entry.code.clone(), progress, printed }
+        let board = self.0.board.lock();
+        let entry = board.evaluations.get(id)?;
+        let progress = match (entry.stage, &entry.outcome) {
+            (Stage::Queued, _) => Progress::Queued,
+            (Stage::Running(since), _) => Progress::Running {
+                time: entry.took + since.elapsed(),
+                background: board.background_numbers().any(|number| number == entry.id),
+            },
+            (Stage::Over, Some(outcome)) if outcome.held && board.held_evaluation() == Some(entry.id) => {
+                Progress::Held(outcome.clone())
+            }
+            (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
+            (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
-        status.printed += self.look_at_running(status.id, OutcomeBuilder::printed).unwrap_or(0);
-        Ok(status)
+        let before = entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
+        let printed = before + board.building(entry.id).map_or(0, OutcomeBuilder::printed);
+        Ok(EvaluationStatus { id: entry.id, code: entry.code.clone(), progress, printed })
     }
 
     /// What an evaluation has printed so far, stdout and stderr in the order printed, as far as that is kept; and how
@@ -242,18 +267,20 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
-        let before = self.0.evaluations.lock().get(Some(id))?.outcome.clone();
+        let board = self.0.board.lock();
+        let before = board.evaluations.get(Some(id))?.outcome.clone();
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
-        if let Some((more, missing)) = self.look_at_running(id, |builder| (builder.printed_text(), builder.omitted())) {
-            text += &more;
-            omitted += missing;
+        if let Some(builder) = board.building(id) {
+            text += &builder.printed_text();
+            omitted += builder.omitted();
         }
         Ok((text, omitted))
     }
 
-    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is.
+    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. One that ended
+    /// in the background sets the error state by that, the first time.
     ///
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
@@ -262,31 +289,20 @@ impl Session {
         id: u64,
         reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
     ) -> Result<WaitId, EvaluationError> {
-        let mut evaluations = self.0.evaluations.lock();
-        let entry = evaluations.get(Some(id))?;
-        match (entry.stage, &entry.outcome) {
-            (Stage::Over, Some(outcome)) => {
-                let mut outcome = outcome.clone();
-                let held = self.held_evaluation() == id;
-                drop(evaluations);
-                if outcome.held && !held {
-                    Arc::make_mut(&mut outcome).held = false;
-                }
-                reply(outcome);
-                Ok(WaitId(0))
-            }
-            _ => {
-                evaluations.waits += 1;
-                let wait = WaitId(evaluations.waits);
-                evaluations.waiters.push(Waiter { id: wait, evaluation: id, reply: Box::new(reply) });
-                Ok(wait)
-            }
-        }
+        self.0.when_over(id, true, Box::new(reply))
+    }
+
+    /// Has `reply` called when an evaluation is over, or held; at once if it is. The error state stays as it is.
+    ///
+    /// # Errors
+    /// As [`evaluation`](Self::evaluation).
+    pub fn when_ended(&self, id: u64, reply: impl FnOnce() + Send + 'static) -> Result<WaitId, EvaluationError> {
+        self.0.when_over(id, false, Box::new(|_| reply()))
     }
 
     /// Gives up waiting for an evaluation.
     pub fn wait_no_longer(&self, wait: WaitId) {
-        self.0.evaluations.lock().waiters.retain(|waiter| waiter.id != wait);
+        self.0.board.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
     }
 
     /// Ends an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for one that is over; one
@@ -295,28 +311,81 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn cancel_evaluation(&self, id: u64) -> Result<(), EvaluationError> {
-        let job = self.0.evaluations.lock().get(Some(id))?.job;
+        let job = self.0.board.lock().evaluations.get(Some(id))?.job;
         self.cancel(JobId(job));
         Ok(())
     }
 
-    /// The number of the evaluation that was held last.
-    fn held_evaluation(&self) -> u64 {
-        if !self.is_held() {
-            return 0;
+    /// The number of the evaluation that `job` waits behind, which has run in the foreground for so long; `None` when
+    /// it does not wait.
+    #[must_use]
+    pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
+        let board = self.0.board.lock();
+        let waits =
+            board.evaluations.get(board.evaluations.by_job(job.0)).is_ok_and(|entry| entry.stage == Stage::Queued);
+        let first = board.running.iter().find(|running| !running.is_background() && running.evaluates())?;
+        let entry = board.evaluations.get(Some(first.evaluation)).ok()?;
+        match entry.stage {
+            Stage::Running(since) if waits => Some((entry.id, entry.took + since.elapsed())),
+            _ => None,
         }
-        self.0.held_as.lock().as_ref().map_or(0, OutcomeBuilder::evaluation)
     }
 
-    /// Looks at the evaluation while it runs.
-    fn look_at_running<T>(&self, id: u64, look: impl FnOnce(&OutcomeBuilder) -> T) -> Option<T> {
-        let running = self.0.running[Lane::Evaluation as usize].lock();
-        let builder = match &running.as_ref()?.build {
-            Build::Outcome(builder, _) => builder,
-            Build::Resumed(builder, _) => builder,
-            Build::Inside(builder, _) => builder,
-            _ => return None,
-        };
-        (builder.evaluation() == id).then(|| look(builder))
+    /// True while another evaluation may be begun in the background.
+    ///
+    /// # Errors
+    /// [`EvaluationError::TooMany`]: as many are there, or wait to be, as may.
+    pub fn check_background(&self) -> Result<(), EvaluationError> {
+        match self.0.board.lock().background_and_waiting() {
+            0..MAX_BACKGROUND => Ok(()),
+            count => Err(EvaluationError::TooMany { count }),
+        }
+    }
+}
+
+impl Inner {
+    fn when_over(&self, id: u64, delivers: bool, reply: Reply<Arc<Outcome>>) -> Result<WaitId, EvaluationError> {
+        let mut board = self.board.lock();
+        let entry = board.evaluations.get(Some(id))?;
+        if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {
+            let mut outcome = outcome.clone();
+            if outcome.held && board.held_evaluation() != Some(id) {
+                Arc::make_mut(&mut outcome).held = false;
+            }
+            if delivers && board.evaluations.deliver(id) {
+                self.delivered(&outcome);
+            }
+            drop(board);
+            reply(outcome);
+            return Ok(WaitId(0));
+        }
+        let evaluations = &mut board.evaluations;
+        evaluations.waits += 1;
+        let wait = WaitId(evaluations.waits);
+        evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
+        Ok(wait)
+    }
+
+    /// Gives an evaluation of `code`, done by `job`, its number.
+    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &str) -> u64 {
+        let number = board.evaluations.add(job, code);
+        if let Some(observer) = self.observer.get() {
+            observer.numbered(number);
+        }
+        number
+    }
+}
+
+impl Board {
+    /// The number of the evaluation that is held, and that nothing is being done with.
+    fn held_evaluation(&self) -> Option<u64> {
+        self.held_until?;
+        self.held_as.as_ref().map(OutcomeBuilder::evaluation)
+    }
+
+    /// What an evaluation that runs comes to so far.
+    fn building(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
+        let mut builders = self.running.iter().filter_map(|running| running.reply.outcome());
+        builders.find(|builder| builder.evaluation() == evaluation)
     }
 }

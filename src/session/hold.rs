@@ -1,26 +1,21 @@
 //! The evaluation that is held where it failed: what can be asked of it, and when it is released.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::builder::{InspectionBuilder, OutcomeBuilder};
-use super::running::Build;
-use super::{AWAKE, Inner, JobId, Reply, Request, Session};
+use super::events::{InspectionBuilder, OutcomeBuilder};
+use super::pending::PendingReply;
+use super::scheduler::{Board, Request};
+use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
 use crate::image::{JobKind, Lane};
 use crate::outcome::{Local, Outcome};
-
-/// How an evaluation is held.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Held {
-    /// When it is released at last.
-    pub(super) until: Instant,
-}
 
 /// How long releasing a held evaluation may take before its cleanup forms are abandoned.
 pub(super) const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the next answer says of an evaluation that was released.
 pub(super) const RELEASED: &str = "The evaluation that was held for debugging has been released.";
+pub(super) const TIME_UP: &str = "The evaluation that was held for debugging has been released: its time was up.";
 
 /// Which restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,27 +26,36 @@ pub enum RestartDesignator {
     Name(String),
 }
 
+/// What became of a held evaluation by a restart.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
+pub enum Resumed {
+    /// It went on, and came to this.
+    Outcome(Outcome),
+    /// The restart was the session's own `ABORT`, which does what [`Session::abort_held`] does.
+    Aborted,
+}
+
 impl Session {
     /// True while a failed evaluation is held.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.held.lock().is_some()
+        self.0.board.lock().held_until.is_some()
     }
 
     /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
-    /// empty. `reply` gets what the evaluation comes to, or `None` when the restart is the session's own `ABORT`, which
-    /// does what [`abort_held`](Self::abort_held) does; it runs as in [`submit`](Self::submit), like those below.
+    /// empty. `reply` runs as in [`submit`](Self::submit), like those below.
     pub fn invoke_restart(
         &self,
         restart: &RestartDesignator,
         values: &str,
-        reply: impl FnOnce(Result<Option<Outcome>, HoldError>) + Send + 'static,
+        reply: impl FnOnce(Result<Resumed, HoldError>) + Send + 'static,
     ) -> JobId {
         let (number, name) = match restart {
             RestartDesignator::Number(number) => (*number, ""),
             RestartDesignator::Name(name) => (0, name.as_str()),
         };
-        self.ask_held(JobKind::InvokeRestart(number), values, name, |builder| Build::Resumed(builder, Box::new(reply)))
+        self.resume(JobKind::InvokeRestart(number), values, name, Box::new(reply))
     }
 
     /// Shows the local variables of a frame of the held evaluation.
@@ -60,26 +64,30 @@ impl Session {
         frame: u64,
         reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.ask_held(JobKind::FrameLocals(frame), "", "", |_| {
-            Build::Locals(InspectionBuilder::default(), Box::new(reply))
-        })
+        let timeout = self.0.limits.lock().timeout;
+        let reply = PendingReply::Locals(InspectionBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Evaluation, self.0.job(JobKind::FrameLocals(frame), "", ""), timeout, reply)
     }
 
-    /// Evaluates code with the variables of a frame of the held evaluation visible. An error in it leaves the held one
-    /// as it is, and so does `timeout`, which is as in [`Evaluation`](super::Evaluation).
+    /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its
+    /// `timeout` changes the held one.
     pub fn eval_in_frame(
         &self,
         frame: u64,
         code: &str,
-        timeout: Option<Option<Duration>>,
+        timeout: TimeLimit,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
         let limits = *self.0.limits.lock();
-        let timeout = timeout.unwrap_or(limits.timeout);
+        let timeout = timeout.or(limits.timeout);
         let mut job = self.0.job(JobKind::EvalInFrame(frame), code, "");
-        job.evaluation = self.0.add_evaluation(job.id, code);
+        let id = JobId(job.id);
+        let mut board = self.0.board.lock();
+        job.evaluation = self.0.number_evaluation(&mut board, job.id, code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code.to_owned(), limits, timeout));
-        self.0.enqueue(Lane::Evaluation, job, timeout, Build::Inside(builder, Box::new(reply)))
+        board.push(Lane::Evaluation, Request::new(job, timeout, PendingReply::Inside(builder, Box::new(reply))));
+        self.0.leave_board(board);
+        id
     }
 
     /// Returns the values of `code` from a frame of the held evaluation, which goes on.
@@ -89,113 +97,70 @@ impl Session {
         code: &str,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
-        self.ask_held(JobKind::ReturnFromFrame(frame), code, "", |builder| Build::Resumed(builder, always(reply)))
+        self.resume(JobKind::ReturnFromFrame(frame), code, "", never_aborted(reply))
     }
 
     /// Calls the function of a frame of the held evaluation again, with the same arguments.
     pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::RestartFrame(frame), "", "", |builder| Build::Resumed(builder, always(reply)))
+        self.resume(JobKind::RestartFrame(frame), "", "", never_aborted(reply))
     }
 
     /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
-        self.ask_held(JobKind::Release, "", "", |_| Build::Release(Box::new(reply)))
+        let job = self.0.job(JobKind::Release, "", "");
+        self.0.enqueue(Lane::Evaluation, job, Some(RELEASE_TIMEOUT), PendingReply::Release(Box::new(reply)))
     }
 
-    fn ask_held(
-        &self,
-        kind: JobKind,
-        text: &str,
-        name: &str,
-        build: impl FnOnce(Box<OutcomeBuilder>) -> Build,
-    ) -> JobId {
+    /// Does what makes the held evaluation go on.
+    fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
         let limits = *self.0.limits.lock();
-        let timeout = if kind == JobKind::Release { Some(RELEASE_TIMEOUT) } else { limits.timeout };
-        let builder = Box::new(OutcomeBuilder::new(0, text.to_owned(), limits, timeout));
-        self.0.enqueue(Lane::Evaluation, self.0.job(kind, text, name), timeout, build(builder))
+        // What is held puts its own in place of this when it goes on.
+        let builder = Box::new(OutcomeBuilder::new(0, text.to_owned(), limits, limits.timeout));
+        let job = self.0.job(kind, text, name);
+        self.0.enqueue(Lane::Evaluation, job, limits.timeout, PendingReply::Resumed(builder, reply))
     }
 }
 
 /// The reply of what never aborts.
-fn always(
-    reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
-) -> Reply<Result<Option<Outcome>, HoldError>> {
-    Box::new(|result| reply(result.and_then(|outcome| outcome.ok_or(HoldError::NothingHeld))))
+fn never_aborted(reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> Reply<Result<Resumed, HoldError>> {
+    Box::new(|result| {
+        reply(match result {
+            Ok(Resumed::Outcome(outcome)) => Ok(outcome),
+            Ok(Resumed::Aborted) => Err(HoldError::NothingHeld),
+            Err(error) => Err(error),
+        });
+    })
 }
 
 impl Inner {
-    /// The next job of the evaluation lane. While an evaluation is held, that is one that concerns it, or its release.
-    pub(super) fn next_evaluation(&self) -> Request {
-        let queue = &self.lanes[Lane::Evaluation as usize];
-        loop {
-            let held = *self.held.lock();
-            let Some(Held { until }) = held else {
-                let Some(request) = queue.pop(None, AWAKE, |_| true) else { continue };
-                if !request.job.kind.concerns_held() {
-                    return request;
-                }
-                self.refuse(request);
-                continue;
-            };
-            // The question may be answered while this waits.
-            let fits = |request: &Request| {
-                let kind = request.job.kind;
-                kind.concerns_held() || kind == JobKind::Reset || self.question.lock().is_none()
-            };
-            match queue.pop(Some(until), Duration::ZERO, fits) {
-                Some(mut request) if request.job.kind.concerns_held() => {
-                    *self.held.lock() = None;
-                    if let (Build::Resumed(builder, _), Some(held)) = (&mut request.build, &*self.held_as.lock()) {
-                        // What was held goes on under its own limits. An error is in a form of its code.
-                        request.timeout = held.timeout();
-                        **builder = held.anew();
-                        request.job.evaluation = builder.evaluation();
-                    }
-                    return request;
-                }
-                Some(request) => {
-                    queue.push_front(request);
-                    return self.release(RELEASED);
-                }
-                None => {
-                    return self
-                        .release("The evaluation that was held for debugging has been released: its time was up.");
-                }
-            }
-        }
-    }
-
     /// Nobody is asked about a held evaluation any more: what has waited for that may begin.
-    pub(super) fn end_question(&self) {
-        if self.question.lock().take().is_none() {
-            return;
+    pub(super) fn end_question(&self, board: &mut Board) {
+        if board.end_question()
+            && let Some(observer) = self.observer.get()
+        {
+            observer.asks(false);
         }
-        #[cfg(feature = "mcp")]
-        if let Some(witness) = self.witness.get() {
-            witness.asks(false);
-        }
-        self.lanes[Lane::Evaluation as usize].wake();
     }
 
-    /// A job that releases the held evaluation; the next answer says why.
-    fn release(&self, notice: &str) -> Request {
-        *self.held.lock() = None;
-        self.end_question();
+    /// What releases the held evaluation; the next answer says why.
+    pub(super) fn release(&self, board: &mut Board, notice: &str) -> Request {
+        self.end_question(board);
         self.state.lock().notice(notice.to_owned());
-        Request { job: self.job(JobKind::Release, "", ""), timeout: Some(RELEASE_TIMEOUT), build: Build::Nothing }
+        Request::new(self.job(JobKind::Release, "", ""), Some(RELEASE_TIMEOUT), PendingReply::Nobody)
     }
 
     /// Answers what concerns a held evaluation when there is none.
-    fn refuse(&self, request: Request) {
-        match request.build {
-            Build::Resumed(_, reply) => reply(Err(HoldError::NothingHeld)),
-            Build::Inside(builder, reply) => {
-                self.evaluations.lock().remove(builder.evaluation());
-                reply(Err(HoldError::NothingHeld));
+    pub(super) fn refuse(board: &mut Board, request: Request) -> Answer {
+        let error = HoldError::NothingHeld;
+        match request.reply {
+            PendingReply::Resumed(_, reply) => answer(reply, Err(error)),
+            PendingReply::Inside(builder, reply) => {
+                board.evaluations.remove(builder.evaluation());
+                answer(reply, Err(error))
             }
-            Build::Locals(_, reply) => reply(Err(HoldError::NothingHeld)),
-            Build::Release(reply) => reply(Err(HoldError::NothingHeld)),
-            _ => {}
+            PendingReply::Locals(_, reply) => answer(reply, Err(error)),
+            PendingReply::Release(reply) => answer(reply, Err(error)),
+            _ => Box::new(|| ()),
         }
     }
 }

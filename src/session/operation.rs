@@ -4,9 +4,9 @@
 use std::fmt::{self, Display, Formatter, Write};
 
 use super::INSPECTION_TIMEOUT;
-use super::builder::ClippedBuffer;
+use super::events::{ClippedBuffer, JobEnd};
 use crate::error::InspectError;
-use crate::image::{Event, Interrupt, Text};
+use crate::image::{Event, Text};
 use crate::outcome::{Field, Record};
 
 /// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
@@ -213,7 +213,7 @@ impl RecordsBuilder {
         let is_progress = |record: &&Record| record.kind == "progress";
         let last = self.text.as_ref().filter(|_| self.records.last().is_some_and(|last| is_progress(&last)));
         let messages = self.records.iter().filter(is_progress).filter_map(|record| record.text("message"));
-        messages.chain(last.map(ClippedBuffer::text)).flat_map(|message| [message, "\n"]).collect()
+        messages.chain(last.map(ClippedBuffer::as_str)).flat_map(|message| [message, "\n"]).collect()
     }
 
     /// What has come.
@@ -228,13 +228,13 @@ impl RecordsBuilder {
     }
 
     /// The answer of a query.
-    pub(super) fn finish(self, success: bool, interrupted: Option<Interrupt>) -> Result<Vec<Record>, InspectError> {
-        match (success, self.error, interrupted) {
-            (true, ..) => Ok(Self { error: None, ..self }.records()),
-            (false, Some((kind, message)), None) => {
+    pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
+        match (end, self.error) {
+            (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),
+            (JobEnd::Failed, Some((kind, message))) => {
                 Err(InspectError::Lisp { kind, message: crate::outcome::Clipped::from(message).text })
             }
-            (false, ..) => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+            _ => Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
         }
     }
 }

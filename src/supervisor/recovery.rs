@@ -145,7 +145,8 @@ impl RecoveryState {
         self.keep.clear();
         let begun = self.begun(worker);
         let in_flight = begun > worker.status.get(Status::Ended);
-        let mut crash = CrashReport { cause, in_flight, stuck: outcome, deadly: Vec::new() };
+        let background = worker.status.background();
+        let mut crash = CrashReport { cause, in_flight, background, stuck: outcome, deadly: Vec::new() };
         let mut further = false;
         if worker.ready {
             self.next.notices.clear();

@@ -21,7 +21,7 @@ use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
 use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
-use crate::session::restore::failed;
+use crate::session::recovery::failed;
 
 /// With so many bytes of requests unanswered, no more are read.
 const MAX_REQUESTS: usize = 96 << 20;

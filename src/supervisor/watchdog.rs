@@ -8,7 +8,7 @@ use super::recovery::Crash;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::handover::shared_status::{Status, monotonic};
-use crate::session::restore::failed;
+use crate::session::recovery::failed;
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
 // well, or the machine busy.
@@ -83,8 +83,8 @@ impl Watchdog {
         }
         // What wants no answer may wait for something that does before it is said to be done.
         let waits = (requests.first_awaited(), begun);
-        let idle = hears && !running && worker.status.get(Status::Asked) == 0;
-        let stalled = idle && waits.0.is_some() && waits == self.waits;
+        let busy = running || worker.status.get(Status::Asked) > 0 || !worker.status.background().is_empty();
+        let stalled = hears && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if found(&mut self.stalled, stalled) >= STALLED {
             return Some(Crash::new("no longer answered and was ended"));

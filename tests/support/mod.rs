@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sbcl::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions, SymbolDescription};
 use sbcl::report;
-use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Progress, Session};
+use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Progress, Session, TimeLimit};
 
 /// How long anything may take before a test calls it a hang.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ impl Lisp {
     }
 
     pub(crate) fn eval_for(&self, timeout: Duration, code: &str) -> Outcome {
-        self.run(Evaluation { timeout: Some(Some(timeout)), ..Evaluation::new(code) })
+        self.run(Evaluation { timeout: TimeLimit::Of(timeout), ..Evaluation::new(code) })
     }
 
     /// The report of an evaluation.

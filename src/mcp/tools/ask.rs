@@ -8,10 +8,10 @@ use rmcp::model::{
 };
 
 use super::{Call, Fault, Reply, Step, ToolContext, later};
-use crate::mcp::server::Peer;
+use crate::mcp::peer::Peer;
 use crate::rpc::inflight::NoAnswer;
-use crate::session::restore::{Asking, failed};
-use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Session};
+use crate::session::recovery::{Asking, failed};
+use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
 
 /// The question's name among the inputs of a call.
 const QUESTION: &str = "restart";
@@ -245,14 +245,14 @@ fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult, 
 }
 
 /// Goes on when the restart that the person chose came to this.
-fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: Result<Option<Outcome>, HoldError>) {
+fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: Result<Resumed, HoldError>) {
     let error = before.result.as_ref().err();
     let kind = error.map_or_else(String::new, |error| error.kind.clone());
     let restart = error.and_then(|error| error.restarts.iter().find(|restart| restart.number == number));
     let name = restart.map_or_else(String::new, |restart| restart.name.clone());
     let mut after = match after {
-        Ok(Some(outcome)) => outcome,
-        Ok(None) => {
+        Ok(Resumed::Outcome(outcome)) => outcome,
+        Ok(Resumed::Aborted) => {
             before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
             return answer(call, Outcome { held: false, ..before });
         }

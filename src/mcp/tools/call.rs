@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Fault, Reply, ToolContext};
-use crate::Session;
-use crate::mcp::server::{Peer, fitted};
+use crate::mcp::peer::{Peer, fitted};
 use crate::mcp::structured;
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
+use crate::{JobId, Session};
 
 /// A call that waits for its answer. Dropping it answers an internal error.
 #[derive(Debug)]
@@ -113,7 +113,24 @@ impl Waiting {
     /// and then that it goes on.
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.call, token.clone(), printed);
+            self.inflight.report_progress(self.call, token.clone(), printed, || None);
+        }
+    }
+
+    /// The same of an evaluation: what `reports` brings, or what it waits for.
+    pub(super) fn report_job(
+        &self,
+        session: &Session,
+        job: JobId,
+        reports: fn(&Session, JobId, usize) -> Option<String>,
+    ) {
+        if let Some(token) = &self.token {
+            let (printing, waiting) = (session.clone(), session.clone());
+            let printed = move |from| reports(&printing, job, from);
+            self.inflight.report_progress(self.call, token.clone(), printed, move || {
+                let (first, time) = waiting.waits_behind(job)?;
+                Some(format!("waiting for evaluation {first}, which has run for {:.0} seconds", time.as_secs_f64()))
+            });
         }
     }
 

@@ -7,7 +7,7 @@ use super::arguments::{shown, whole};
 use super::limits::{timeout, timeout_schema};
 use super::{Arguments, Call, Fault, Reply, Step, define, inspection, later};
 
-use crate::{JobId, RestartDesignator, Session};
+use crate::{JobId, RestartDesignator, Resumed, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
 pub(super) const LOCALS: &str = "frame-locals";
@@ -105,7 +105,10 @@ pub(super) fn call(name: &str, arguments: JsonObject) -> Result<Step, Fault> {
             let values = arguments.optional_text("values")?.unwrap_or_default();
             job(move |session, call| {
                 session.invoke_restart(&restart, &values, move |outcome| {
-                    call.answer(outcome.map(|outcome| outcome.map_or(Reply::Aborted, Reply::from)));
+                    call.answer(outcome.map(|resumed| match resumed {
+                        Resumed::Outcome(outcome) => Reply::from(outcome),
+                        Resumed::Aborted => Reply::Aborted,
+                    }));
                 })
             })
         }

@@ -4,7 +4,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::ask::{self, Asked};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
@@ -18,36 +18,38 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL sess
     standard input meets end of file.";
 
 pub(super) fn tool() -> Tool {
+    let mut properties = json!({
+        "code": {
+            "type": "string",
+            "description": "Common Lisp source: one form or many.",
+        },
+        "package": {
+            "type": "string",
+            "description": "Package to read and evaluate in, for this call alone. Default: the session's current package.",
+        },
+        "timeout": super::limits::timeout_schema(),
+        "capture-time": {
+            "type": "boolean",
+            "default": false,
+            "description": "Add a line with real, run and GC time and the bytes allocated.",
+        },
+        "record-errors": {
+            "type": "boolean",
+            "default": false,
+            "description": "Also record the errors that the code handles itself (handler-case, ignore-errors, test frameworks), where they are signalled: the first of each kind and place, 20 at most. [notice] lists them with their identifiers, for get-backtrace and describe-last-error.",
+        },
+        "on-error": {
+            "type": "string",
+            "enum": super::limits::on_error_names(),
+            "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot. Default: the session's (see configure-limits), `abort` at first.",
+        },
+    });
+    background::add_properties(&mut properties);
     define(
         NAME,
         "Evaluate Lisp",
         DESCRIPTION,
-        json!({
-            "code": {
-                "type": "string",
-                "description": "Common Lisp source: one form or many.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Package to read and evaluate in, for this call alone. Default: the session's current package.",
-            },
-            "timeout": super::limits::timeout_schema(),
-            "capture-time": {
-                "type": "boolean",
-                "default": false,
-                "description": "Add a line with real, run and GC time and the bytes allocated.",
-            },
-            "record-errors": {
-                "type": "boolean",
-                "default": false,
-                "description": "Also record the errors that the code handles itself (handler-case, ignore-errors, test frameworks), where they are signalled: the first of each kind and place, 20 at most. [notice] lists them with their identifiers, for get-backtrace and describe-last-error.",
-            },
-            "on-error": {
-                "type": "string",
-                "enum": super::limits::on_error_names(),
-                "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot. Default: the session's (see configure-limits), `abort` at first.",
-            },
-        }),
+        properties,
         &["code"],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
     )
@@ -58,7 +60,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let asked = Asked::new(&call.context, &arguments);
     let mut arguments = Arguments::new(
         NAME,
-        &["code", "package", "timeout", "capture-time", "record-errors", "on-error"],
+        &["code", "package", "timeout", "capture-time", "record-errors", "on-error", "background", "wait"],
         1,
         arguments,
     )?;
@@ -67,19 +69,13 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
     evaluation.record_errors = arguments.flag("record-errors")?;
-    let on_error = super::limits::on_error(&mut arguments)?.unwrap_or(session.limits().on_error);
+    let patience = background::patience(&mut arguments)?;
+    let on_error = background::on_error(&session, super::limits::on_error(&mut arguments)?, patience)?;
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
-
     later(move |call| {
-        let waiting = call.waiting();
-        let job = session.submit(evaluation, move |outcome| {
+        background::evaluate(call, background::Job::new(evaluation), patience, move |call, outcome| {
             if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
         });
-        waiting.report({
-            let session = session.clone();
-            move |from| session.output_so_far(job, from)
-        });
-        waiting.on_cancel(move || session.cancel(job));
     })
 }

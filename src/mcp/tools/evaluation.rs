@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::report::{EvaluationPart, Page};
-use crate::{EvaluationError, Outcome, Progress, Session};
+use crate::{EvaluationError, Progress, Session, WaitId};
 
 pub(super) const NAME: &str = "evaluation";
 
@@ -117,8 +117,11 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
             return Ok(Step::Answer(Reply::Page(Box::new(Page::new(id, part, &text, omitted, from, characters)))));
         }
         Action::Wait => {
-            let report = |outcome: Arc<Outcome>| Reply::from(Outcome::clone(&outcome));
-            return later(move |call| wait(call, id, Duration::from_secs_f64(seconds), report));
+            return later(move |call| {
+                wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
+                    session.when_over(id, move |outcome| answer(Reply::from(Arc::unwrap_or_clone(outcome))))
+                });
+            });
         }
         Action::Cancel if matches!(status.progress, Progress::Over(..)) => {}
         Action::Cancel => {
@@ -137,8 +140,8 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                 if let Err(error) = session.cancel_evaluation(id) {
                     return call.answer(Err::<Reply, _>(error));
                 }
-                let report = move |_| status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
-                wait(call, id, CANCEL_WAIT, report);
+                let report = move || status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
+                wait(call, id, CANCEL_WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
             });
         }
     }
@@ -149,17 +152,20 @@ fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
     Ok(Reply::Status(Box::new(session.evaluation(Some(id))?)))
 }
 
-/// Answers a call when an evaluation is over, as `report` says, or how far that is after `time`.
-fn wait(call: Call, id: u64, time: Duration, report: impl FnOnce(Arc<Outcome>) -> Reply + Send + 'static) {
+/// What answers a call that waits.
+type Answer = Box<dyn FnOnce(Reply) + Send>;
+
+/// Answers a call when what `begin` waits for has come, or how far the evaluation is after `time`.
+fn wait(call: Call, id: u64, time: Duration, begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>) {
     let (session, waiting) = (call.session().clone(), call.waiting());
     let call = call.shared();
     let first = call.clone();
-    let wait = session.when_over(id, move |outcome| {
+    let answer = move |reply: Reply| {
         if let Some(call) = first.take() {
-            call.answer(Ok::<_, Fault>(report(outcome)));
+            call.answer(Ok::<_, Fault>(reply));
         }
-    });
-    match wait {
+    };
+    match begin(&session, Box::new(answer)) {
         Err(error) => {
             if let Some(call) = call.take() {
                 call.answer(Err::<Reply, _>(error));

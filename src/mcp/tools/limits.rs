@@ -1,12 +1,10 @@
 //! configure-limits.
 
-use std::time::Duration;
-
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
 use super::{Answer, Arguments, Fault, Reply, define};
-use crate::{Limits, OnError, Session};
+use crate::{Limits, OnError, Session, TimeLimit};
 
 pub(super) const NAME: &str = "configure-limits";
 
@@ -53,8 +51,10 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(NAME, &["timeout", "max-output", "max-answer", "on-error"], 0, arguments)?;
     let mut limits = session.limits();
     let before = limits;
-    if let Some(timeout) = timeout(&mut arguments)? {
-        limits.timeout = timeout;
+    match timeout(&mut arguments)? {
+        TimeLimit::Default => {}
+        TimeLimit::None => limits.timeout = None,
+        TimeLimit::Of(time) => limits.timeout = Some(time),
     }
     if let Some(characters) = arguments.characters("max-output", Limits::MAX_OUTPUT_RANGE)? {
         limits.max_output = characters;
@@ -72,12 +72,12 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
 }
 
 /// The argument `timeout`, in seconds, 0 for none.
-pub(super) fn timeout(arguments: &mut Arguments) -> Result<Option<Option<Duration>>, Fault> {
+pub(super) fn timeout(arguments: &mut Arguments) -> Result<TimeLimit, Fault> {
     let allowed = || format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS);
     let Some(seconds) = arguments.number("timeout", 0.0..=Limits::MAX_TIMEOUT_SECONDS, allowed)? else {
-        return Ok(None);
+        return Ok(TimeLimit::Default);
     };
-    Ok(Some(Limits::timeout_from_seconds(seconds)?))
+    Ok(Limits::timeout_from_seconds(seconds)?.map_or(TimeLimit::None, TimeLimit::Of))
 }
 
 /// The schema of the argument `timeout` of a tool that evaluates.

@@ -9,9 +9,9 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::ask::{self, Asked};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::session::Operation;
-use crate::{Evaluation, OnError, report};
+use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
 pub(super) const NAME: &str = "load";
 
@@ -32,40 +32,42 @@ const MAX_ENTRIES: usize = 2_000;
 const MAX_DEFINITION: u64 = 1 << 20;
 
 pub(super) fn tool() -> Tool {
+    let mut properties = json!({
+        "system": {
+            "type": "string",
+            "description": "Name of an ASDF system, as `my-app` or `my-app/tests`.",
+        },
+        "path": {
+            "type": "string",
+            "description": "In place of system: a .lisp file, a .fasl, an .asd file (loads its system), or a directory with one.",
+        },
+        "force": {
+            "type": "string",
+            "enum": ["none", "self", "all"],
+            "default": "none",
+            "description": "Compile and load again what is up to date: the system's `self`, or `all` it depends on, too.",
+        },
+        "directory": {
+            "type": "string",
+            "description": "Where to look for the .asd file first. Default: the server's working directory, for what ASDF does not find by name.",
+        },
+        "package": {
+            "type": "string",
+            "description": "Package that is current while it is loaded. Default: the session's.",
+        },
+        "timeout": super::limits::timeout_schema_with("600"),
+        "on-error": {
+            "type": "string",
+            "enum": super::limits::on_error_names(),
+            "description": "What a failure comes to: see evaluate-lisp. Default: the session's (see configure-limits).",
+        },
+    });
+    background::add_properties(&mut properties);
     define(
         NAME,
         "Load a system or file",
         DESCRIPTION,
-        json!({
-            "system": {
-                "type": "string",
-                "description": "Name of an ASDF system, as `my-app` or `my-app/tests`.",
-            },
-            "path": {
-                "type": "string",
-                "description": "In place of system: a .lisp file, a .fasl, an .asd file (loads its system), or a directory with one.",
-            },
-            "force": {
-                "type": "string",
-                "enum": ["none", "self", "all"],
-                "default": "none",
-                "description": "Compile and load again what is up to date: the system's `self`, or `all` it depends on, too.",
-            },
-            "directory": {
-                "type": "string",
-                "description": "Where to look for the .asd file first. Default: the server's working directory, for what ASDF does not find by name.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Package that is current while it is loaded. Default: the session's.",
-            },
-            "timeout": super::limits::timeout_schema_with("600"),
-            "on-error": {
-                "type": "string",
-                "enum": super::limits::on_error_names(),
-                "description": "What a failure comes to: see evaluate-lisp. Default: the session's (see configure-limits).",
-            },
-        }),
+        properties,
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
     )
@@ -74,7 +76,7 @@ pub(super) fn tool() -> Tool {
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let session = call.session().clone();
     let asked = Asked::new(&call.context, &arguments);
-    let known = &["system", "path", "force", "directory", "package", "timeout", "on-error"];
+    let known = &["system", "path", "force", "directory", "package", "timeout", "on-error", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let force = arguments.choice("force", &[("none", None), ("self", Some("self")), ("all", Some("all"))])?.flatten();
     let system = arguments.optional_text("system")?;
@@ -84,22 +86,20 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let mut evaluation = Evaluation::new(target.code(force));
     let operation = target.operation(force);
     evaluation.package = arguments.optional_text("package")?;
-    evaluation.timeout = Some(super::limits::timeout(&mut arguments)?.unwrap_or(Some(TIMEOUT)));
-    let on_error = super::limits::on_error(&mut arguments)?.unwrap_or(session.limits().on_error);
+    let patience = background::patience(&mut arguments)?;
+    evaluation.timeout = match super::limits::timeout(&mut arguments)? {
+        TimeLimit::Default if patience.is_none() => TimeLimit::Of(TIMEOUT),
+        limit => limit,
+    };
+    let on_error = background::on_error(&session, super::limits::on_error(&mut arguments)?, patience)?;
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
-
+    let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
     later(move |call| {
-        let waiting = call.waiting();
-        let job = session.submit_operation(&operation, evaluation, move |outcome| {
+        background::evaluate(call, job, patience, move |call, outcome| {
             let outcome = if outcome.is_error() { outcome } else { report::with_brief_output(&outcome) };
             if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
         });
-        waiting.report({
-            let session = session.clone();
-            move |from| session.progress_so_far(job, from)
-        });
-        waiting.on_cancel(move || session.cancel(job));
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod ask;
+mod background;
 mod call;
 mod checkpoint;
 mod debugger;
@@ -14,7 +15,6 @@ mod find_symbols;
 mod limits;
 mod load;
 mod macroexpand;
-mod reply;
 mod reset;
 mod run_tests;
 mod symbol;
@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
 use crate::Session;
@@ -34,7 +35,6 @@ use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
-pub(super) use reply::Reply;
 
 /// What the tools work with.
 #[derive(Debug)]

@@ -28,14 +28,14 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     Arguments::new(NAME, &[], 0, arguments)?;
     later(|call| {
         let session = call.session().clone();
-        let answer = |call: Call, ended: Option<String>| {
+        let answer = |call: Call, ended: Vec<String>| {
             let notices = ended.into_iter().chain(call.session().take_notices()).collect();
             call.answer(Ok::<_, Fault>(Reply::Reset(notices)));
         };
         if let Some(worker) = call.context.worker.clone() {
             let line = line_of_job(call.number);
             if worker.is_fresh_for(line) {
-                return answer(call, None);
+                return answer(call, Vec::new());
             }
             // The next worker answers.
             let context = call.context.clone();

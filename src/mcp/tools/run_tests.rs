@@ -5,7 +5,7 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::{Arguments, Call, Fault, Reply, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Clipped, Field, Record, TestCounts};
 use crate::{Limits, Outcome, Session};
@@ -25,11 +25,7 @@ const DESCRIPTION: &str = "Run the tests of a system, of a package, or the test 
     system's ASDF test-op as a single test. A system is loaded first if it is not. Example: {\"system\": \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Run tests",
-        DESCRIPTION,
-        json!({
+    let mut properties = json!({
             "system": {
                 "type": "string",
                 "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
@@ -66,7 +62,13 @@ pub(super) fn tool() -> Tool {
                 "default": 0,
                 "description": "For each test that fails, so many functions that it ran and few passing tests did, with the lines that make the difference. Runs the tests once more, under coverage, in an image of its own.",
             },
-        }),
+    });
+    background::add_properties(&mut properties);
+    define(
+        NAME,
+        "Run tests",
+        DESCRIPTION,
+        properties,
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
     )
@@ -87,7 +89,7 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["system", "package", "name", "timeout", "reload", "fresh", "suspects"];
+    let known = &["system", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let tests = tests(&mut arguments)?;
     let fresh = arguments.flag("fresh")?;
@@ -95,26 +97,23 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let suspects = arguments.whole("suspects", 0..=MAX_SUSPECTS, &allowed)?.unwrap_or(0);
     let beside = Beside { fresh, suspects };
 
+    let patience = background::patience(&mut arguments)?;
+    if patience.is_some() && (fresh || suspects > 0) {
+        return Err(Fault::Value(format!("{NAME}: fresh and suspects are not for background and wait.")));
+    }
+    let mut operation = tests.operation().with("way", fresh || suspects > 0).with("beside", fresh);
+    if !fresh {
+        operation = operation.with_errors();
+    }
+    let job = background::Job::operation(tests.evaluation(), operation);
     later(move |call: Call| {
-        let session = call.session().clone();
-        let waiting = call.waiting();
-        let (operation, evaluation) = (tests.operation(), tests.evaluation());
-        let mut operation = operation.with("way", fresh || suspects > 0).with("beside", fresh);
-        if !fresh {
-            operation = operation.with_errors();
-        }
-        let job = session.submit_operation(&operation, evaluation, move |outcome| {
+        background::evaluate(call, job, patience, move |call, outcome| {
             if beside.is_needed(&outcome) {
                 run_beside(call, tests, beside, outcome);
             } else {
                 call.answer(Ok::<_, Fault>(outcome));
             }
         });
-        waiting.report({
-            let session = session.clone();
-            move |from| session.output_so_far(job, from)
-        });
-        waiting.on_cancel(move || session.cancel(job));
     })
 }
 

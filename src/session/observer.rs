@@ -8,16 +8,17 @@ use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 
 /// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
 /// that it belongs to: nothing may block.
-pub(crate) trait Witness: Send + Sync {
+pub(crate) trait Observer: Send + Sync {
     /// The evaluation lane takes a job, which is interrupted after `timeout`.
     fn begun(&self, job: u64, timeout: Option<Duration>);
     /// It gets so much time from now on, or any.
     fn extended(&self, more: Option<Duration>);
     /// A person is being asked what to do, or not any more.
-    #[cfg(feature = "mcp")]
     fn asks(&self, yes: bool);
-    /// A job of that lane is over.
+    /// A job of that lane is over, or goes on in the background.
     fn ended(&self, job: u64);
+    /// These evaluations are in the background.
+    fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>);
     /// The inspection lane does this job, or none.
     fn inspects(&self, job: Option<u64>);
     /// The error that an evaluation added to the history, and the error state after it, changed or not.

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::CheckpointReply;
+use super::tools::CheckpointReply;
 use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
 /// What a tool has to say, as plain data. The text and the structured content are made of the same.
 #[derive(Debug)]
-pub(in crate::mcp) enum Reply {
+pub(super) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
     /// What tests came to.

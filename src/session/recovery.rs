@@ -1,24 +1,61 @@
 //! What a session takes over from one whose image is gone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use super::builder::OutcomeBuilder;
+use super::error_state::ErrorState;
+use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::RELEASED;
 use super::idle::Idle;
+use super::observer::Observer;
 use super::operation::Operation;
-use super::running::{Build, Running};
-use super::state::State;
-use super::witness::Witness;
-use super::{Interrupt, Lane, Ordering, Reply, Session, wait};
+use super::pending::PendingReply;
+use super::scheduler::{Board, Running};
+use super::{Answer, Inner, Reply, Session};
 use crate::Evaluation;
 use crate::config::Limits;
+use crate::image::{Interrupt, Lane};
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 
 /// What a reset says of an evaluation that ran.
 const ENDED: &str = "The evaluation that was running has been ended.";
+
+/// What a reset says of what it ends.
+fn said_of(board: &Board) -> Vec<String> {
+    let is_foreground =
+        |running: &Running| running.lane == Lane::Evaluation && !matches!(running.reply, PendingReply::Nobody);
+    let foreground = board.running.iter().any(is_foreground).then(|| ENDED.to_owned());
+    let background = in_background(board.background_numbers()).map(|which| format!("{which} ended."));
+    foreground.into_iter().chain(background).collect()
+}
+
+/// The beginning of a sentence about evaluations in the background: what has been done to them.
+pub(crate) fn in_background(numbers: impl Iterator<Item = u64>) -> Option<String> {
+    let mut numbers: Vec<_> = numbers.collect();
+    numbers.sort_unstable();
+    match &numbers[..] {
+        [] => None,
+        [one] => Some(format!("Evaluation {one}, in the background, has been")),
+        [first @ .., last] => {
+            let first: Vec<_> = first.iter().map(u64::to_string).collect();
+            Some(format!("Evaluations {} and {last}, in the background, have been", first.join(", ")))
+        }
+    }
+}
+
+impl Inner {
+    /// Takes out all that waits for a lane, as cancelled.
+    fn end_waiting(&self, board: &mut Board, lane: Lane) -> Vec<Answer> {
+        let requests = board.take_all(lane);
+        let ended = requests
+            .into_iter()
+            .map(|request| self.finish(board, Running::new(request, lane, None), JobEnd::Withdrawn));
+        ended.collect()
+    }
+}
 
 /// What a session knows of errors, as it is handed to another.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -48,7 +85,7 @@ impl Errors {
     }
 }
 
-impl State {
+impl ErrorState {
     /// Takes over what another session knew.
     fn restore(&mut self, errors: Errors) {
         // What restoring had to say is told elsewhere.
@@ -59,28 +96,31 @@ impl State {
 }
 
 impl Session {
-    /// Has `witness` told of everything from here on. Only the first one counts.
-    pub(crate) fn observe(&self, witness: Arc<dyn Witness>) {
-        let _ = self.0.witness.set(witness);
+    /// Has `observer` told of everything from here on. Only the first one counts.
+    pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
+        let _ = self.0.observer.set(observer);
     }
 
     /// Has the evaluation thread do this while there is nothing to evaluate. Only the first one counts. From then on
     /// [`Session::evaluate`] must not be called where this is done.
     pub(crate) fn idle_with(&self, idle: Arc<dyn Idle>) {
-        self.0.lanes[Lane::Evaluation as usize].idle_with(idle);
+        let _ = self.0.idle.set(idle);
+        // It may be asleep. The lock: or about to be.
+        drop(self.0.board.lock());
+        self.0.changed[Lane::Evaluation as usize].notify_one();
     }
 
     /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
     /// of its own.
     pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
-        wait(|reply: Reply<Outcome>| {
-            self.submit_as(self.0.next_job_id(), 0, source, evaluation, operation, reply);
+        super::api::wait(|reply: Reply<Outcome>| {
+            self.submit_as(Some(source), evaluation, operation, reply);
         })
     }
 
     /// Evaluations to come get numbers above this one.
     pub(crate) fn count_evaluations_from(&self, number: u64) {
-        self.0.evaluations.lock().count_from(number);
+        self.0.board.lock().evaluations.count_from(number);
     }
 
     /// The next jobs get numbers from this one on.
@@ -90,11 +130,13 @@ impl Session {
 
     /// Calls `question`, which is about the error state, when nothing that was cancelled is yet to become part of it.
     pub(crate) fn when_settled(&self, question: impl FnOnce() + Send + 'static) {
-        let mut slot = self.0.running[Lane::Evaluation as usize].lock();
-        match slot.as_mut() {
-            Some(running) if running.interrupted == Some(Interrupt::Cancel) => running.settled.push(Box::new(question)),
+        let mut board = self.0.board.lock();
+        match board.foreground() {
+            Some(running) if running.interrupted() == Some(Interrupt::Cancel) => {
+                running.settled.push(Box::new(question));
+            }
             _ => {
-                drop(slot);
+                drop(board);
                 question();
             }
         }
@@ -102,37 +144,42 @@ impl Session {
 
     /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself. Returns what is to be
     /// said of it.
-    pub(crate) fn end_all(&self) -> Option<String> {
-        self.end_queued(Lane::Evaluation);
-        self.end_queued(Lane::Inspection);
-        let running = self.0.running[Lane::Evaluation as usize].lock().as_ref().map(|running| running.id);
-        let interrupted = running.is_some_and(|job| self.0.interrupt(Lane::Evaluation, job, Interrupt::Cancel));
-        interrupted.then(|| ENDED.to_owned())
+    pub(crate) fn end_all(&self) -> Vec<String> {
+        let mut board = self.0.board.lock();
+        let mut answers = self.0.end_waiting(&mut board, Lane::Evaluation);
+        answers.extend(self.0.end_waiting(&mut board, Lane::Inspection));
+        let said = said_of(&board);
+        answers.extend(self.0.end_waiting(&mut board, Lane::Background));
+        let running: Vec<_> = board.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
+        for job in running {
+            self.0.interrupt(&mut board, job, Interrupt::Cancel);
+        }
+        self.0.leave_board(board);
+        self.0.deliver(answers);
+        said
     }
 
     /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced.
     pub(crate) fn abandon(&self) {
-        for lane in [Lane::Evaluation, Lane::Inspection] {
-            let running = self.0.running[lane as usize].lock().take();
-            if let Some(mut running) = running {
-                if lane == Lane::Evaluation && !matches!(running.build, Build::Nothing) {
-                    self.add_notice(ENDED.to_owned());
-                }
-                let settled = std::mem::take(&mut running.settled);
-                self.0.finish(running, Ok(Interrupt::Cancel))();
-                settled.into_iter().for_each(|question| question());
-            }
-            self.end_queued(lane);
+        let mut board = self.0.board.lock();
+        let mut notices = said_of(&board);
+        let mut answers = Vec::new();
+        for mut running in std::mem::take(&mut board.running) {
+            let settled = std::mem::take(&mut running.settled);
+            answers.push(self.0.finish(&mut board, running, JobEnd::Withdrawn));
+            answers.extend(settled);
         }
-        if self.0.held.lock().take().is_some() {
-            self.add_notice(RELEASED.to_owned());
+        for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
+            answers.extend(self.0.end_waiting(&mut board, lane));
         }
-    }
-
-    fn end_queued(&self, lane: Lane) {
-        for request in self.0.lanes[lane as usize].take_all() {
-            self.0.finish(Running::new(request, None), Ok(Interrupt::Cancel))();
+        if board.held_until.take().is_some() {
+            notices.push(RELEASED.to_owned());
         }
+        self.0.leave_board(board);
+        for notice in notices {
+            self.add_notice(notice);
+        }
+        self.0.deliver(answers);
     }
 
     /// Takes the errors over.
@@ -148,7 +195,7 @@ impl Session {
             state.record(error);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
-        self.0.tell_witness(&state, outcome);
+        self.0.tell_observer(&state, outcome);
     }
 
     /// What the next answer has to say, which it will not say now.
@@ -180,12 +227,11 @@ impl Session {
     /// it waits until that is over.
     pub(crate) fn asking(&self) -> Asking {
         let question = self.0.next_job_id();
-        if self.is_held() {
-            // Perhaps in place of one that is asked again.
-            let before = self.0.question.lock().replace(question);
-            if let (None, Some(witness)) = (before, self.0.witness.get()) {
-                witness.asks(true);
-            }
+        let mut board = self.0.board.lock();
+        if board.ask(question)
+            && let Some(observer) = self.0.observer.get()
+        {
+            observer.asks(true);
         }
         Asking { session: self.clone(), question }
     }
@@ -193,16 +239,18 @@ impl Session {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let present = *self.session.0.question.lock();
-        if present == Some(self.question) {
-            self.session.0.end_question();
+        let inner = &self.session.0;
+        let mut board = inner.board.lock();
+        if board.asks(self.question) {
+            inner.end_question(&mut board);
         }
+        inner.leave_board(board);
     }
 }
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(0, String::new(), Limits::default(), None).finish(false, None);
+    let mut outcome = OutcomeBuilder::new(0, String::new(), Limits::default(), None).finish(JobEnd::Failed);
     if let Err(error) = &mut outcome.result {
         let error = Arc::make_mut(error);
         error.kind = kind.to_owned();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::builder::ClippedBuffer;
+use super::events::ClippedBuffer;
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
@@ -12,7 +12,7 @@ const MAX_NOTICE: usize = 2_000;
 
 /// The error state, the history, and what waits for the next answer.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ErrorState {
     /// The last error; none once an evaluation has succeeded.
     pub(super) last_error: Option<Arc<ErrorRecord>>,
     /// The last errors.
@@ -27,7 +27,7 @@ pub(super) struct State {
     notices_omitted: u64,
 }
 
-impl State {
+impl ErrorState {
     /// Gives `error` its number and puts it into the history.
     pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>) {
         self.errors += 1;

@@ -1,0 +1,126 @@
+//! `background` and `wait`: evaluations whose calls need not wait for their end.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Arguments, Call, Fault, Reply};
+use crate::session::operation::Operation;
+use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
+
+/// The longest that a call may wait, in seconds.
+const MAX_WAIT: f64 = 86_400.0;
+
+/// Adds the two to the properties of a tool that evaluates.
+pub(super) fn add_properties(properties: &mut Value) {
+    properties["background"] = json!({
+        "type": "boolean",
+        "default": false,
+        "description": "Answer at once; the evaluation goes on in the background, on a thread of its own, without a \
+                        time limit. The tool evaluation waits for it, shows what it has printed, or cancels it.",
+    });
+    properties["wait"] = json!({
+        "type": "number",
+        "minimum": 0,
+        "maximum": MAX_WAIT,
+        "description": "Seconds to wait for the end; what is not over by then goes on in the background.",
+    });
+}
+
+/// For how long a call waits for its evaluation: `None` to the end.
+pub(super) fn patience(arguments: &mut Arguments) -> Result<Option<Duration>, Fault> {
+    let allowed = || format!("a number of seconds from 0 to {MAX_WAIT}");
+    let wait = arguments.number("wait", 0.0..=MAX_WAIT, allowed)?.map(Duration::from_secs_f64);
+    Ok(if arguments.flag("background")? { Some(Duration::ZERO) } else { wait })
+}
+
+/// What a failure comes to: what was asked for, or what the session does. One that may be in the background is unwound.
+pub(super) fn on_error(
+    session: &Session,
+    asked: Option<OnError>,
+    patience: Option<Duration>,
+) -> Result<OnError, Fault> {
+    match (asked, patience) {
+        (Some(asked), Some(_)) if asked != OnError::Abort => Err(Fault::Value(format!(
+            "An evaluation that may be in the background is not held when it fails: with background or wait, on-error \
+             can only be \"abort\", not {:?}.",
+            asked.name()
+        ))),
+        (_, Some(_)) => Ok(OnError::Abort),
+        (asked, None) => Ok(asked.unwrap_or(session.limits().on_error)),
+    }
+}
+
+/// What a call evaluates.
+pub(super) struct Job {
+    evaluation: Evaluation,
+    operation: Option<Operation>,
+    /// What progress reports say.
+    reports: fn(&Session, JobId, usize) -> Option<String>,
+}
+
+impl Job {
+    /// Code, whose output is reported.
+    pub(super) fn new(evaluation: Evaluation) -> Self {
+        Self { evaluation, operation: None, reports: Session::output_so_far }
+    }
+
+    /// An operation.
+    pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
+        Self { operation: Some(operation), ..Self::new(evaluation) }
+    }
+
+    /// The same with other reports.
+    pub(super) fn reporting(self, reports: fn(&Session, JobId, usize) -> Option<String>) -> Self {
+        Self { reports, ..self }
+    }
+}
+
+/// Evaluates, and has `answer` answer the call with what that comes to, unless the call's patience ends before.
+pub(super) fn evaluate(
+    call: Call,
+    job: Job,
+    patience: Option<Duration>,
+    answer: impl FnOnce(Call, Outcome) + Send + 'static,
+) {
+    let Job { mut evaluation, operation, reports } = job;
+    let session = call.session().clone();
+    if patience.is_some()
+        && let Err(error) = session.check_background()
+    {
+        return call.answer(Err::<Reply, _>(error));
+    }
+    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match &operation {
+        Some(operation) => session.submit_operation(operation, evaluation, reply),
+        None => session.submit(evaluation, reply),
+    };
+    if patience == Some(Duration::ZERO) {
+        evaluation.background = Background::AtOnce;
+        let job = submit(evaluation, Box::new(drop));
+        return call.answer(Ok::<_, Fault>(session.so_far(job)));
+    }
+    if patience.is_some() {
+        evaluation.background = Background::Later;
+    }
+    let waiting = call.waiting();
+    let call = call.shared();
+    let ended = call.clone();
+    let reply = move |outcome| {
+        if let Some(call) = ended.take() {
+            answer(call, outcome);
+        }
+    };
+    let job = submit(evaluation, Box::new(reply));
+    waiting.report_job(&session, job, reports);
+    if let Some(time) = patience {
+        let session = session.clone();
+        waiting.after(time, move || {
+            session.leave_foreground(job, move |outcome| {
+                if let Some(call) = call.take() {
+                    call.answer(Ok::<_, Fault>(outcome));
+                }
+            });
+        });
+    }
+    waiting.on_cancel(move || session.cancel(job));
+}

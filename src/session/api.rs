@@ -1,0 +1,408 @@
+//! What the rest of the program, and other programs, ask of a session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
+use super::operation::{Operation, RecordsBuilder};
+use super::pending::PendingReply;
+use super::scheduler::{Leave, Request, Running};
+use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
+use crate::config::{ImageConfig, Limits};
+use crate::error::{BootError, InspectError};
+use crate::image::{self, Interrupt, Item, Job, JobKind, Lane};
+use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription};
+
+/// Names an evaluation, so that it can be cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct JobId(pub(super) u64);
+
+/// How long an evaluation may take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TimeLimit {
+    /// As long as the session's limits say, or any time where it may be in the background.
+    #[default]
+    Default,
+    /// Any time.
+    None,
+    /// So long.
+    Of(Duration),
+}
+
+impl TimeLimit {
+    /// The limit, where `default` is the session's.
+    pub(super) fn or(self, default: Option<Duration>) -> Option<Duration> {
+        match self {
+            Self::Default => default,
+            Self::None => None,
+            Self::Of(time) => Some(time),
+        }
+    }
+}
+
+/// Whether an evaluation keeps those after it waiting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Background {
+    /// It does.
+    #[default]
+    Never,
+    /// It may be told not to, by [`Session::leave_foreground`].
+    Later,
+    /// It does not.
+    AtOnce,
+}
+
+/// Code to evaluate, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// One form or many.
+    pub code: String,
+    /// The package to read and evaluate in, for this evaluation alone.
+    pub package: Option<String>,
+    /// Its time limit.
+    pub timeout: TimeLimit,
+    /// Measure time and allocation.
+    pub capture_time: bool,
+    /// When it fails, hold it where it failed, so that its restarts can be invoked and its frames looked at. Not for
+    /// one that may be in the background.
+    pub hold: bool,
+    /// Whether those after it wait for its end. One in the background begins in its turn, with a copy of the session's
+    /// `*package*` and REPL variables, and leaves none behind. It has a thread of its own. At most 16 are there; more
+    /// of them wait for a place, and so does what comes after them.
+    pub background: Background,
+    /// Record the errors that the code handles, too, where they are signalled: the first of each kind and place.
+    pub record_errors: bool,
+}
+
+impl Evaluation {
+    /// Evaluates `code` in the session's package under its limits.
+    pub fn new(code: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            package: None,
+            timeout: TimeLimit::Default,
+            capture_time: false,
+            hold: false,
+            background: Background::Never,
+            record_errors: false,
+        }
+    }
+}
+
+/// A handle on the one image of this process. Clones are the same session.
+#[derive(Clone)]
+pub struct Session(pub(super) Arc<Inner>);
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Boots SBCL in this process and starts a session with it: 10 to 30 ms.
+    ///
+    /// # Errors
+    /// [`BootError`]: sizes out of range, no usable core, or an image that is there already.
+    pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
+        let inner = Arc::new(Inner::new(limits));
+        image::boot(image, inner.clone())?;
+        let clock = inner.clone();
+        std::thread::Builder::new()
+            .name("sbcl-clock".to_owned())
+            .spawn(move || clock.clock.run(|now| clock.interrupt_overdue(now)))
+            .map_err(|source| BootError::Os { what: "start a thread", source })?;
+        Ok(Self(inner))
+    }
+
+    /// Evaluates and waits for the outcome.
+    ///
+    /// Must not be called from a `reply` closure: that runs on the thread that would do the work.
+    #[must_use]
+    pub fn evaluate(&self, evaluation: Evaluation) -> Outcome {
+        wait(|reply| {
+            self.submit(evaluation, reply);
+        })
+    }
+
+    /// Queues an evaluation behind those submitted before; `reply` gets its outcome.
+    ///
+    /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
+    pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
+        self.submit_as(None, evaluation, None, Box::new(reply))
+    }
+
+    /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
+    /// The outcome has its records.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn submit_operation(
+        &self,
+        operation: &Operation,
+        evaluation: Evaluation,
+        reply: impl FnOnce(Outcome) + Send + 'static,
+    ) -> JobId {
+        self.submit_as(None, evaluation, Some(operation), Box::new(reply))
+    }
+
+    /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Outcome {
+        wait(|reply| {
+            self.submit_operation(operation, evaluation, reply);
+        })
+    }
+
+    /// Takes the outcome of an evaluation that another image did in this session's stead: its errors go into the history,
+    /// and the error state is as if this one had done it.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn adopt(&self, outcome: &mut Outcome) {
+        self.0.adopt(outcome);
+    }
+
+    /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
+    /// evaluation `source`.
+    pub(super) fn submit_as(
+        &self,
+        source: Option<u64>,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+        reply: Reply<Outcome>,
+    ) -> JobId {
+        let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
+        let limits = *self.0.limits.lock();
+        let detached = background != Background::Never;
+        let timeout = timeout.or(limits.timeout.filter(|_| !detached));
+        let kind = JobKind::Evaluate { timing: capture_time, hold: hold && !detached, record_errors, detached };
+        let job = Job {
+            text: utf32(&code),
+            name: package.as_deref().map(utf32).unwrap_or_default(),
+            operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
+            ..Job::empty(self.0.next_job_id(), kind, source.unwrap_or(0))
+        };
+        let id = JobId(job.id);
+        // The order of the numbers is that of the queue.
+        let mut board = self.0.board.lock();
+        let number = if source.is_some() { 0 } else { self.0.number_evaluation(&mut board, job.id, &code) };
+        let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
+        if operation.is_some_and(|operation| operation.has_errors) {
+            builder.errors_are_records();
+        } else if record_errors {
+            builder.record_errors();
+        }
+        let mut request = Request::new(job, timeout, PendingReply::Evaluation(builder, reply));
+        request.background = background == Background::AtOnce;
+        if source.is_none() {
+            request.job.evaluation = number;
+        }
+        if request.background && board.releases_held() {
+            // Its call is answered before it begins, and tells of this.
+            let release = self.0.release(&mut board, super::hold::RELEASED);
+            board.push(Lane::Evaluation, release);
+        }
+        board.push(Lane::Evaluation, request);
+        self.0.leave_board(board);
+        id
+    }
+
+    /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` is called all the same, with an
+    /// error of kind `CANCELLED`, which becomes the last error if it had begun. Does nothing for one that is over.
+    pub fn cancel(&self, id: JobId) {
+        let mut board = self.0.board.lock();
+        let withdrawn = board.take_waiting(id.0).map(|(lane, request)| {
+            let running = Running::new(request, lane, None);
+            self.0.finish(&mut board, running, JobEnd::Withdrawn)
+        });
+        if withdrawn.is_none() {
+            self.0.interrupt(&mut board, id.0, Interrupt::Cancel);
+        }
+        self.0.leave_board(board);
+        self.0.deliver(withdrawn);
+    }
+
+    /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait:
+    /// `left` gets what there is of it when it does. That is soon; but not at all when it ends before, or as many are
+    /// there as may be.
+    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Outcome) + Send + 'static) {
+        let mut board = self.0.board.lock();
+        let leave = board.leave(id.0, Box::new(left));
+        self.0.leave_board(board);
+        if let Leave::Waiting(reply) = leave {
+            reply(self.so_far(id));
+        }
+    }
+
+    /// What there is of an evaluation that is not over, and what else the next answer has to say.
+    #[must_use]
+    pub fn so_far(&self, id: JobId) -> Outcome {
+        let mut board = self.0.board.lock();
+        let number = board.evaluations.by_job(id.0).unwrap_or(0);
+        let running = board.find(id.0).and_then(|running| running.reply.outcome());
+        let mut outcome = running.map_or_else(
+            || OutcomeBuilder::new(number, String::new(), Limits::default(), None).so_far(),
+            OutcomeBuilder::so_far,
+        );
+        drop(board);
+        self.0.state.lock().tell(&mut outcome);
+        outcome
+    }
+
+    /// What a running evaluation has printed to `*standard-output*` so far, from byte `from` on. `None` when it does
+    /// not run, or has printed nothing more.
+    #[must_use]
+    pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let mut board = self.0.board.lock();
+        let printed = board.find(id.0)?.reply.outcome()?.stdout();
+        printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
+    /// [`output_so_far`](Self::output_so_far).
+    #[cfg(feature = "mcp")]
+    pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
+        let mut board = self.0.board.lock();
+        let text = board.find(id.0)?.reply.outcome()?.progress();
+        text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
+    }
+
+    /// The error that the last evaluation ended with; `None` once one has succeeded.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
+        self.0.state.lock().last_error.clone()
+    }
+
+    /// An error by its number; `None` when the history does not have it.
+    #[must_use]
+    pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
+        self.0.state.lock().error(id)
+    }
+
+    /// The last errors, newest first.
+    #[must_use]
+    pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
+        self.0.state.lock().history()
+    }
+
+    /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
+    pub fn definitions(
+        &self,
+        query: &DefinitionQuery,
+        reply: impl FnOnce(Result<Definitions, InspectError>) + Send + 'static,
+    ) {
+        let only = match query.filter {
+            DefinitionFilter::All => None,
+            DefinitionFilter::Functions => Some(Item::Function),
+            DefinitionFilter::Variables => Some(Item::Variable),
+            DefinitionFilter::Macros => Some(Item::Macro),
+            DefinitionFilter::Classes => Some(Item::Class),
+        };
+        let job =
+            self.0.job(JobKind::Definitions { only, limit: query.limit }, "", query.package.as_deref().unwrap_or(""));
+        self.inspect(job, PendingReply::Definitions(InspectionBuilder::default(), Box::new(reply)));
+    }
+
+    /// Says what a symbol means; with `source`, with the text of its definitions too. Works while an evaluation runs;
+    /// `reply` as in [`submit`](Self::submit).
+    pub fn describe_symbol(
+        &self,
+        name: &str,
+        package: Option<&str>,
+        source: bool,
+        reply: impl FnOnce(Result<SymbolDescription, InspectError>) + Send + 'static,
+    ) {
+        let job = self.0.job(JobKind::Describe { source }, name, package.unwrap_or(""));
+        self.inspect(job, PendingReply::Symbol(InspectionBuilder::default(), Box::new(reply)));
+    }
+
+    /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
+    /// [`submit`](Self::submit).
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        self.inspect(job, PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
+    }
+
+    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn query_in_order(
+        &self,
+        operation: &Operation,
+        reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
+    ) {
+        let mut job = self.0.job(JobKind::Query, "", "");
+        job.operation = utf32(&operation.to_string());
+        let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Evaluation, job, None, reply);
+    }
+
+    /// The name of the checkpoint that the image was booted from.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn image_name(&self) -> Option<String> {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
+        records.first()?.text("name").map(str::to_owned)
+    }
+
+    /// The number of the last evaluation.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluations_so_far(&self) -> u64 {
+        self.0.board.lock().evaluations.last()
+    }
+
+    /// True while something is evaluated, in the background too, or held.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn is_busy(&self) -> bool {
+        let board = self.0.board.lock();
+        board.held_until.is_some() || board.background() > 0 || board.running.iter().any(Running::evaluates)
+    }
+
+    fn inspect(&self, job: Job, reply: PendingReply) {
+        self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
+    }
+
+    /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
+    pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
+        let job = self.0.job(JobKind::Reset, "", "");
+        let reply = PendingReply::Reset(InspectionBuilder::default(), Box::new(reply));
+        self.0.enqueue(Lane::Evaluation, job, None, reply);
+    }
+
+    /// The limits of evaluations to come.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        *self.0.limits.lock()
+    }
+
+    /// Sets the limits of evaluations to come.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.0.limits.lock() = limits;
+        if let Some(observer) = self.0.observer.get() {
+            observer.limits(&limits);
+        }
+    }
+}
+
+/// Calls `submit` with a reply and waits until that is called.
+pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
+    let slot = Arc::new((Mutex::new(None), Condvar::new()));
+    let reply = slot.clone();
+    submit(Box::new(move |value| {
+        *reply.0.lock() = Some(value);
+        reply.1.notify_one();
+    }));
+    if let Some(value) = crate::busy_poll::look(|| slot.0.try_lock()?.take()) {
+        return value;
+    }
+    let mut value = slot.0.lock();
+    loop {
+        match value.take() {
+            Some(value) => return value,
+            None => slot.1.wait(&mut value),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What becomes of a job that is over: it is recorded, and answered.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::error_state::ErrorState;
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
+use super::hold::Resumed;
+use super::pending::PendingReply;
+use super::scheduler::{Board, Running};
+use super::{Answer, Inner, Reply, answer};
+use crate::error::{HoldError, InspectError};
+use crate::image::{Interrupt, Lane};
+use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
+
+/// What is said when local variables cannot be shown in time.
+const LOCALS_UNPRINTED: &str =
+    "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
+
+impl Inner {
+    /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
+    #[must_use]
+    pub(super) fn finish(&self, board: &mut Board, running: Running, end: JobEnd) -> Answer {
+        let is_background = running.is_background();
+        if running.holds {
+            let hold = self.limits.lock().hold;
+            board.held_until = Some(Instant::now().checked_add(hold));
+        }
+        // Whatever was asked about what was held, it has gone on.
+        let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
+        if goes_on && end != JobEnd::Withdrawn && !running.unchanged {
+            self.end_question(board);
+        }
+        if let Some(observer) = self.observer.get() {
+            if is_background {
+                observer.in_background(&mut board.background_numbers());
+            } else {
+                observer.ended(running.id);
+            }
+            if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {
+                observer.inspects(None);
+            }
+        }
+        if let Some(builder) = running.unwinding {
+            self.unwound(*builder);
+        }
+        let refused = running.refused.map(HoldError::Refused);
+        match running.reply {
+            PendingReply::Nobody => Box::new(|| ()),
+            PendingReply::Evaluation(mut builder, reply) => {
+                if running.holds {
+                    board.held_as = Some(builder.anew());
+                }
+                let before = Earlier::take(&mut builder);
+                let mut outcome = builder.finish(end);
+                outcome.held = running.holds;
+                match end {
+                    // It did nothing.
+                    JobEnd::Withdrawn => {}
+                    _ if is_background => self.evaluated_in_background(board, before, end, &mut outcome),
+                    _ => self.evaluated(before, &mut outcome),
+                }
+                keep(board, outcome, reply)
+            }
+            PendingReply::Resumed(mut builder, reply) => {
+                let id = builder.evaluation();
+                if refused.is_some() || running.released || running.unchanged {
+                    board.evaluations.rest(id);
+                }
+                match refused {
+                    Some(error) => answer(reply, Err(error)),
+                    None if running.released => answer(reply, Ok(Resumed::Aborted)),
+                    // The restart's arguments or the code to return failed, or the restart returned.
+                    None if running.unchanged => {
+                        builder.detach();
+                        let mut outcome = builder.finish(end);
+                        self.evaluated_inside(&mut outcome);
+                        answer(reply, Ok(Resumed::Outcome(outcome)))
+                    }
+                    None => {
+                        let before = Earlier::take(&mut builder);
+                        let mut outcome = builder.finish(end);
+                        outcome.held = running.holds;
+                        self.evaluated(before, &mut outcome);
+                        keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
+                    }
+                }
+            }
+            PendingReply::Inside(builder, reply) => {
+                if let Some(error) = refused {
+                    board.evaluations.remove(builder.evaluation());
+                    return answer(reply, Err(error));
+                }
+                let mut outcome = builder.finish(end);
+                self.evaluated_inside(&mut outcome);
+                keep(board, outcome, Box::new(|outcome| reply(Ok(outcome))))
+            }
+            PendingReply::Locals(builder, reply) => answer(
+                reply,
+                match refused {
+                    Some(error) => Err(error),
+                    None if end == JobEnd::Succeeded => Ok(builder.locals()),
+                    None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+                },
+            ),
+            PendingReply::Release(reply) => answer(reply, refused.map_or(Ok(()), Err)),
+            PendingReply::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
+            PendingReply::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
+            PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
+            PendingReply::Reset(builder, reply) => {
+                let result: Result<(), InspectError> = builder.reset(end);
+                if result.is_ok() {
+                    board.evaluations.reset();
+                    self.state.lock().reset();
+                }
+                answer(reply, result)
+            }
+        }
+    }
+
+    /// Gives answers. What panics there concerns whoever was to take it, and must not end a thread of Lisp's.
+    pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
+        for answer in answers {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(answer)) {
+                let reason = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                let reason = reason.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                tracing::error!(reason, "whoever was given an answer panicked");
+                self.state.lock().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
+            }
+        }
+    }
+
+    /// Takes the outcome of an evaluation that another image did in this session's stead.
+    pub(super) fn adopt(&self, outcome: &mut Outcome) {
+        (outcome.evaluation, outcome.kept, outcome.defined) = (0, false, Vec::new());
+        self.evaluated(Earlier { signalled: None, superseded: Vec::new() }, outcome);
+    }
+
+    /// Sets the error state by the outcome of an evaluation, in which these errors came before.
+    fn evaluated(&self, before: Earlier, outcome: &mut Outcome) {
+        let mut state = self.state.lock();
+        self.record_earlier(&mut state, before, outcome);
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        state.set_by(outcome);
+        self.tell_observer(&state, outcome);
+        state.tell(outcome);
+    }
+
+    /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
+    /// is given it.
+    fn evaluated_in_background(&self, board: &mut Board, before: Earlier, end: JobEnd, outcome: &mut Outcome) {
+        let delivered = board.evaluations.is_awaited(outcome.evaluation);
+        let mut state = self.state.lock();
+        self.record_earlier(&mut state, before, outcome);
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+            // Who cancels it is told by the answer to that.
+            if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
+                state.notice(format!(
+                    "Evaluation {}, in the background, failed with {} (E{}).",
+                    outcome.evaluation, error.kind, error.id
+                ));
+            }
+        }
+        if delivered {
+            state.set_by(outcome);
+        } else {
+            board.evaluations.undelivered(outcome.evaluation);
+        }
+        self.tell_observer(&state, outcome);
+    }
+
+    /// Sets the error state by the outcome of an evaluation in the background, which is delivered now.
+    pub(super) fn delivered(&self, outcome: &Outcome) {
+        let mut state = self.state.lock();
+        state.set_by(outcome);
+        if let Some(observer) = self.observer.get() {
+            observer.errors(None, state.last_error.as_ref());
+        }
+    }
+
+    /// Puts the errors into the history that came before the one that an evaluation ended with.
+    fn record_earlier(&self, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
+        let Earlier { signalled, superseded } = before;
+        if let Some(errors) = signalled {
+            self.record_signalled(state, errors);
+        }
+        self.record_superseded(state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        for error in &mut outcome.errors {
+            state.record(error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(error), state.last_error.as_ref());
+            }
+        }
+    }
+
+    /// Puts errors into the history that the code handled, and has the next answer list them.
+    fn record_signalled(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
+        state.notice(match errors.len() {
+            0 => "No error was signalled that the code handled.".to_owned(),
+            _ => "Errors that the code handled (get-backtrace and describe-last-error take their error-id):".to_owned(),
+        });
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(crate::report::signalled_error(&error));
+        }
+    }
+
+    /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
+    fn record_superseded(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>, why: &str) {
+        for mut error in errors {
+            state.record(&mut error);
+            if let Some(observer) = self.observer.get() {
+                observer.errors(Some(&error), state.last_error.as_ref());
+            }
+            state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+        }
+    }
+
+    /// Takes note of what the cleanup forms of a held evaluation did that was released.
+    fn unwound(&self, builder: OutcomeBuilder) {
+        let (errors, printed) = builder.unwound();
+        let limit = self.limits.lock().max_output;
+        let mut state = self.state.lock();
+        if !printed.is_empty() {
+            state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
+        }
+        self.record_superseded(&mut state, errors, "It was signalled while what was held was unwound");
+    }
+
+    /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
+    fn evaluated_inside(&self, outcome: &mut Outcome) {
+        let mut state = self.state.lock();
+        if let Err(error) = &mut outcome.result {
+            state.record(error);
+        }
+        self.tell_observer(&state, outcome);
+        state.tell(outcome);
+    }
+
+    /// Has another image know of this one's error, should it come to that.
+    pub(super) fn tell_observer(&self, state: &ErrorState, outcome: &Outcome) {
+        if let Some(observer) = self.observer.get() {
+            observer.errors(outcome.result.as_ref().err(), state.last_error.as_ref());
+        }
+    }
+}
+
+/// The errors of an evaluation that came before the one that it ended with.
+struct Earlier {
+    /// Those that the code handled, if they are recorded.
+    signalled: Option<Vec<Arc<ErrorRecord>>>,
+    /// Those that reached the debugger.
+    superseded: Vec<Arc<ErrorRecord>>,
+}
+
+impl Earlier {
+    fn take(builder: &mut OutcomeBuilder) -> Self {
+        Self { signalled: builder.take_signalled(), superseded: builder.take_superseded() }
+    }
+}
+
+/// Keeps an outcome. What this returns gives it to whoever waits for it.
+fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
+    let waiting = board.evaluations.end(&mut outcome);
+    if waiting.is_empty() {
+        return answer(reply, outcome);
+    }
+    Box::new(move || {
+        reply(outcome);
+        waiting.into_iter().for_each(|answer| answer());
+    })
+}
+
+impl ErrorState {
+    /// Becomes what the outcome of an evaluation makes of it.
+    fn set_by(&mut self, outcome: &Outcome) {
+        self.last_error = match &outcome.result {
+            Err(error) => Some(error.clone()),
+            // Tests: the state is that of the first one that failed.
+            Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
+                outcome.errors.first().cloned().or_else(|| self.last_error.take())
+            }
+            Ok(_) => None,
+        };
+    }
+
+    /// Adds what waited for the next answer.
+    pub(super) fn tell(&mut self, outcome: &mut Outcome) {
+        outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();
+        outcome.notices.extend(self.take_notices());
+    }
+}

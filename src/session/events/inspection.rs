@@ -1,0 +1,146 @@
+//! An inspection's answer as it comes in.
+
+use super::JobEnd;
+use super::error::local;
+use super::text::{ClippedBuffer, on_one_line};
+use crate::error::InspectError;
+use crate::image::{Event, Item};
+use crate::outcome::{Clipped, Definition, DefinitionKind, Definitions, Local, Role, SymbolDescription};
+use crate::session::INSPECTION_TIMEOUT;
+
+/// An inspection's answer as it comes in.
+#[derive(Debug, Default)]
+pub(crate) struct InspectionBuilder {
+    items: Vec<(Item, String, ClippedBuffer)>,
+    locals: Vec<(String, u64, ClippedBuffer)>,
+    error: Option<(String, String)>,
+}
+
+/// Characters of one item.
+const MAX_ITEM: u64 = 10_000;
+
+/// Characters of a definition in a list of them; of a variable, those of its value.
+const MAX_DEFINITION: u64 = 1_000;
+const MAX_VARIABLE: u64 = 200;
+
+/// How much of an item is kept.
+fn item_limit(kind: Item) -> u64 {
+    match kind {
+        Item::Variable => MAX_VARIABLE,
+        Item::Function | Item::Macro | Item::Class => MAX_DEFINITION,
+        _ => MAX_ITEM,
+    }
+}
+
+impl InspectionBuilder {
+    /// Takes an event. True when no more of the text begun last is kept.
+    pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
+        match event {
+            Event::Item(kind, label) => {
+                self.items.push((kind, label.to_owned(), ClippedBuffer::new(item_limit(kind))));
+            }
+            Event::ItemText(text) => {
+                if let Some((_, _, item)) = self.items.last_mut() {
+                    item.push(text);
+                    return item.enough();
+                }
+            }
+            Event::Local(name, validity) => {
+                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+            }
+            Event::LocalText(text) => {
+                if let Some((.., value)) = self.locals.last_mut() {
+                    value.push(text);
+                    return value.enough();
+                }
+            }
+            Event::Error(kind) => self.error = Some((kind.to_owned(), String::new())),
+            Event::ErrorText { text, again } => {
+                if let Some((_, message)) = &mut self.error {
+                    if again {
+                        message.clear();
+                    }
+                    text.append_to(message, 10_000_usize.saturating_sub(message.len()));
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn check(self, end: JobEnd) -> Result<Vec<(Item, String, String)>, InspectError> {
+        match (end, self.error) {
+            (JobEnd::Succeeded, _) => {}
+            (JobEnd::Failed, Some((kind, message))) => return Err(InspectError::Lisp { kind, message }),
+            _ => return Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
+        }
+        Ok(self
+            .items
+            .into_iter()
+            .map(|(kind, label, text)| {
+                let clipped = Clipped::from(text);
+                let mut text = clipped.text;
+                if clipped.omitted > 0 {
+                    text.push_str(&crate::report::omission(clipped.omitted));
+                }
+                (kind, label, text)
+            })
+            .collect())
+    }
+
+    /// The answer of list-definitions, sorted.
+    pub(crate) fn definitions(self, end: JobEnd) -> Result<Definitions, InspectError> {
+        let mut more = 0;
+        let mut shown: Vec<_> = self
+            .check(end)?
+            .into_iter()
+            .filter_map(|(item, label, text)| {
+                let kind = match item {
+                    Item::Function => DefinitionKind::Function,
+                    Item::Variable => DefinitionKind::Variable,
+                    Item::Macro => DefinitionKind::Macro,
+                    Item::Class => DefinitionKind::Class,
+                    Item::Package => DefinitionKind::Package,
+                    Item::System => DefinitionKind::System,
+                    Item::More => {
+                        more = label.parse().unwrap_or(0);
+                        return None;
+                    }
+                    Item::Role | Item::Detail | Item::NotFound => return None,
+                };
+                Some(Definition { kind, text: on_one_line(&(label + &text)) })
+            })
+            .collect();
+        shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
+        shown.dedup();
+        Ok(Definitions { shown, more })
+    }
+
+    /// The answer of describe-symbol.
+    pub(crate) fn symbol(self, end: JobEnd) -> Result<SymbolDescription, InspectError> {
+        let mut roles: Vec<Role> = Vec::new();
+        for (item, label, text) in self.check(end)? {
+            match item {
+                Item::NotFound => return Ok(SymbolDescription::NotFound(text)),
+                Item::Role => roles.push(Role { title: text, details: Vec::new() }),
+                Item::Detail if !label.is_empty() => {
+                    if let Some(role) = roles.last_mut() {
+                        role.details.push((label, text));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(SymbolDescription::Found(roles))
+    }
+
+    /// The answer of frame-locals.
+    pub(crate) fn locals(self) -> Vec<Local> {
+        self.locals.into_iter().map(local).collect()
+    }
+
+    /// The answer of reset-session.
+    pub(crate) fn reset(self, end: JobEnd) -> Result<(), InspectError> {
+        self.check(end).map(drop)
+    }
+}

@@ -1,0 +1,206 @@
+//! What Lisp's threads ask for and tell.
+
+use std::time::Instant;
+
+use super::Inner;
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
+use super::hold::RELEASE_TIMEOUT;
+use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
+use super::pending::PendingReply;
+use super::scheduler::{Next, Place, Running};
+use crate::image::{Event, Host, Job, Lane};
+
+impl Host for Inner {
+    fn next_job(&self, lane: Lane) -> Option<Job> {
+        if lane == Lane::Evaluation && self.idle.get().is_none() {
+            crate::busy_poll::look(|| self.board.try_lock()?.has_waiting(lane).then_some(()));
+        }
+        loop {
+            let now = Instant::now();
+            let mut board = self.board.lock();
+            match board.next(lane, now) {
+                Next::Run(job) => {
+                    self.begun(board.find(job.id), now);
+                    match (lane, self.observer.get()) {
+                        (Lane::Background, Some(observer)) => observer.in_background(&mut board.background_numbers()),
+                        (Lane::Inspection, Some(observer)) => observer.inspects(Some(job.id)),
+                        _ => {}
+                    }
+                    self.leave_board(board);
+                    return Some(job);
+                }
+                Next::Release(notice) => {
+                    let request = self.release(&mut board, notice);
+                    let job = board.begin(lane, request, now);
+                    self.begun(board.find(job.id), now);
+                    self.leave_board(board);
+                    return Some(job);
+                }
+                Next::Refuse(request) => {
+                    let answer = Self::refuse(&mut board, request);
+                    self.leave_board(board);
+                    self.deliver([answer]);
+                }
+                Next::Wait(until) => {
+                    self.notify(board.take_changed());
+                    match self.idle.get().filter(|_| lane == Lane::Evaluation) {
+                        Some(idle) => {
+                            drop(board);
+                            idle.idle(until);
+                        }
+                        None => match until {
+                            None => self.changed[lane as usize].wait(&mut board),
+                            Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
+                        },
+                    }
+                }
+                Next::End => return None,
+            }
+        }
+    }
+
+    fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
+        let mut board = self.board.lock();
+        if let Event::Relief = event {
+            let Some((id, reply)) = board.relieve() else { return false };
+            let outcome = board.find(id).and_then(|running| running.reply.outcome()).map(OutcomeBuilder::so_far);
+            if let Some(observer) = self.observer.get() {
+                observer.in_background(&mut board.background_numbers());
+                observer.ended(id);
+            }
+            self.leave_board(board);
+            self.deliver(outcome.map(|mut outcome| {
+                self.state.lock().tell(&mut outcome);
+                super::answer(reply, outcome)
+            }));
+            return true;
+        }
+        if let Event::Done { success } = event {
+            let Some(mut running) = board.take_running(job) else { return false };
+            let end = match running.interrupted() {
+                _ if success => JobEnd::Succeeded,
+                Some(reason) => JobEnd::Interrupted(reason),
+                None => JobEnd::Failed,
+            };
+            // Its thread has gone with it into the background, and ends there.
+            let ends_thread = running.is_background();
+            let settled = std::mem::take(&mut running.settled);
+            let answer = self.finish(&mut board, running, end);
+            // Whoever finds that nothing runs finds what came of it.
+            self.leave_board(board);
+            self.deliver(std::iter::once(answer).chain(settled));
+            return ends_thread;
+        }
+        let Some(running) = board.find(job) else {
+            if let Event::Refused(reason) = event
+                && let Some((lane, request)) = board.take_waiting(job)
+            {
+                // No thread could be made for it.
+                let mut running = Running::new(request, lane, None);
+                if let PendingReply::Evaluation(builder, _) = &mut running.reply {
+                    builder.fail("STORAGE-CONDITION", reason);
+                }
+                let answer = self.finish(&mut board, running, JobEnd::Failed);
+                self.leave_board(board);
+                self.deliver([answer]);
+                return false;
+            }
+            drop(board);
+            self.stray(event);
+            return false;
+        };
+        match event {
+            Event::Held { unchanged } => {
+                running.holds = true;
+                running.unchanged = unchanged;
+            }
+            // There is no thread that could take over.
+            Event::Refused(_) if matches!(running.place, Place::Leaving(_)) => running.place = Place::Foreground,
+            Event::Refused(reason) => running.refused = Some(reason.to_owned()),
+            Event::Released => {
+                let end = Instant::now() + RELEASE_TIMEOUT;
+                running.released = true;
+                running.deadline = Some(end);
+                self.clock.arm(end);
+                let unwinding = board.held_as.as_ref().map(|held| Box::new(held.anew()));
+                if let Some(running) = board.find(job) {
+                    running.unwinding = unwinding;
+                }
+            }
+            Event::Foreground => {
+                // What ends before its call is answered is in the foreground.
+                if !running.is_background() {
+                    running.place = Place::Foreground;
+                    return true;
+                }
+            }
+            Event::Heap => {
+                let (was_full, full) = (running.filled_heap, running.judge_heap());
+                if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
+                    let now = Instant::now();
+                    if full {
+                        self.clock.arm(now + INTERRUPTION_GRACE);
+                    } else if was_full {
+                        // The time it had for its end is its own again.
+                        observer.extended(running.deadline.map(|end| end.saturating_duration_since(now)));
+                    }
+                }
+                return full;
+            }
+            Event::Notice(text) if running.is_background() => return running.reply.event(Event::Notice(text)),
+            Event::Notice(text) => {
+                drop(board);
+                self.state.lock().notice(text.to_owned());
+            }
+            Event::Defined(..) => {
+                running.reply.event(event);
+                let form = running.reply.outcome().and_then(|builder| builder.last_defined());
+                if let (Some(observer), Some(form)) = (self.observer.get(), form) {
+                    observer.defined(form, running.local, running.evaluation);
+                }
+            }
+            event => {
+                return match &mut running.unwinding {
+                    _ if signalled => running.reply.signalled(event),
+                    Some(unwinding) => unwinding.event(event),
+                    None => running.reply.event(event),
+                };
+            }
+        }
+        false
+    }
+}
+
+impl Inner {
+    /// Takes note of a job that begins to run.
+    fn begun(&self, running: Option<&mut Running>, now: Instant) {
+        let Some(running) = running else { return };
+        if running.lane == Lane::Evaluation
+            && !matches!(running.reply, PendingReply::Nobody)
+            && let Some(observer) = self.observer.get()
+        {
+            // What the server does of its own accord has a number of its own, above those of what waits.
+            observer.begun(running.id, running.deadline.map(|end| end.saturating_duration_since(now)));
+        }
+        if running.evaluates() {
+            self.begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
+        if let Some(at) = running.deadline.into_iter().chain(watch).min() {
+            self.clock.arm(at);
+        }
+    }
+
+    /// Takes what comes from nothing that runs now.
+    fn stray(&self, event: Event<'_>) {
+        match event {
+            Event::Stdout(text) | Event::Stderr(text) => {
+                let limit = self.limits.lock().max_output;
+                let mut state = self.state.lock();
+                state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
+            }
+            Event::Notice(text) => self.state.lock().notice(text.to_owned()),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a job's events build up to, and who gets it.
+
+use super::Reply;
+use super::events::{InspectionBuilder, OutcomeBuilder};
+use super::hold::Resumed;
+use super::operation::RecordsBuilder;
+use crate::error::{HoldError, InspectError};
+use crate::image::Event;
+use crate::outcome::{Definitions, Local, Outcome, Record, SymbolDescription};
+
+/// What is made of a job's events, and whoever waits for it.
+pub(super) enum PendingReply {
+    /// Nobody waits.
+    Nobody,
+    /// An evaluation.
+    Evaluation(Box<OutcomeBuilder>, Reply<Outcome>),
+    /// A held evaluation that goes on, unless the restart was ABORT.
+    Resumed(Box<OutcomeBuilder>, Reply<Result<Resumed, HoldError>>),
+    /// An evaluation inside a held one.
+    Inside(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
+    /// frame-locals.
+    Locals(InspectionBuilder, Reply<Result<Vec<Local>, HoldError>>),
+    /// abort-evaluation.
+    Release(Reply<Result<(), HoldError>>),
+    /// list-definitions.
+    Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
+    /// describe-symbol.
+    Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
+    /// A query.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
+    /// reset-session.
+    Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
+}
+
+impl PendingReply {
+    /// The outcome that is being built, of an evaluation.
+    pub(super) fn outcome(&self) -> Option<&OutcomeBuilder> {
+        match self {
+            Self::Evaluation(builder, _) => Some(builder),
+            Self::Resumed(builder, _) => Some(builder),
+            Self::Inside(builder, _) => Some(builder),
+            _ => None,
+        }
+    }
+
+    /// The number of the evaluation that this is, or goes on with.
+    pub(super) fn evaluation(&self) -> Option<u64> {
+        self.outcome().map(OutcomeBuilder::evaluation)
+    }
+
+    /// Takes an event. True when no more of the text begun last is kept.
+    pub(super) fn event(&mut self, event: Event<'_>) -> bool {
+        match self {
+            Self::Nobody | Self::Release(_) => false,
+            Self::Evaluation(builder, _) => builder.event(event),
+            Self::Resumed(builder, _) => builder.event(event),
+            Self::Inside(builder, _) => builder.event(event),
+            Self::Query(builder, _) => builder.event(event),
+            Self::Definitions(builder, _)
+            | Self::Symbol(builder, _)
+            | Self::Locals(builder, _)
+            | Self::Reset(builder, _) => builder.event(event),
+        }
+    }
+
+    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
+        match self {
+            Self::Evaluation(builder, _) => builder.signalled(event),
+            Self::Resumed(builder, _) => builder.signalled(event),
+            _ => false,
+        }
+    }
+}
