@@ -1,9 +1,9 @@
 ;;;; find-references: who calls, reads, sets, binds, expands, specialises or tests a name, through what SBCL records.
 ;;;;
-;;;; SBCL keeps three things with compiled code: cross-references with the form that each is in (src/compiler/xref.lisp),
-;;;; none of names in COMMON-LISP or its own packages; the linkage cells that full calls go through, whatever their names;
-;;;; and constants. All code is looked through at each question, which takes some milliseconds: so there is no index that
-;;;; could be out of date, hold on to garbage, or grow.
+;;;; SBCL keeps three things with compiled code: cross-references with the form that each is in
+;;;; (src/compiler/xref.lisp), none of names in COMMON-LISP or its own packages; the linkage cells that full calls go
+;;;; through, whatever their names; and constants. All code is looked through at each question, which takes some
+;;;; milliseconds: so there is no index that could be out of date, hold on to garbage, or grow.
 
 (in-package "SBCL-HOST")
 
@@ -110,8 +110,8 @@ method's is its generic function's."
             (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
 
 (defun live-functions (code)
-  "Return those simple functions of the component CODE that may still be called: NIL when all have been redefined, or were
-a top-level form."
+  "Return those simple functions of the component CODE that may still be called: NIL when all have been redefined, or
+were a top-level form."
   (let* ((functions (remove-if #'once-only-p (code-functions code)))
          (current (mapcar #'current-p functions)))
     (and functions
@@ -250,8 +250,8 @@ form in that."
     (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
 
 (defun code-place (function number name)
-  "Return the place in FUNCTION, a simple function, of the form with NUMBER; if that is NIL, of where NAME, a string, first
-stands in FUNCTION. NIL when no place is known."
+  "Return the place in FUNCTION, a simple function, of the form with NUMBER; if that is NIL, of where NAME, a string,
+first stands in FUNCTION. NIL when no place is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
       (let ((place (guarded (source-form-place source toplevel (or number own)
@@ -270,8 +270,8 @@ stands in FUNCTION. NIL when no place is known."
         name)))
 
 (defun source-order (function number)
-  "Return a list that functions, and the forms with NUMBER in them, are sorted by, as LIST< does: SBCL's own last, what was
-evaluated last first, then by file and place."
+  "Return a list that functions, and the forms with NUMBER in them, are sorted by, as LIST< does: SBCL's own last, what
+was evaluated last first, then by file and place."
   (let* ((source (code-source (sb-kernel:fun-code-header function)))
          (file (sb-c::debug-source-namestring source))
          (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
@@ -314,8 +314,8 @@ evaluated last first, then by file and place."
   "What was pushed for this question, a list of lists: nothing is told twice.")
 
 (defun push-reference-record (title place how &key (unplaced "no source known"))
-  "Push a record of a reference in what TITLE names, at PLACE or NIL, with a word on HOW, or NIL. Return true unless it was
-pushed before. UNPLACED is what is said where there is no place."
+  "Push a record of a reference in what TITLE names, at PLACE or NIL, with a word on HOW, or NIL. Return true unless it
+was pushed before. UNPLACED is what is said where there is no place."
   (let* ((title (if (stringp title)
                     title
                     (printed title +shown-title+)))
@@ -336,8 +336,8 @@ pushed before. UNPLACED is what is said where there is no place."
     (if (stringp file) file "no source known")))
 
 (defun push-references (references name limit)
-  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and how many more there
-are. Return how many there are in all."
+  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and how many more
+there are. Return how many there are in all."
   (let ((count 0) (more 0))
     (declare (type index count more))
     (dolist (reference (sorted-references references))
@@ -385,8 +385,8 @@ are. Return how many there are in all."
                       (printed-name name)
                       (eq 'inline (sb-int:info :function :inlinep name))))
           (t
-           (push-note "SBCL keeps no cross-references of its own names: only full calls were found, not those of ~A that ~
-                       the compiler does inline or transforms." (printed-name name))))))
+           (push-note "SBCL keeps no cross-references of its own names: only full calls were found, not those of ~A ~
+                       that the compiler does inline or transforms." (printed-name name))))))
 
 (defun function-components (name)
   "Return the components of the functions that NAME means: of a generic function, of its methods."
@@ -444,11 +444,12 @@ are. Return how many there are in all."
                                    :unplaced (system-place (reference-function reference))))))
       (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
             ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
-      (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a list."))))
+      (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a ~
+                  list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push where the variable SYMBOL is read, set or bound, after RELATION, or each of them when that is NIL; or where a symbol
-is referred to at all."
+  "Push where the variable SYMBOL is read, set or bound, after RELATION, or each of them when that is NIL; or where a
+symbol is referred to at all."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -462,7 +463,8 @@ is referred to at all."
                  (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
                  (printed-name symbol)))
     (if (name-recorded-p symbol)
-        (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not loaded.")
+        (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
+                    loaded.")
         (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
                    (printed-name symbol)))))
 
@@ -494,8 +496,8 @@ is referred to at all."
             '()))))
 
 (defun push-objects (objects title name limit nothing)
-  "Push records of the first LIMIT of OBJECTS, methods or classes, called what the function TITLE returns of each, NAME a
-string; or the note NOTHING."
+  "Push records of the first LIMIT of OBJECTS, methods or classes, called what the function TITLE returns of each, NAME
+a string; or the note NOTHING."
   (declare (type function title name))
   (loop for object in objects
         repeat limit
@@ -549,8 +551,8 @@ string; or the note NOTHING."
 ;;; Tests
 
 (defun test-operator-p (operator)
-  "True when a top-level form whose operator is called OPERATOR, in upper case, defines a test: in FiveAM, Parachute, Rove,
-lisp-unit, lisp-unit2, RT, and what is like them."
+  "True when a top-level form whose operator is called OPERATOR, in upper case, defines a test: in FiveAM, Parachute,
+Rove, lisp-unit, lisp-unit2, RT, and what is like them."
   (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
     (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
                 :test #'string=)
@@ -623,7 +625,8 @@ function that does so, or NIL."
   "How many calls away from a function its tests are looked for.")
 
 (defun caller-table ()
-  "Return a hash table from function names to lists of the functions that refer to them: in all code that is not SBCL's."
+  "Return a hash table from function names to lists of the functions that refer to them: in all code that is not
+SBCL's."
   (let ((table (make-hash-table :test 'equal)))
     (do-code (code)
       (let ((functions '()) (looked nil))
@@ -706,8 +709,8 @@ function that does so, or NIL."
       (push-record "more" :count (- (length found) limit)))
     (when (null found)
       (push-note "No test that is loaded is known to call ~A." (printed-name name)))
-    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or TEST ~
-                defines.")))
+    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or ~
+                TEST defines.")))
 
 ;;; The question
 

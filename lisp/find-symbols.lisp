@@ -5,8 +5,8 @@
 ;;; Patterns
 ;;;
 ;;; What is asked for is words between blanks, all of which a name must match, whatever their case: as a whole, at its
-;;; beginning, at the beginning of a word of it, or somewhere in it. A word with * or ? in it is a glob, which must match
-;;; the whole name; *PRINT-CASE* is both.
+;;; beginning, at the beginning of a word of it, or somewhere in it. A word with * or ? in it is a glob, which must
+;;; match the whole name; *PRINT-CASE* is both.
 
 (defconstant +exact+ 0
   "What a name is to a pattern: the same.")
@@ -170,10 +170,13 @@
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun typed-package-name (package)
-  "Return what one would type in the current package for PACKAGE: the shortest local nickname, else its name, or in place of
-one like UIOP/DRIVER or ALEXANDRIA.1.0.0 the shortest nickname that is a word."
+  "Return what one would type in the current package for PACKAGE: the shortest local nickname, else its name, or in
+place of one like UIOP/DRIVER or ALEXANDRIA.1.0.0 the shortest nickname that is a word."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
-         (word-p (name) (and (plusp (length name)) (alpha-char-p (char name 0)) (not (find-if (lambda (c) (find c "/.")) name)))))
+         (word-p (name)
+           (and (plusp (length name))
+                (alpha-char-p (char name 0))
+                (notany (lambda (character) (find character "/.")) name))))
     (let ((name (package-name package)))
       (typed-case (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
                                       when (eq named package) collect nickname))
@@ -182,8 +185,8 @@ one like UIOP/DRIVER or ALEXANDRIA.1.0.0 the shortest nickname that is a word."
                       name)))))
 
 (defun typed-package (symbol)
-  "Return the package that one would type SYMBOL by: of those that export it, the one with the shortest name; but SBCL's own
-are as they are. NIL for an uninterned symbol."
+  "Return the package that one would type SYMBOL by: of those that export it, the one with the shortest name; but SBCL's
+own are as they are. NIL for an uninterned symbol."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
@@ -293,9 +296,9 @@ are as they are. NIL for an uninterned symbol."
        t))
 
 (defun search-rank (match symbol package external system meaning)
-  "Return what SYMBOL of PACKAGE is sorted by, if it is MATCH to the query: what is one's own first, then what is exported,
-then short names. EXTERNAL is true when PACKAGE exports it, SYSTEM when that is the system's; MEANING when it means
-anything."
+  "Return what SYMBOL of PACKAGE is sorted by, if it is MATCH to the query: what is one's own first, then what is
+exported, then short names. EXTERNAL is true when PACKAGE exports it, SYSTEM when that is the system's; MEANING when it
+means anything."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
                   (if meaning 0 6)
@@ -328,7 +331,9 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
                            (not (intersection kinds meanings)))
                        (when meanings (incf (search-result-excluded result))))
                       ((and external (not exported)) (incf (search-result-excluded result)))
-                      (t (note-found result (search-rank match symbol package exported system meanings) symbol)))))))))))
+                      (t (note-found result
+                                     (search-rank match symbol package exported system meanings)
+                                     symbol)))))))))))
 
 (defun search-packages (matcher result)
   "Note in RESULT the packages whose names or nicknames match by MATCHER."
@@ -355,7 +360,7 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
 (defun push-found-symbol (symbol package first)
   "Push a record of SYMBOL, found in PACKAGE if that is not NIL. Of what it means, what is in FIRST comes first."
   (let* ((kinds (stable-sort (symbol-kinds symbol) (lambda (a b) (and (member a first) (not (member b first))))))
-         (operator (find-if (lambda (kind) (member kind '(:function :generic-function :macro :special-operator))) kinds))
+         (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
          (home (or package (symbol-package symbol))))
     (push-record "symbol"
                  :name (typed-symbol symbol package)
@@ -382,8 +387,8 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
 ;;; Nothing found
 
 (defun near-found-names (query package kinds)
-  "Return up to five names near to QUERY of what means one of KINDS, or anything, in PACKAGE, or everywhere, as one would
-type them."
+  "Return up to five names near to QUERY of what means one of KINDS, or anything, in PACKAGE, or everywhere, as one
+would type them."
   (let ((name (map 'string #'fold query))
         (symbols (make-hash-table :test 'equal)))
     (when (<= (length name) +near-name+)
@@ -402,13 +407,14 @@ type them."
               (near-names name (loop for near being the hash-keys of symbols collect near))))))
 
 (defun push-nothing-found (query package kinds kind external excluded)
-  "Push why nothing was found for QUERY, in PACKAGE or everywhere, of KINDS, asked for as KIND, a string or NIL, only what
-is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
+  "Push why nothing was found for QUERY, in PACKAGE or everywhere, of KINDS, asked for as KIND, a string or NIL, only
+what is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
                       ~@[~%Without that: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
-                 query (and package (package-name package))
+                 (if (> (length query) 100) (concatenate 'string (subseq query 0 100) "…") query)
+                 (and package (package-name package))
                  (append (and kind (list (format nil "only kind ~A" kind)))
                          (and external '("only exported symbols")))
                  (and (plusp excluded) excluded)

@@ -405,22 +405,22 @@ package error when there is no such package."
                (lambda (method stream)
                  (format stream "~{~S ~}~S" (method-qualifiers method)
                          (sb-pcl::unparse-specializers generic-function (sb-mop:method-specializers method)))
-                 (let* ((place (guarded (definition-place (sb-introspect:find-definition-source method)
-                                                          (symbol-name name))
+                 (let* ((key (method-signature (method-qualifiers method) (sb-mop:method-specializers method)))
+                        (place (guarded (definition-place (sb-introspect:find-definition-source method)
+                                                          (symbol-name name) key)
                                    (failure)
                                  nil))
-                        (text (and place *with-source* (method-text place (symbol-name name)))))
+                        (text (and place *with-source* (method-text place key))))
                    (when place
                      (format stream "  ~A" (written-place place)))
                    (when text
                      (format stream "~%  ~A" (with-indented-lines text))))))))
 
-(defun method-text (place name)
-  "Return the text of the DEFMETHOD at PLACE, of a method of NAME, a string; or NIL when it is not sure to be that one's."
+(defun method-text (place key)
+  "Return the text of the DEFMETHOD at PLACE if it is of the method with this KEY, else NIL."
   (let ((text (place-form-text place)))
     (and text
-         (eql 10 (mismatch "(defmethod" text :test #'char-equal))
-         (guarded (eql 1 (count-definitions (place-text place) (place-position place) name)) (failure) nil)
+         (guarded (equal key (form-signature (map-form text) text)) (failure) nil)
          text)))
 
 (defun with-indented-lines (text)
@@ -520,9 +520,9 @@ package error when there is no such package."
   "How many entries or slots of a value are shown whose printed representation hides them.")
 
 (defun value-parts (value)
-  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none): entries
-of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called. NIL when it
-has none."
+  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none):
+entries of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called.
+NIL when it has none."
   (typecase value
     (hash-table
      (values (block entries

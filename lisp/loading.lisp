@@ -48,7 +48,8 @@
   (let ((file (and (typep component 'asdf:cl-source-file)
                    (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
         (*action* (cons operation component))
-        (*compile-failures* (list nil)))
+        ;; In other answers they are told as warnings alone.
+        (*compile-failures* (and *load-report* (list nil))))
     (flet ((perform () (funcall perform operation component)))
       (when file
         (note-action operation file))

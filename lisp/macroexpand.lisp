@@ -5,8 +5,8 @@
 ;;; Reading without interning
 
 (defun private-copy (package)
-  "Return a package that is PACKAGE to the reader and the printer, in which symbols can be interned that PACKAGE does not
-get. It is in no list of packages."
+  "Return a package that is PACKAGE to the reader and the printer, in which symbols can be interned that PACKAGE does
+not get. It is in no list of packages."
   (flet ((copy-table (table)
            (let ((copy (copy-structure table))
                  (cells (sb-impl::symtbl-%cells table)))
@@ -17,8 +17,8 @@ get. It is in no list of packages."
       copy)))
 
 (defun new-qualified-names (text)
-  "Return what symbols TEXT would intern that stand in it with the package they are of, keywords too: lists of package and
-name."
+  "Return what symbols TEXT would intern that stand in it with the package they are of, keywords too: lists of package
+and name."
   (let ((names '()))
     (loop for start = 0 then (1+ colon)
           for colon = (position #\: text :start start)
@@ -62,8 +62,8 @@ name."
   "How many macro forms are expanded for one question.")
 
 (defvar *steps* '()
-  "The steps of this question, newest first: lists of the name of the macro, what the expansion begins with, and how often
-this happened in a row.")
+  "The steps of this question, newest first: lists of the name of the macro, what the expansion begins with, and how
+often this happened in a row.")
 
 (defvar *expanded* 0
   "How many macro forms have been expanded for this question.")
@@ -139,8 +139,8 @@ this happened in a row.")
       t)))
 
 (defun readable-names (form)
-  "Return a hash table from the uninterned symbols in FORM to others that are called G1, G2, STREAM1 and so on, each by a
-name of its own; or NIL when FORM is too large, or circular."
+  "Return a hash table from the uninterned symbols in FORM to others that are called G1, G2, STREAM1 and so on, each by
+a name of its own; or NIL when FORM is too large, or circular."
   (let ((bases (make-hash-table :test 'equal))
         (names (make-hash-table :test 'eq)))
     (flet ((base (symbol)
@@ -280,7 +280,7 @@ name of its own; or NIL when FORM is too large, or circular."
               (push-record "note" :text "Only the first form was expanded."))))))))
 
 (define-query :macroexpand (&key form depth package)
-  "Push records of what the first form of the string FORM expands to: to DEPTH, \"once\", \"full\" or \"all\", in PACKAGE,
-the name of one, or NIL for the current one."
+  "Push records of what the first form of the string FORM expands to: to DEPTH, \"once\", \"full\" or \"all\", in
+PACKAGE, the name of one, or NIL for the current one."
   (let ((*package* (if package (find-user-package package) (current-package))))
     (call-without-interning form (lambda () (push-expansion-of form depth)))))

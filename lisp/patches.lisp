@@ -136,6 +136,28 @@ what it defines, and the name of its parameter that says which."
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
       (perform-action perform operation component))))
 
+;;; What is found without evaluating
+
+(define-assumption "that a copy of a package gets its own symbols"
+  (let* ((package (find-package "SBCL-HOST"))
+         (copy (private-copy package))
+         (name "a name of no symbol"))
+    (and (eq 'private-copy (find-symbol "PRIVATE-COPY" copy))
+         (intern name copy)
+         (null (find-symbol name package)))))
+
+(define-assumption "the cells that full calls go through"
+  (member (linkage-index 'code-source) (linkage-indices (function-code #'system-code-p))))
+
+(define-assumption "the cross-references of code"
+  (let ((found nil))
+    (map-xrefs (lambda (kind name number)
+                 (declare (ignore number))
+                 (when (and (eq kind :calls) (eq name 'code-source))
+                   (setf found t)))
+               #'system-code-p)
+    found))
+
 ;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
   (lambda (convert &rest arguments)

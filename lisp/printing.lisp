@@ -113,8 +113,8 @@ host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host
             result)))
 
 (defun printed (object limit)
-  "Return OBJECT as PRIN1 has it now, at most LIMIT characters and a mark where some are missing; what stands for it when it
-cannot be printed."
+  "Return OBJECT as PRIN1 has it now, at most LIMIT characters and a mark where some are missing; what stands for it
+when it cannot be printed."
   (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
     (cond ((null result) text)
           ((eq result :enough) (concatenate 'string text "…"))

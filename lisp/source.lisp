@@ -659,40 +659,44 @@ of it."
                  "IN-PACKAGE" "DEFPACKAGE" "DECLAIM")
                :test #'string=)))
 
-(defun definition-position (map text name &optional exactly)
+(defun definition-position (map text name &key exactly method)
   "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: of the subform that looks
-like it, else, unless EXACTLY that is wanted, of the whole if that looks like a definition of something that may bring it;
-or NIL."
-  (labels ((visit (form depth)
+like it, and like that of the method with the signature METHOD if there is such a one; else, unless EXACTLY that is wanted, of
+the whole if that looks like a definition of something that may bring it; or NIL."
+  (labels ((visit (form depth key)
              (when (and (consp form) (< depth 20))
-               (when (defines-p form text name)
+               (when (and (defines-p form text name)
+                          (or (null key) (equal key (form-signature form text))))
                  (return-from definition-position (first form)))
                (dolist (element (rest form))
-                 (visit element (1+ depth))))))
-    (visit map 0)
+                 (visit element (1+ depth) key)))))
+    (when method
+      (visit map 0 method))
+    (visit map 0 nil)
     (and (not exactly) (definition-form-p map text) (not (names-all-p map text)) (first map))))
 
-(defun toplevel-map (text position)
-  "Return the map of the top-level form of TEXT that POSITION is in, or NIL."
-  (catch 'confused
-    (loop with start = 0
-          do (multiple-value-bind (map end) (scan-form text start 0)
-               (when (< position end)
-                 (return map))
-               (setf start end)))))
+(defun method-signature (qualifiers specializers)
+  "Return what a method is told by among those of its name: a list of the names of its QUALIFIERS and of its SPECIALIZERS
+but T. What is no symbol there is NIL."
+  (flet ((name (thing) (and (symbolp thing) (symbol-name thing))))
+    (list (mapcar #'name qualifiers)
+          (loop for specializer in specializers
+                for class = (and (typep specializer 'class) (class-name specializer))
+                unless (eq class t)
+                  collect (and class (name class))))))
 
-(defun count-definitions (text position name)
-  "Return how many subforms of the top-level form of TEXT that POSITION is in look like definitions of NAME, a string."
-  (let ((map (toplevel-map text position))
-        (count 0))
-    (labels ((visit (form depth)
-               (when (and (consp form) (< depth 20))
-                 (when (defines-p form text name)
-                   (incf count))
-                 (dolist (element (rest form))
-                   (visit element (1+ depth))))))
-      (visit map 0))
-    count))
+(defun form-signature (form text)
+  "Return the METHOD-SIGNATURE of the method that FORM, of a map of TEXT, defines if it is a DEFMETHOD, else NIL."
+  (when (and (consp form) (integerp (second form)) (string= "DEFMETHOD" (token-name text (second form))))
+    (let* ((rest (nthcdr 3 form))
+           (lambda-list (position-if #'consp rest)))
+      (flet ((name (form) (and (integerp form) (token-name text form))))
+        (when lambda-list
+          (list (mapcar #'name (subseq rest 0 lambda-list))
+                (loop for parameter in (rest (nth lambda-list rest))
+                      until (and (integerp parameter) (char= #\& (schar text parameter)))
+                      when (and (consp parameter) (not (equal "T" (name (third parameter)))))
+                        collect (name (third parameter)))))))))
 
 (defun form-text (text position)
   "Return the text of the form of TEXT at POSITION, or NIL."
@@ -707,8 +711,9 @@ or NIL."
             do (setf position (nth-value 1 (scan-form text position 0))))
       (form-start text position 0))))
 
-(defun definition-place (source name)
-  "Return the place of what SB-INTROSPECT says in SOURCE of the definition of NAME, a string; or NIL."
+(defun definition-place (source name &optional method)
+  "Return the place of what SB-INTROSPECT says in SOURCE of the definition of NAME, a string, or of the method of it with
+the key METHOD; or NIL."
   (let ((evaluated (plist-evaluation (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
@@ -717,20 +722,20 @@ or NIL."
                (file-definition-place (sb-ext:native-namestring file)
                                       (first (sb-introspect:definition-source-form-path source))
                                       (sb-introspect:definition-source-file-write-date source)
-                                      name)))
+                                      name method)))
           (evaluated
            (let* ((place (evaluated-place evaluated '()))
                   (text (place-text place))
                   (map (and text (map-form text)))
-                  (position (or (and map (definition-position map text name)) 0)))
+                  (position (or (and map (definition-position map text name :method method)) 0)))
              (when text
                (setf (place-position place) position
                      (place-code place) (line-at text position)
                      (place-line place) (+ (evaluated-line evaluated) (count #\Newline text :end position))))
              place)))))
 
-(defun file-definition-place (namestring number created name)
-  "Return the place of the definition of NAME, a string, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
+(defun file-definition-place (namestring number created name method)
+  "Return the place of the definition of NAME, a string, as DEFINITION-PLACE does, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
 which was written at CREATED, or NIL when that is not known: then only if there is exactly such a definition there."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (not (eql created date)))
@@ -738,7 +743,7 @@ which was written at CREATED, or NIL when that is not known: then only if there 
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))
                (map (and start (< start (length text)) (map-form text start)))
-               (position (and map (definition-position map text name (not created)))))
+               (position (and map (definition-position map text name :exactly (not created) :method method))))
           (cond (position
                  (multiple-value-bind (line column) (line-and-column text position)
                    (make-place :in (shown-path namestring) :line line :column column

@@ -383,3 +383,14 @@ fn a_held_evaluation_goes_on_under_its_number() {
 fn all_of_it_without_a_supervisor() {
     common::again_without_supervisor(&["limits_belong_to_the_session", "numbers_are_never_used_again"]);
 }
+
+#[test]
+fn of_very_many_values_the_first_are_shown() {
+    let mut server = Server::ready();
+    for value in ["nil", "(make-string 1000)"] {
+        let code = format!("(values-list (make-list 100000 :initial-element {value}))");
+        let text = server.evaluate(&code);
+        assert!(text.starts_with("=> ") && text.ends_with(" characters omitted]"), "{text}");
+        assert!(text.chars().count() <= 9_500, "{}", text.len());
+    }
+}

@@ -4,6 +4,7 @@ mod common;
 #[path = "common/processes.rs"]
 mod processes;
 
+use std::path::Path;
 use std::time::Duration;
 
 use common::{Server, bad, good};
@@ -394,6 +395,35 @@ fn tests_that_reach_a_function_are_told() {
     );
     assert!(found[3].starts_with("Not seen: "), "{found:?}");
     assert_eq!(references(&mut server, "*tests*", "tests")[0], "No test that is loaded is known to call *TESTS*.");
+}
+
+/// The real frameworks, where Debian installs them.
+#[test]
+fn tests_of_fiveam_are_told() {
+    let installed = Path::new("/usr/share/common-lisp/source/fiveam").exists();
+    assert!(installed || std::env::var_os("CI").is_none(), "scripts/setup.sh test installs fiveam");
+    if !installed {
+        eprintln!("fiveam is not installed: left out");
+        return;
+    }
+    let mut server = Server::ready();
+    let load = json!({"code": "(asdf:load-system :fiveam)", "timeout": 120});
+    good(&mut server, "evaluate-lisp", load);
+    server.evaluate(
+        "(defpackage :my (:use :cl :fiveam)) (in-package :my)
+         (defun parse (x) x) (defun run-it (x) (parse x))
+         (def-suite all) (in-suite all)
+         (test parses (is (eql 1 (parse 1))))
+         (test runs
+           (is (eql 1 (run-it 1))))
+         (test (late :compile-at :run-time) (is (eql 2 (run-it 2))))
+         (test other (is (eql 1 1)))",
+    );
+    let found = references(&mut server, "parse", "tests");
+    assert_eq!(found.len(), 4, "{found:?}");
+    assert_eq!(found[0], "MY::PARSES  evaluation 2, line 4: (test parses (is (eql 1 (parse 1))))");
+    assert!(found.contains(&"MY::RUNS  evaluation 2, line 5: (test runs  (via MY::RUN-IT)".to_owned()), "{found:?}");
+    assert!(found.iter().any(|line| line.starts_with("MY::LATE  evaluation 2, line 7: (test (late ")), "{found:?}");
 }
 
 // ---- macroexpand

@@ -704,8 +704,11 @@ fn the_text_of_methods_and_packages_can_be_had() {
         let text = good(&mut server, "describe-symbol", json!({"name": "run", "source": true}));
         let expected = format!("\n    (INTEGER)  {place}:4\n      (defmethod run ((x integer))\n        (list x))\n");
         assert!(text.contains(&expected), "{text}");
-        // Which of two is meant cannot be told.
-        assert!(!text.contains("(defmethod run ((x string))"), "{text}");
+        for (method, line) in [("((x string)) 1)", 7), ("((x symbol)) 2)", 8)] {
+            let class = method[4..10].to_uppercase();
+            let expected = format!("\n    ({class})  {place}:{line}\n      (defmethod run {method}\n");
+            assert!(text.contains(&expected), "{expected}{text}");
+        }
         assert!(text.ends_with("\n  Text:\n    (defgeneric run (x) (:method ((x list)) x))"), "{text}");
         assert!(!good(&mut server, "describe-symbol", json!({"name": "run"})).contains("defmethod"));
     }

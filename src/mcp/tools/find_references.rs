@@ -20,7 +20,8 @@ pub(super) fn tool() -> Tool {
         NAME,
         "Find references",
         "List who calls a function, or another relation, a line each: what, where, the line of source there. Works for \
-         loaded and for evaluated code: {\"name\": \"my-app:parse\"}, {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends with what was not looked at.",
+         loaded and for evaluated code: {\"name\": \"my-app:parse\"}, {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends \
+         with what was not looked at.",
         json!({
             "name": {"type": "string", "description": "Function, macro, variable or class: my-app:run, (setf slot)."},
             "relation": {
