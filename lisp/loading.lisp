@@ -48,7 +48,8 @@
   (let ((file (and (typep component 'asdf:cl-source-file)
                    (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
         (*action* (cons operation component))
-        (*compile-failures* (list nil)))
+        ;; In other answers they are told as warnings alone.
+        (*compile-failures* (and *load-report* (list nil))))
     (flet ((perform () (funcall perform operation component)))
       (when file
         (note-action operation file))
@@ -319,8 +320,7 @@ where else SYSTEM was looked for."
          (when hint
            (push-line "~A" hint))))
       (uiop:compile-file-error
-       ;; The answer of evaluate-lisp has them among its warnings.
-       (loop for (type cause file line column form) in (and *severities* (rest (reverse *compile-failures*)))
+       (loop for (type cause file line column form) in (rest (reverse *compile-failures*))
              do (push-line "~@[~A~]~:[:~D~;~*~]~:[:~D~;~*~]~@[ in ~A~]: ~A: "
                            file (eql 0 line) line (eql 0 column) column form type)
                 (if (stringp cause)

@@ -17,7 +17,8 @@
                (:file "frame-functions") (:file "hold") (:file "failures")
                (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt") (:file "parachute") (:file "rove")
                (:file "lisp-unit2") (:file "test-operation")
-               (:file "threads") (:file "lanes") (:file "contribs") (:file "checkpoint") (:file "patches") (:file "start"))
+               (:file "threads") (:file "lanes") (:file "tracing") (:file "profiling") (:file "contribs")
+               (:file "checkpoint") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 
 (asdf:defsystem "sbcl-host/tests"

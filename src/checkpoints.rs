@@ -40,6 +40,8 @@ pub(crate) struct Checkpoint {
     pub(crate) heap: u64,
     /// The program that saved it: no other may boot it.
     pub(crate) build: String,
+    /// It was saved of the server's own accord.
+    pub(crate) automatic: bool,
 }
 
 /// The checkpoints of one server.
@@ -134,6 +136,33 @@ impl Checkpoints {
         fs::remove_file(core)
     }
 
+    /// Removes the automatic ones that came after this one, or all: the session goes on from there.
+    pub(crate) fn forget_since(&self, from: Option<&Checkpoint>) {
+        let later = |one: &Checkpoint| from.is_none_or(|from| one.saved > from.saved);
+        for checkpoint in self.list().into_iter().filter(|one| one.automatic && later(one)) {
+            let _ = self.delete(&checkpoint);
+        }
+    }
+
+    /// Removes the oldest automatic ones until all together take at most `space` bytes; the newest stays.
+    pub(crate) fn make_room(&self, space: u64) {
+        let all = self.list();
+        let mut taken: u64 = all.iter().map(|checkpoint| checkpoint.bytes).sum();
+        let newest = all.iter().rposition(|checkpoint| checkpoint.automatic);
+        for (index, checkpoint) in all.iter().enumerate() {
+            if taken > space && checkpoint.automatic && Some(index) != newest && self.delete(checkpoint).is_ok() {
+                taken -= checkpoint.bytes;
+            }
+        }
+    }
+
+    /// Bytes that may still be written there, if that can be told.
+    pub(crate) fn free_space(&self) -> Option<u64> {
+        let existing = self.directory.ancestors().find(|directory| directory.exists())?;
+        let disk = rustix::fs::statvfs(existing).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
     /// Removes all of them, and the directory.
     pub(crate) fn remove(&self) {
         remove_directory(&self.directory);
@@ -192,7 +221,13 @@ impl Draft {
     ///
     /// # Errors
     /// The rest of a sentence: why there is none.
-    pub(crate) fn finish(mut self, child: Pid, name: String, evaluation: u64) -> Result<Checkpoint, String> {
+    pub(crate) fn finish(
+        mut self,
+        child: Pid,
+        name: String,
+        evaluation: u64,
+        automatic: bool,
+    ) -> Result<Checkpoint, String> {
         let saved = jiff::Timestamp::now();
         if !wait_until(child, SAVING) {
             let _ = kill_process(child, Signal::KILL);
@@ -216,7 +251,8 @@ impl Draft {
         core.sync_all().map_err(written)?;
         let bytes = core.metadata().map_err(written)?.len();
         let heap = self.checkpoints.heap;
-        let checkpoint = Checkpoint { name, file: self.file.clone(), bytes, evaluation, saved, heap, build: build() };
+        let checkpoint =
+            Checkpoint { name, file: self.file.clone(), bytes, evaluation, saved, heap, build: build(), automatic };
         let before = self.checkpoints.get(&checkpoint.name);
         write_whole(&path.with_extension("json"), &serde_json::to_vec(&checkpoint).map_err(|e| e.to_string())?)
             .map_err(written)?;

@@ -127,15 +127,35 @@ struct Serve {
     /// What comes back when the Lisp process dies and is replaced.
     #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
     restore: Restore,
+    /// Save checkpoints of the server's own accord when the session is idle after work. What is in memory may be secret,
+    /// and disks are small: hence not unless asked for.
+    #[arg(long, value_enum, default_value_t = When::Asked)]
+    checkpoints: When,
+    /// How much disk checkpoints may take before the oldest automatic ones go, such as 4G.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
+    checkpoint_space: u64,
     /// Give results as structured content, too, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
     structured_content: bool,
+    /// Which tools there are: `all`, `core` (evaluate or load, test, look at failures), or names with commas between. The
+    /// others are not listed and cannot be called.
+    #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
+    tools: mcp::ToolSet,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     watch_interval: u64,
+}
+
+/// When checkpoints are saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// When the client asks.
+    Asked,
+    /// Also when the session is idle.
+    Auto,
 }
 
 /// What comes back after a crash.
@@ -296,6 +316,7 @@ fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, ch
 /// A worker, on its supervisor's pipes.
 fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoints: PathBuf) -> i32 {
     let checkpoints = serve.options.checkpoints(checkpoints);
+    let automatic = (serve.checkpoints == When::Auto).then_some(serve.checkpoint_space);
     let scratch = Arc::new(scratch);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
@@ -319,7 +340,8 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoint
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve_supervised(stdio, &session, checkpoints, shared, serve.structured_content)
+    let (structured, tools) = (serve.structured_content, serve.tools);
+    let status = mcp::serve_supervised(stdio, &session, checkpoints, automatic, shared, structured, tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     supervisor::processes::end_all();
     // There will be no other worker, and perhaps nobody else to do it.
@@ -370,7 +392,7 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content)
+    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content, serve.tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     checkpoints.remove();
     clear_up(&scratch);

@@ -315,6 +315,19 @@ fn confined_servers_have_checkpoints_too() {
     assert_eq!(server.evaluate("*x*"), "=> 1");
 }
 
+#[test]
+fn the_server_saves_of_its_own_accord_when_asked_to() {
+    let state = State::new("automatic");
+    let mut server = state.serve(&["--checkpoints", "auto"]);
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 2)");
+    until("a checkpoint is there", || list(&mut server).starts_with("\"auto-1\"  evaluation 2, "));
+    kill_worker(&server);
+    assert!(server.evaluate("*x*").ends_with("=> 2"));
+    good(&mut server, "reset-session", json!({}));
+    assert_eq!(list(&mut server), "No checkpoints yet.");
+}
+
 /// What is done to a session, and to the model of it.
 #[derive(Debug, Clone)]
 enum Step {

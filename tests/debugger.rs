@@ -1195,7 +1195,10 @@ fn a_hold_ends_after_its_time() {
     let mut server = Server::start_with(&["--hold", "0.5"]);
     server.initialize("2025-06-18");
     hold(&mut server, "(error \"x\")");
-    std::thread::sleep(Duration::from_millis(1200));
+    // A question about what is held would have it held for longer.
+    while good(&mut server, "evaluation", json!({})).contains("held") {
+        std::thread::yield_now();
+    }
     nothing_is_held(&mut server);
     let text = server.evaluate("1");
     let said = "[notice]\nThe evaluation that was held for debugging has been released: its time was up.\n\n=> 1";
@@ -1307,7 +1310,9 @@ fn cancelling_what_goes_on_stops_it() {
     let mut server = Server::ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
     let id = server.post_call("invoke-restart", json!({"restart": "CONTINUE"}));
-    std::thread::sleep(Duration::from_millis(300));
+    while !good(&mut server, "evaluation", json!({})).contains("running for") {
+        std::thread::yield_now();
+    }
     server.notify("notifications/cancelled", json!({"requestId": id}));
     server.goes_on();
     nothing_is_held(&mut server);

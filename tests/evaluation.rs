@@ -1499,8 +1499,8 @@ fn output_of_a_thread_that_outlived_its_evaluation_is_background() {
         lisp.eval("(defvar *th* (sb-thread:make-thread (lambda () (sleep 0.3) (write-string \"late\")))) :started");
     assert_eq!(values("start", &outcome), [":STARTED"]);
     assert!(outcome.stdout.is_empty(), "{}", outcome.stdout.text);
-    std::thread::sleep(Duration::from_millis(900));
-    assert_eq!(lisp.text("(write-string \"now\") 1"), "[background]\nlate\n\n[stdout]\nnow\n\n=> 1");
+    let text = lisp.text("(sb-thread:join-thread *th*) (write-string \"now\") 1");
+    assert_eq!(text, "[background]\nlate\n\n[stdout]\nnow\n\n=> 1");
     assert_eq!(lisp.text("1"), "=> 1");
 }
 

@@ -5,8 +5,13 @@
 #![cfg(unix)]
 
 mod common;
+#[cfg(target_os = "linux")]
+#[path = "common/processes.rs"]
+mod processes;
 
+use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use common::Server;
 use proptest::prelude::*;
@@ -273,4 +278,186 @@ fn survives_code(server: &mut Server, code: &str) {
 fn any_code_is_answered_and_leaves_the_session_working() {
     let code = prop_oneof![4 => mutated_code(), 2 => reader_syntax(), 2 => dispatches(), 1 => any::<String>()];
     fuzz(500, code, |server, code| survives_code(server, code));
+}
+
+// ---- The order of things
+
+/// What a client, or somebody else, does.
+#[derive(Debug, Clone)]
+enum Act {
+    /// Asks for something, under an id of its own.
+    Ask(usize),
+    /// Cancels what was asked so many requests ago.
+    Cancel(usize),
+    /// The same, and asks for something else under that id at once.
+    Reuse(usize, usize),
+    /// Says something that wants no answer.
+    Say(usize),
+    /// Says nothing for so many milliseconds.
+    Wait(u64),
+    /// Kills the process that holds Lisp.
+    Kill,
+}
+
+/// Code, `@` standing for a number, and its time limit. What succeeds has the number for its value.
+const CODES: [(&str, f64); 7] = [
+    ("@", 30.0),
+    ("(progn (sleep 0.02) @)", 30.0),
+    ("(progn (dotimes (i 3000) (print i)) @)", 30.0),
+    ("(let ((x @)) (error \"failed ~a\" x))", 30.0),
+    ("(loop)", 0.2),
+    ("(list (loop))", 600.0),
+    ("; <2 MiB>\n@", 30.0),
+];
+/// Of these, one that runs until it is cancelled.
+const ENDLESS: usize = 5;
+
+/// Lines that ask for nothing, and whether they are answered with an error about nobody's request.
+const SAYINGS: [(&[u8], bool); 10] = [
+    (br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#, false),
+    (br#"{"jsonrpc":"2.0","method":"notifications/nothing/known","params":{"x":[1,2]}}"#, false),
+    (br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"nobody's"}}"#, false),
+    (br#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#, false),
+    (br#"{"jsonrpc":"2.0","id":3,"result":{}}"#, false),
+    (b"", false),
+    (b"{", true),
+    (b"no JSON \xff", true),
+    (b"[]", true),
+    (br#"{"jsonrpc":"2.0"}"#, true),
+];
+
+fn schedule() -> impl Strategy<Value = (bool, Vec<Act>)> {
+    let act = prop_oneof![
+        // Of what does not end, little.
+        16 => select(vec![0, 0, 0, 1, 1, 2, 3, 4, 5, 6]).prop_map(Act::Ask),
+        6 => (0_usize..4).prop_map(Act::Cancel),
+        4 => (0_usize..4, select(vec![0, 1, 3])).prop_map(|(back, what)| Act::Reuse(back, what)),
+        8 => (0..SAYINGS.len()).prop_map(Act::Say),
+        4 => (0_u64..40).prop_map(Act::Wait),
+        1 => (500_u64..3000).prop_map(Act::Wait),
+        1 => Just(Act::Kill),
+    ];
+    (any::<bool>(), prop::collection::vec(act, 1..25))
+}
+
+/// A request, as the client knows it.
+#[derive(Debug)]
+struct Asked {
+    id: i64,
+    /// What its code was, and its number.
+    what: usize,
+    number: usize,
+    cancelled: bool,
+    /// The image was killed before it was cancelled.
+    killed: bool,
+}
+
+fn ask(server: &mut Server, asked: &mut Vec<Asked>, id: i64, what: usize) {
+    let number = asked.len();
+    let (code, timeout) = CODES[what];
+    let code = code.replace('@', &number.to_string()).replace("<2 MiB>", &"x".repeat(2 << 20));
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": code, "timeout": timeout}});
+    server.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    asked.push(Asked { id, what, number, cancelled: false, killed: false });
+}
+
+/// Plays a schedule; then everything that was asked and not cancelled has one answer, its own, nothing else was said, and
+/// the image is the same unless it was killed.
+fn plays(alone: bool, acts: &[Act]) {
+    let mode: &[&str] = if alone { &["serve", "--no-supervisor"] } else { &["serve"] };
+    let mut server = Server::start_with(mode);
+    server.initialize("2025-11-25");
+    server.evaluate("(defvar *image* 1)");
+    server.evaluate("(setf *image* 2)");
+    let mut asked: Vec<Asked> = Vec::new();
+    let (mut errors, mut killed) = (0, false);
+    for act in acts {
+        match *act {
+            Act::Ask(what) => {
+                let id = i64::try_from(asked.len()).unwrap();
+                ask(&mut server, &mut asked, id, what);
+            }
+            Act::Cancel(back) | Act::Reuse(back, _) => {
+                let Some(place) = asked.len().checked_sub(back + 1) else { continue };
+                let id = asked[place].id;
+                // The id is the last one's that was asked under it.
+                let Some(last) = asked.iter_mut().rev().find(|last| last.id == id) else { continue };
+                last.cancelled = true;
+                server.notify("notifications/cancelled", json!({"requestId": id}));
+                if let Act::Reuse(_, what) = *act {
+                    ask(&mut server, &mut asked, id, what);
+                }
+            }
+            Act::Say(which) => {
+                let (line, refused) = SAYINGS[which];
+                server.send_raw(&[line, b"\n"].concat());
+                errors += usize::from(refused);
+            }
+            Act::Wait(time) => std::thread::sleep(Duration::from_millis(time)),
+            Act::Kill =>
+            {
+                #[cfg(target_os = "linux")]
+                if !alone {
+                    processes::signal(processes::worker(&server), "-KILL");
+                    killed = true;
+                    asked.iter_mut().filter(|one| !one.cancelled).for_each(|one| one.killed = true);
+                }
+            }
+        }
+    }
+    for endless in asked.iter_mut().filter(|one| one.what == ENDLESS && !one.cancelled) {
+        endless.cancelled = true;
+        server.notify("notifications/cancelled", json!({"requestId": endless.id}));
+    }
+    let image = server.call_tool("evaluate-lisp", json!({"code": "*image*"})).0;
+    server.goes_on();
+    let common::End { stderr, transcript, .. } = server.finish();
+    // A kill while the definition is restored is taken for its fault.
+    assert!(killed || image.ends_with("=> 2"), "{image}\n{stderr}");
+    let mut answers: HashMap<i64, Vec<&Value>> = HashMap::new();
+    for message in &transcript {
+        assert!(message.get("method").is_none(), "{message}");
+        match message["id"].as_i64() {
+            Some(id) => answers.entry(id).or_default().push(message),
+            None => errors -= 1,
+        }
+    }
+    assert_eq!(errors, 0, "answers to what was nobody's request");
+    for one in &asked {
+        let of_id = answers.get(&one.id).map_or(&[][..], Vec::as_slice);
+        let is_its = |answer: &&&Value| {
+            let (text, is_error) = common::outcome(answer);
+            if is_error {
+                text.contains(&format!("failed {}\n", one.number))
+            } else {
+                text.ends_with(&format!("=> {}", one.number))
+            }
+        };
+        if one.cancelled && one.what == ENDLESS && !one.killed {
+            let uses = asked.iter().filter(|other| other.id == one.id).count();
+            assert!(of_id.len() < uses, "{one:?} was answered: {of_id:?}");
+        } else if !one.cancelled && matches!(one.what, 0..=3 | 6) && !one.killed {
+            assert_eq!(of_id.iter().filter(is_its).count(), 1, "{one:?}: {of_id:?}");
+        }
+    }
+    for (id, of_id) in &answers {
+        let uses: Vec<_> = asked.iter().filter(|one| one.id == *id).collect();
+        if !uses.is_empty() {
+            let owed = uses.iter().filter(|one| !one.cancelled).count();
+            assert!((owed..=uses.len()).contains(&of_id.len()), "{uses:?}: {of_id:?}");
+        }
+    }
+    let unanswered = asked.iter().find(|one| !one.cancelled && !answers.contains_key(&one.id));
+    assert!(unanswered.is_none(), "{unanswered:?}");
+}
+
+#[test]
+fn any_order_of_requests_cancellations_noise_and_deaths_keeps_the_books() {
+    let config = Config { cases: cases(40), max_shrink_iters: 30, failure_persistence: None, ..Config::default() };
+    let outcome = TestRunner::new(config).run(&schedule(), |(alone, acts)| {
+        std::panic::catch_unwind(|| plays(alone, &acts)).map_err(|reason| TestCaseError::fail(panic_text(&*reason)))
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
 }

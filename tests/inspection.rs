@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::time::Duration;
-
 use sbcl::outcome::{DefinitionKind, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
 use support::{Lisp, fresh};
@@ -645,15 +643,16 @@ fn a_reset_forgets_star() {
 fn a_reset_ends_threads() {
     let lisp = fresh();
     lisp.values(
-        "(sb-thread:make-thread (lambda () (loop (sleep 0.05) (write-string \"still alive\"))) :name \"of-the-user\")",
+        "(let ((begun (sb-thread:make-semaphore))) \
+           (sb-thread:make-thread (lambda () (sb-thread:signal-semaphore begun) (loop (sleep 0.05) (write-string \"still alive\"))) \
+                                  :name \"of-the-user\") \
+           (sb-thread:wait-on-semaphore begun))",
     );
-    std::thread::sleep(Duration::from_millis(200));
     lisp.reset();
     assert_eq!(
         lisp.value("(find \"of-the-user\" (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'equal)"),
         "NIL"
     );
-    std::thread::sleep(Duration::from_millis(200));
     assert_eq!(lisp.text("1"), "=> 1");
 }
 

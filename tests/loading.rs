@@ -757,3 +757,18 @@ fn libraries_load_as_they_do() {
         eprintln!("skipped: none of these libraries is installed");
     }
 }
+
+#[test]
+fn a_load_goes_on_in_the_background() {
+    let place = Place::new();
+    app(&place);
+    let mut server = place.server();
+    let text = good(&mut server, "load", json!({"system": "app", "directory": "app", "background": true}));
+    assert!(text.starts_with("Evaluation 1 goes on in the background."), "{text}");
+    let text = without_times(&good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 60})));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
+    assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    // What is over in time is answered as ever.
+    let text = load(&mut server, json!({"system": "app", "wait": 60}));
+    assert_eq!(text, "app is up to date: 3 files, T s");
+}

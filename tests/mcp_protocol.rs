@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 21] = [
+const TOOLS: [&str; 23] = [
     "evaluate-lisp",
     "load",
     "describe-last-error",
@@ -30,6 +30,8 @@ const TOOLS: [&str; 21] = [
     "find-symbols",
     "find-references",
     "macroexpand",
+    "trace-calls",
+    "profile",
     "checkpoint",
     "reset-session",
     "configure-limits",
@@ -111,8 +113,9 @@ fn lists_its_tools() {
         }
         let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let changes = ["evaluate-lisp", "load", "run-tests", "evaluation", "checkpoint", "reset-session"]
-            .contains(&name)
+        let evaluates = ["evaluate-lisp", "load", "run-tests", "trace-calls", "profile"];
+        let changes = ["evaluation", "checkpoint", "reset-session"].contains(&name)
+            || evaluates.contains(&name)
             || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");

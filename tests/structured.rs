@@ -528,3 +528,24 @@ fn a_lost_image_answers_in_structure() {
 fn all_of_it_without_a_supervisor() {
     common::again_without_supervisor(&["a_lost_image_answers_in_structure"]);
 }
+
+#[test]
+fn traced_calls_and_profiles() {
+    let mut server = Structured::start();
+    server.evaluate(json!({"code": "(defun halve (n) (/ n 2)) (defvar *kept*) (defun waste () (dotimes (i 300) (setf *kept* (make-list 10000))))"}));
+    let answer = server.call("trace-calls", json!({"code": "(values (halve 3) 4)", "functions": ["halve"]}));
+    assert_eq!(answer.content["values"], json!(["3/2", "4"]));
+    let call = &answer.content["calls"][0];
+    assert_eq!(
+        (&call["text"], &call["end"], &call["result"]),
+        (&json!("(HALVE 3)"), &json!("returned"), &json!("3/2"))
+    );
+    assert_eq!((&call["depth"], &answer.content["omittedCalls"]), (&json!(0), &json!(0)));
+    let answer = server.call("trace-calls", json!({"code": "(halve :x)", "functions": ["halve"]}));
+    assert!(answer.is_error && answer.content["error"]["type"] == "TYPE-ERROR", "{}", answer.content);
+    assert_eq!(answer.content["calls"][0]["end"], "failed");
+    let answer = server.call("profile", json!({"code": "(waste)", "mode": "alloc"}));
+    assert_eq!((&answer.content["profile"]["mode"], &answer.content["values"]), (&json!("alloc"), &json!(["NIL"])));
+    let functions = answer.content["functions"].as_array().unwrap();
+    assert!(functions.iter().any(|function| function["name"] == "WASTE"), "{}", answer.content);
+}

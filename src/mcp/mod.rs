@@ -1,5 +1,6 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
+mod checkpointing;
 mod incoming;
 mod peer;
 mod reply;
@@ -25,9 +26,11 @@ use crate::rpc::inflight::Inflight;
 use crate::rpc::output::Output;
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
+use checkpointing::Saver;
 use server::{Server, first_request};
 use stdio::Stdio;
 use tools::ToolContext;
+pub(crate) use tools::ToolSet;
 
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(150);
@@ -90,31 +93,45 @@ impl Idle for Reader {
     }
 }
 
-/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too.
+/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too;
+/// `tool_set`: which tools there are.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
-pub(crate) fn serve(stdio: Stdio, session: &Session, checkpoints: Checkpoints, structured: bool) -> io::Result<i32> {
+pub(crate) fn serve(
+    stdio: Stdio,
+    session: &Session,
+    checkpoints: Checkpoints,
+    structured: bool,
+    tool_set: ToolSet,
+) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
-    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, Some(checkpoints), structured);
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, None, Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone());
     Ok(connection.serve(session, server))
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor.
+/// the supervisor. `automatic`: checkpoints are saved now and then, and may take so many bytes together.
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
+    automatic: Option<u64>,
     status: SharedStatus,
     structured: bool,
+    tool_set: ToolSet,
 ) -> io::Result<i32> {
     let connection = Connection::open(stdio, true)?;
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    let tools =
-        ToolContext::new(session.clone(), connection.inflight.clone(), Some(worker), Some(checkpoints), structured);
+    if let Some(space) = automatic {
+        let (session, checkpoints, activity) = (session.clone(), checkpoints.clone(), worker.activity().clone());
+        checkpointing::save_now_and_then(Saver { session, checkpoints, worker: Some(worker.clone()) }, activity, space);
+    }
+    let inflight = connection.inflight.clone();
+    let tools = ToolContext::new(session.clone(), inflight, Some(worker), Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     Ok(connection.serve(session, server))
 }

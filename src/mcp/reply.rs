@@ -12,6 +12,10 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 pub(super) enum Reply {
     /// What an evaluation did.
     Outcome(Box<Outcome>),
+    /// What an evaluation did, and the calls that it came to.
+    Calls(Box<Outcome>),
+    /// What an evaluation did, and where it spent its time.
+    Profile(Box<Outcome>),
     /// What tests came to.
     Tests(Box<Outcome>),
     /// An error to describe, if there is one.
@@ -54,6 +58,11 @@ impl Reply {
     /// What a client reads, in at most `max` characters; and what there is to be said in so many, if that is less.
     pub(super) fn text(&mut self, max: usize) -> String {
         let text = self.whole_text(max);
+        if let Self::Calls(outcome) | Self::Profile(outcome) = self {
+            // It is in its room already: what else is made of it is to be short, too.
+            **outcome = report::fitted(outcome, max);
+            return text;
+        }
         if text.len() <= max || text.chars().count() <= max {
             return text;
         }
@@ -70,6 +79,8 @@ impl Reply {
     fn whole_text(&self, max: usize) -> String {
         match self {
             Self::Outcome(outcome) => report::evaluation(outcome),
+            Self::Calls(outcome) => report::calls(outcome, max),
+            Self::Profile(outcome) => report::profile(outcome, max),
             Self::Tests(outcome) => report::tests(outcome, max),
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
@@ -100,7 +111,7 @@ impl Reply {
 
     pub(super) fn is_error(&self) -> bool {
         match self {
-            Self::Outcome(outcome) => outcome.is_error(),
+            Self::Outcome(outcome) | Self::Calls(outcome) | Self::Profile(outcome) => outcome.is_error(),
             Self::Expansion(records) => report::expansion_error(records).is_some(),
             Self::Refused(_) => true,
             _ => false,

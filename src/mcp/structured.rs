@@ -21,6 +21,8 @@ use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, r
 pub(super) fn content(reply: &Reply, max: usize) -> Value {
     match reply {
         Reply::Outcome(outcome) => evaluation(outcome),
+        Reply::Calls(outcome) => calls(outcome),
+        Reply::Profile(outcome) => profile(outcome),
         Reply::Tests(outcome) => tests(outcome),
         Reply::Error(known) => {
             optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
@@ -60,6 +62,29 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::Limits(limits) => self::limits(limits),
         Reply::Refused(sentence) => json!({"refused": sentence}),
     }
+}
+
+/// What an evaluation did, with the calls that were recorded.
+fn calls(outcome: &Outcome) -> Value {
+    let mut map = evaluation(outcome);
+    let calls = outcome.records.iter().filter(|record| record.kind == "call");
+    map["calls"] = calls
+        .map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"]))
+        .collect();
+    let trace = outcome.records.iter().find(|record| record.kind == "trace");
+    map["omittedCalls"] = trace.and_then(|trace| trace.number("omitted")).unwrap_or(0).into();
+    map
+}
+
+/// What an evaluation did, with the functions it was seen in.
+fn profile(outcome: &Outcome) -> Value {
+    let mut map = evaluation(outcome);
+    if let Some(profile) = outcome.records.iter().find(|record| record.kind == "profile") {
+        map["profile"] = fields(profile, &["mode", "samples", "threads", "milliseconds"]);
+    }
+    let functions = outcome.records.iter().filter(|record| record.kind == "function");
+    map["functions"] = functions.map(|function| fields(function, &["name", "place", "self", "total"])).collect();
+    map
 }
 
 /// An object with this property, if there is a value for it.
@@ -366,6 +391,30 @@ fn limits(limits: &Limits) -> Value {
 pub(super) fn schema(tool: &str) -> Option<JsonObject> {
     let mut properties = match tool {
         "evaluate-lisp" | "eval-in-frame" | "return-from-frame" | "restart-frame" => evaluation_properties(),
+        "trace-calls" => {
+            let ends = json!({"type": "string", "enum": ["returned", "failed", "left", "running"]});
+            let call = json!({
+                "depth": count(),
+                "text": text(),
+                "end": ends,
+                "result": text(),
+                "nanoseconds": count(),
+                "deeper": count(),
+                "thread": text(),
+            });
+            let mut properties = evaluation_properties();
+            properties["calls"] = list(&object(call, &["depth", "text", "end"]));
+            properties["omittedCalls"] = count();
+            properties
+        }
+        "profile" => {
+            let profile = json!({"mode": text(), "samples": count(), "threads": count(), "milliseconds": count()});
+            let function = json!({"name": text(), "place": text(), "self": count(), "total": count()});
+            let mut properties = evaluation_properties();
+            properties["profile"] = object(profile, &["samples"]);
+            properties["functions"] = list(&object(function, &["name", "self", "total"]));
+            properties
+        }
         "invoke-restart" => {
             let mut properties = evaluation_properties();
             properties["aborted"] =

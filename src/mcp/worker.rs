@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::checkpointing::Activity;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
@@ -58,6 +59,7 @@ pub(super) struct Worker {
     returned: Option<Result<Returned, String>>,
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
+    activity: Arc<Activity>,
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
@@ -96,6 +98,11 @@ impl Worker {
     /// True when this worker is the fresh image that this line asked for.
     pub(super) fn is_fresh_for(&self, line: u64) -> bool {
         self.reset == Some(line)
+    }
+
+    /// What goes on in the session.
+    pub(super) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
     }
 
     /// What there is to be said when this worker is the checkpoint that this line asked for, or could not be.
@@ -148,8 +155,15 @@ pub(super) fn take_over(
         session.add_notice(notice.clone());
     }
     output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
+    let activity = Arc::new(Activity::default());
     let told = Mutex::new(session.last_error().map(|error| error.id));
-    session.observe(Arc::new(Keeper { output: output.clone(), status, told, since: Mutex::new(Instant::now()) }));
+    session.observe(Arc::new(Keeper {
+        output: output.clone(),
+        status,
+        told,
+        since: Mutex::new(Instant::now()),
+        activity: activity.clone(),
+    }));
     if let Some(crash) = &init.crash
         && let Err(error) = &lost.result
     {
@@ -180,6 +194,7 @@ pub(super) fn take_over(
         returned,
         deadly_question,
         crashed,
+        activity,
         lost,
         told: Arc::default(),
     }
@@ -324,6 +339,7 @@ struct Keeper {
     told: Mutex<Option<u64>>,
     /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
     since: Mutex<Instant>,
+    activity: Arc<Activity>,
 }
 
 impl Observer for Keeper {
@@ -346,6 +362,7 @@ impl Observer for Keeper {
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
         }
+        self.activity.ended();
     }
 
     fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {

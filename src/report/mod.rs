@@ -3,6 +3,8 @@
 //! Pure functions. Text that comes from Lisp is escaped wherever it could pass for one of the report's own markers.
 
 #[cfg(feature = "mcp")]
+mod calls;
+#[cfg(feature = "mcp")]
 mod checkpoints;
 mod errors;
 mod escape;
@@ -19,6 +21,8 @@ use std::fmt::Write as _;
 
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
+#[cfg(feature = "mcp")]
+pub(crate) use calls::{calls, profile};
 #[cfg(feature = "mcp")]
 pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints};
 pub(crate) use errors::signalled_error;

@@ -61,6 +61,20 @@ impl Arguments {
         }
     }
 
+    /// Texts. A single one may stand for a list of it.
+    pub(super) fn texts(&mut self, name: &str) -> Result<Vec<String>, Fault> {
+        let values = match self.take(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(values)) => values,
+            Some(value) => vec![value],
+        };
+        let text = |value: Value| match value {
+            Value::String(text) => Ok(text),
+            other => Err(self.wrong(name, "an array of strings", &other)),
+        };
+        values.into_iter().map(text).collect()
+    }
+
     /// A yes or no; no when it is not there.
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, Fault> {
         let Some(value) = self.take(name) else { return Ok(false) };

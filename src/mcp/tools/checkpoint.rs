@@ -1,13 +1,12 @@
 //! checkpoint: the whole image, saved and brought back.
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use rustix::process::Pid;
 use serde_json::json;
 
 use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::checkpoints::{Checkpoint, MAX_NAME};
 use crate::handover::line_of_job;
-use crate::outcome::Record;
+use crate::mcp::checkpointing::Saved;
 use crate::session::operation::Operation;
 
 pub(super) const NAME: &str = "checkpoint";
@@ -65,18 +64,6 @@ pub(in crate::mcp) enum CheckpointReply {
     Deleted(String),
 }
 
-/// A checkpoint and how it came about.
-#[derive(Debug)]
-pub(in crate::mcp) struct Saved {
-    pub(in crate::mcp) checkpoint: Checkpoint,
-    /// How long the session stood still, in microseconds.
-    pub(in crate::mcp) stopped: i64,
-    /// Threads that are not in it.
-    pub(in crate::mcp) threads: Vec<String>,
-    /// How many timers are not.
-    pub(in crate::mcp) timers: i64,
-}
-
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["action", "name"], 0, arguments)?;
     let action = arguments.choice("action", &ACTIONS)?.unwrap_or(Action::List);
@@ -114,68 +101,11 @@ fn refuse(call: Call, reason: String) {
 }
 
 fn save(call: Call, name: String) {
-    let session = call.session().clone();
-    if session.is_held() {
-        return refuse(
-            call,
-            "Nothing was saved: an evaluation is held, and its stack cannot be saved. Go on with it, or abort it \
-             (abort-evaluation), first."
-                .to_owned(),
-        );
-    }
-    if session.is_busy() {
-        return refuse(
-            call,
-            "Nothing was saved: an evaluation runs, and its stack cannot be saved. Wait for it (the tool evaluation), or \
-             cancel it, first."
-                .to_owned(),
-        );
-    }
-    let Some(checkpoints) = call.context.checkpoints.clone() else { return };
-    let draft = match checkpoints.begin() {
-        Ok(draft) => draft,
-        Err(reason) => return refuse(call, reason),
-    };
-    let path = draft.path().to_string_lossy().into_owned();
-    let operation = Operation::new("save-image").with("path", path).with("name", &*name);
-    let evaluation = session.evaluations_so_far();
-    session.query_in_order(&operation, move |records| {
-        let records = match records {
-            Ok(records) => records,
-            Err(error) => return refuse(call, format!("Nothing was saved: {error}")),
-        };
-        // Before anything else is evaluated: what is defined from here on is not in it.
-        let saving = call.context.worker.as_ref().map(|worker| worker.saving(draft.file()));
-        let child = records.iter().find_map(|record| record.number("process"));
-        let Some(child) = child.and_then(|child| Pid::from_raw(i32::try_from(child).ok()?)) else {
-            return refuse(call, "Nothing was saved: the process that would do it did not start.".to_owned());
-        };
-        let finish = move || {
-            match draft.finish(child, name, evaluation) {
-                Ok(checkpoint) => {
-                    if let Some(worker) = &call.context.worker {
-                        worker.saved(&checkpoint);
-                    }
-                    call.answer(Ok::<_, Fault>(Reply::Checkpoint(CheckpointReply::Saved(saved(checkpoint, &records)))));
-                }
-                Err(reason) => refuse(call, format!("Nothing was saved: {reason}.")),
-            }
-            drop(saving);
-        };
-        // Should there be no thread for it, dropping the call answers.
-        let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
+    let Some(saver) = call.context.saver() else { return };
+    saver.save(name, false, move |saved| match saved {
+        Ok(saved) => call.answer(Ok::<_, Fault>(Reply::Checkpoint(CheckpointReply::Saved(saved)))),
+        Err(reason) => refuse(call, reason),
     });
-}
-
-fn saved(checkpoint: Checkpoint, records: &[Record]) -> Saved {
-    let number = |name| records.iter().find_map(|record| record.number(name)).unwrap_or(0);
-    let threads = records.iter().filter(|record| record.kind == "thread");
-    Saved {
-        checkpoint,
-        stopped: number("stopped"),
-        timers: number("timers"),
-        threads: threads.filter_map(|record| record.text("name").map(str::to_owned)).collect(),
-    }
 }
 
 fn restore(call: Call, checkpoint: Checkpoint) {
@@ -186,6 +116,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             "Nothing was restored: with --no-supervisor there is no process that could replace the image.".to_owned(),
         );
     };
+    let Some(checkpoints) = call.context.checkpoints.clone() else { return };
     let line = line_of_job(call.number);
     match worker.returned_for(line) {
         Some(Ok(returned)) => {
@@ -205,6 +136,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             call.leave();
             session.abandon();
             inflight.withdraw_all(WITHDRAWN);
+            checkpoints.forget_since(Some(&checkpoint));
             worker.go_back(line, checkpoint, &session);
         }
     }

@@ -16,25 +16,33 @@ mod limits;
 mod load;
 mod macroexpand;
 mod reset;
+
+mod profile;
 mod run_tests;
 mod symbol;
+mod tool_set;
+mod tracing;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::checkpointing::Saver;
 use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
-use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
 use crate::rpc::inflight::Inflight;
+use crate::session::operation::Operation;
+use crate::{Evaluation, Outcome, Session};
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
+pub(crate) use tool_set::ToolSet;
 
 /// What the tools work with.
 #[derive(Debug)]
@@ -47,6 +55,8 @@ pub(super) struct ToolContext {
     checkpoints: Option<Checkpoints>,
     /// Results have structured content, too.
     structured: bool,
+    /// Which tools there are.
+    tools: ToolSet,
     /// What users are asked between two calls.
     questions: Mutex<ask::Questions>,
 }
@@ -59,8 +69,15 @@ impl ToolContext {
         worker: Option<Worker>,
         checkpoints: Option<Checkpoints>,
         structured: bool,
+        tools: ToolSet,
     ) -> Arc<Self> {
-        Arc::new(Self { session, inflight, worker, checkpoints, structured, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, worker, checkpoints, structured, tools, questions: Mutex::default() })
+    }
+
+    /// What saves checkpoints, where there are any.
+    fn saver(&self) -> Option<Saver> {
+        let checkpoints = self.checkpoints.clone()?;
+        Some(Saver { session: self.session.clone(), checkpoints, worker: self.worker.clone() })
     }
 
     /// Characters that an answer may have.
@@ -70,13 +87,19 @@ impl ToolContext {
 
     /// What `tools/list` shows.
     pub(super) fn list(&self) -> Vec<Tool> {
-        let mut tools = all();
+        let mut tools = self.tools.tools();
         if self.structured {
             for tool in &mut tools {
                 tool.output_schema = structured::schema(&tool.name).map(Arc::new);
             }
         }
         tools
+    }
+
+    /// Why a call of this tool is none.
+    fn no_such_tool(&self, name: &str) -> Fault {
+        let names = self.tools.tools();
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, names.iter().map(tool_set::named)), None))
     }
 }
 
@@ -109,6 +132,25 @@ fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
     Ok(Step::Later(Box::new(work)))
 }
 
+/// Evaluates what an operation is sent, and answers what `reply` makes of the outcome.
+fn evaluate_as(
+    call: Call,
+    operation: &Operation,
+    evaluation: Evaluation,
+    reply: impl FnOnce(Outcome) -> Reply + Send + 'static,
+) {
+    let session = call.session().clone();
+    let waiting = call.waiting();
+    let job = session.submit_operation(operation, evaluation, move |outcome| {
+        call.answer(Ok::<_, Fault>(reply(outcome)));
+    });
+    waiting.report({
+        let session = session.clone();
+        move |from| session.output_so_far(job, from)
+    });
+    waiting.on_cancel(move || session.cancel(job));
+}
+
 /// The tools, in this order.
 fn all() -> Vec<Tool> {
     let mut evaluate = evaluate::tool();
@@ -119,6 +161,7 @@ fn all() -> Vec<Tool> {
     tools.extend(debugger::tools());
     tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
     tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
+    tools.extend([tracing::tool(), profile::tool()]);
     tools.extend([checkpoint::tool(), reset::tool(), limits::tool()]);
     tools
 }
@@ -160,6 +203,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     }
     let arguments = arguments.unwrap_or_default();
     let step = match &*name {
+        hidden if !call.context.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
@@ -185,10 +229,12 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
         macroexpand::NAME => macroexpand::call(arguments),
+        tracing::NAME => tracing::call(arguments),
+        profile::NAME => profile::call(arguments),
         checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
         limits::NAME => limits::call(&session, arguments).map(Step::Answer),
-        unknown => Err(Fault::Protocol(ErrorData::invalid_params(no_such_tool(unknown), None))),
+        unknown => Err(call.context.no_such_tool(unknown)),
     };
     match step {
         Ok(Step::Later(work)) => work(call),
@@ -198,8 +244,8 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
 }
 
 /// What to say of a tool that there is not: near names, and all there are.
-fn no_such_tool(name: &str) -> String {
-    let all: Vec<_> = all().into_iter().map(|tool| tool.name).collect();
+fn no_such_tool(name: &str, all: impl Iterator<Item = Cow<'static, str>>) -> String {
+    let all: Vec<_> = all.collect();
     let written: String = name.chars().take(LONG).collect::<String>().to_ascii_lowercase().replace('_', "-");
     let mut near: Vec<_> = all
         .iter()
@@ -227,6 +273,10 @@ fn define(
     if !required.is_empty() {
         schema.insert("required".to_owned(), json!(required));
     }
+    // What is so by default (MCP 2025-11-25, ToolAnnotations) takes room in every list.
+    let mut hints = hints;
+    hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
+    hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
     Tool::new(name, description, schema).with_title(title).with_annotations(hints)
 }
 

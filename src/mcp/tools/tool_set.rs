@@ -1,0 +1,70 @@
+//! `--tools`: which tools a server has.
+
+use std::borrow::Cow;
+
+use rmcp::model::Tool;
+
+use super::{all, no_such_tool};
+
+/// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
+/// starts the server decides what it can be asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum ToolSet {
+    /// Every one.
+    #[default]
+    All,
+    /// Those of the working loop.
+    Core,
+    /// These.
+    Named(Vec<String>),
+}
+
+/// The tools of the working loop: evaluate or load, test, look at the failure, repair.
+const CORE: [&str; 10] = [
+    "evaluate-lisp",
+    "load",
+    "run-tests",
+    "describe-last-error",
+    "get-backtrace",
+    "describe-symbol",
+    "find-symbols",
+    "evaluation",
+    "reset-session",
+    "configure-limits",
+];
+
+impl ToolSet {
+    /// Takes what the command line says: `all`, `core`, or names with commas between.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "all" => return Ok(Self::All),
+            "core" => return Ok(Self::Core),
+            _ => {}
+        }
+        let names: Vec<String> = text.split(',').map(|name| name.trim().replace('_', "-")).collect();
+        let known = all();
+        match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
+            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, known.iter().map(named)))),
+            None => Ok(Self::Named(names)),
+        }
+    }
+
+    /// Whether this tool is one of them.
+    pub(super) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Core => CORE.contains(&name),
+            Self::Named(names) => names.iter().any(|known| known == name),
+        }
+    }
+
+    /// The tools, in their order.
+    pub(super) fn tools(&self) -> Vec<Tool> {
+        all().into_iter().filter(|tool| self.has(&tool.name)).collect()
+    }
+}
+
+/// A tool's name.
+pub(super) fn named(tool: &Tool) -> Cow<'static, str> {
+    tool.name.clone()
+}
