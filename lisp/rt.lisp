@@ -98,52 +98,65 @@ framework returns the error that ended the test as its value."
 (defconstant +kept-output+ 8000
   "Characters of the end of what a test prints that are kept back, for the framework's report is among them.")
 
-(defclass kept-output (sb-gray:fundamental-character-output-stream)
-  ((target :initarg :target :reader kept-target)
-   (text :initform (make-string-output-stream) :reader kept-stream)
-   (count :initform 0 :accessor kept-count)
-   (column :initform 0 :accessor kept-column))
-  (:documentation "A stream that hands on what is printed to it later, but for the last of it."))
-
-(defun make-kept-output (target)
-  "Return a stream that hands what is printed to it on to TARGET."
-  (make-instance 'kept-output :target target))
+(defstruct (kept-output (:include sb-kernel:ansi-stream
+                         (cout #'keep-character)
+                         (sout #'keep-string)
+                         (misc #'operate-kept-output))
+                        (:constructor make-kept-output (target))
+                        (:copier nil)
+                        (:predicate nil))
+  "A stream that hands what is printed to it on to TARGET later, but for the last of it. No Gray stream: its methods would
+show in what SBCL says of the generic functions."
+  (target nil :type stream :read-only t)
+  (text (make-string-output-stream) :type stream :read-only t)
+  (count 0 :type index)
+  (column 0 :type index))
 
 (defun hand-on-kept (stream)
   "Have STREAM hand on all but the last of its text when it is long."
-  (when (> (kept-count stream) (* 4 +kept-output+))
-    (let* ((text (get-output-stream-string (kept-stream stream)))
+  (when (> (kept-output-count stream) (* 4 +kept-output+))
+    (let* ((text (get-output-stream-string (kept-output-text stream)))
            (end (- (length text) +kept-output+)))
-      (write-string text (kept-target stream) :end end)
-      (write-string text (kept-stream stream) :start end)
-      (setf (kept-count stream) +kept-output+))))
+      (write-string text (kept-output-target stream) :end end)
+      (write-string text (kept-output-text stream) :start end)
+      (setf (kept-output-count stream) +kept-output+))))
 
-(defmethod sb-gray:stream-write-char ((stream kept-output) character)
-  (write-char character (kept-stream stream))
-  (incf (kept-count stream))
-  (setf (kept-column stream) (if (char= character #\Newline) 0 (1+ (kept-column stream))))
+(defun keep-character (stream character)
+  "The stream's WRITE-CHAR."
+  (declare (type kept-output stream) (type character character))
+  (write-char character (kept-output-text stream))
+  (incf (kept-output-count stream))
+  (setf (kept-output-column stream) (if (char= character #\Newline) 0 (1+ (kept-output-column stream))))
   (hand-on-kept stream)
   character)
 
-(defmethod sb-gray:stream-write-string ((stream kept-output) string &optional (start 0) end)
-  (let* ((end (or end (length string)))
-         (newline (position #\Newline string :start start :end end :from-end t)))
-    (write-string string (kept-stream stream) :start start :end end)
-    (incf (kept-count stream) (- end start))
-    (setf (kept-column stream) (if newline (- end newline 1) (+ (kept-column stream) (- end start))))
-    (hand-on-kept stream)
-    string))
+(defun keep-string (stream string start end)
+  "The stream's WRITE-STRING."
+  (declare (type kept-output stream) (type string string) (type index start) (type (or index null) end))
+  (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
+    (write-string string (kept-output-text stream) :start start :end end)
+    (incf (kept-output-count stream) (- end start))
+    (setf (kept-output-column stream) (column-after (kept-output-column stream) string start end))
+    (hand-on-kept stream))
+  string)
 
-(defmethod sb-gray:stream-line-column ((stream kept-output))
-  (kept-column stream))
+(defun operate-kept-output (stream operation argument)
+  "The stream's other operations."
+  (declare (type kept-output stream) (ignore argument))
+  (case operation
+    (#.+charpos+ (kept-output-column stream))
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+external-format+ :utf-8)
+    (#.+line-length+ 80)
+    (#.+close+ t)))
 
 (defun kept-text (stream)
   "Return what STREAM keeps back."
-  (let ((text (get-output-stream-string (kept-stream stream))))
-    (write-string text (kept-stream stream))
+  (let ((text (get-output-stream-string (kept-output-text stream))))
+    (write-string text (kept-output-text stream))
     text))
 
 (defun forget-kept (stream end)
   "Have STREAM hand on what it keeps back up to END, NIL for all of it, and forget the rest."
-  (let ((text (get-output-stream-string (kept-stream stream))))
-    (write-string text (kept-target stream) :end end)))
+  (let ((text (get-output-stream-string (kept-output-text stream))))
+    (write-string text (kept-output-target stream) :end end)))
