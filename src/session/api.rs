@@ -395,7 +395,7 @@ pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
         *reply.0.lock() = Some(value);
         reply.1.notify_one();
     }));
-    if let Some(value) = crate::busy_poll::look(|| slot.0.try_lock()?.take()) {
+    if let Some(value) = crate::busy_poll::look(20, || slot.0.try_lock()?.take()) {
         return value;
     }
     let mut value = slot.0.lock();
