@@ -69,3 +69,8 @@
     (dolist (thread threads)
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
         (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
+
+;;; Files
+
+(defglobal **scratch** nil
+  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")

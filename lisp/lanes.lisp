@@ -5,9 +5,6 @@
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
   "The threads of the lanes for inspection, control and signals; those that evaluate are **EVALUATION-THREADS**.")
 
-(defglobal **scratch** nil
-  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
-
 (defglobal **boot-thread** nil
   "The thread that booted the image, which is the host's again and serves nothing.")
 

@@ -94,21 +94,6 @@ fails when it signals or is ended."
               (and (= before (length verdicts)) (performs-tests-p system)))
       (conclude verdict))))
 
-(defun failed-p (verdict)
-  "True when VERDICT is that of a test that failed."
-  (member (verdict-status verdict) '(:failed :error)))
-
-(defun system-files (systems)
-  "Return the native namestrings of the Lisp files of SYSTEMS."
-  (let ((files '()))
-    (labels ((visit (component)
-               (typecase component
-                 (asdf:cl-source-file
-                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
-                 (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
-      (mapc #'visit systems))
-    (nreverse files)))
-
 (defun run-system-tests (system)
   "Run the tests of SYSTEM, which is loaded with those of its tests. Return the systems that they are in."
   (let* ((systems (test-systems system))
@@ -123,17 +108,6 @@ fails when it signals or is ended."
       (when (zerop (length verdicts))
         (run-tests-in (packages-of-systems systems))))
     systems))
-
-(defun packages-of-systems (systems)
-  "Return the packages that files of SYSTEMS define."
-  (let ((files (system-files systems)))
-    (remove-if-not (lambda (package)
-                     (let* ((location (sb-impl::package-source-location package))
-                            (file (and location (sb-c:definition-source-location-namestring location))))
-                       (and file
-                            (not (system-file-p file))
-                            (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
-                   (list-all-packages))))
 
 (defun run-tests-in (packages)
   "Run the tests that belong to one of PACKAGES."
@@ -294,12 +268,16 @@ NIL."
 (defun test-place (verdict files directories)
   "Return where the test of VERDICT, or its first failed check, is in FILES, native namestrings: a file relative to one of
 DIRECTORIES, a line, and the line of source; or NIL."
-  (let ((name (string (verdict-name verdict))))
+  (let* ((whole (string (verdict-name verdict)))
+         ;; Macros that define several tests at once make up names of one: PARSE.COMPILED.
+         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
+                                  while (and end (plusp end))
+                                  collect (subseq whole 0 end)))))
     (loop for file in files
           repeat +searched-files+
           for octets = (file-octets file)
           for text = (and octets (octets-text octets 0 (length octets)))
-          for map = (and text (guarded (test-map name text) (failure) nil))
+          for map = (and text (some (lambda (name) (guarded (test-map name text) (failure) nil)) names))
           when map
             do (let ((position (first map)))
                  (dolist (check (reverse (verdict-checks verdict)))
@@ -312,14 +290,6 @@ DIRECTORIES, a line, and the line of source; or NIL."
                  (return (list (relative-file file directories)
                                (values (line-and-column text position))
                                (line-at text position)))))))
-
-(defun relative-file (file directories)
-  "Return the namestring FILE relative to the one of DIRECTORIES, native namestrings, that it is in, or to the working
-directory."
-  (loop for directory in directories
-        when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
-          return (subseq file (length directory))
-        finally (return (shown-path file))))
 
 ;;; What is told
 
@@ -394,18 +364,10 @@ directory."
   "Return the names of the systems that are loaded but those of the core."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
-(define-operation :run-tests (evaluate &key system package name (timeout 60000) reload)
-  "Run the tests of SYSTEM, of PACKAGE, or of NAME, a test or a group, all strings; each may take TIMEOUT milliseconds. With
-RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
-that failed first, with the checks that failed, `check', after it."
-  (let* ((run (make-test-run :limit timeout))
-         (system (and system (asdf:find-system (string-downcase system))))
-         (systems (and system (test-systems system)))
-         (start 0))
-    (when reload
-      (dolist (system (or (reverse systems) (mapcar #'asdf:find-system (user-systems))))
-        (load-for-tests system t)))
-    (mapc #'load-for-tests systems)
+(defun run-selected (run system package name)
+  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME, and push what they came to."
+  (let ((systems '())
+        (start 0))
     (call-with-test-run run
                         (lambda ()
                           (setf start (monotonic-milliseconds))
@@ -416,5 +378,59 @@ that failed first, with the checks that failed, `check', after it."
       (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
                  The frameworks that are loaded: ~{~A~^, ~}."
                 (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks))))
-    (push-verdicts run systems (round (- (monotonic-milliseconds) start)))
+    (push-verdicts run systems (round (- (monotonic-milliseconds) start)))))
+
+;;; Another image
+
+(defun push-way-to-files (verdicts)
+  "Push how another image finds the files of this one: the directories of .asd files as records `directory', and the systems
+with the packages of VERDICTS as records `load'."
+  (dolist (directory (remove-duplicates
+                      (append (loop for entry in asdf:*central-registry*
+                                    for directory = (ignore-errors (eval entry))
+                                    when (typep directory '(or string pathname))
+                                      collect (sb-ext:native-namestring (merge-pathnames directory)))
+                              (loop for name in (asdf:registered-systems)
+                                    for directory = (asdf:system-source-directory name)
+                                    when (and directory (not (typep directory 'logical-pathname)))
+                                      collect (sb-ext:native-namestring directory)))
+                      :test #'string= :from-end t))
+    (push-record "directory" :name directory))
+  (let ((packages (remove nil (remove-duplicates (map 'list (lambda (verdict) (symbol-home (verdict-name verdict)))
+                                                      verdicts)))))
+    (dolist (name (user-systems))
+      (when (intersection packages (packages-of-systems (list (asdf:find-system name))))
+        (push-record "load" :name name)))))
+
+(define-operation :run-tests (evaluate &key system package name (timeout 60000) reload registry load way beside (suspects 0))
+  "Run the tests of SYSTEM, of PACKAGE, or of NAME, a test or a group, all strings; each may take TIMEOUT milliseconds. With
+RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
+that failed first, with the checks that failed, `check', after it. In another image than the session's, REGISTRY names
+directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage
+for each test that fails. WAY: tell how another image finds the files. BESIDE: run
+here only what is loaded already."
+  (setf asdf:*central-registry*
+        (append asdf:*central-registry*
+                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
+  (let* ((run (make-test-run :limit timeout))
+         (system (and system (asdf:find-system (string-downcase system))))
+         (systems (and system (test-systems system)))
+         (covered (and (plusp suspects)
+                       (load-with-coverage (or systems (mapcar #'asdf:find-system load))
+                                           (uiop:subpathname (uiop:parse-native-namestring **scratch**
+                                                                                           :ensure-directory t)
+                                                             "coverage/")))))
+    (dolist (name load)
+      (load-for-tests (asdf:find-system name)))
+    (when reload
+      (dolist (system (or (reverse systems) (mapcar #'asdf:find-system (user-systems))))
+        (load-for-tests system t)))
+    (unless (and beside (notevery #'asdf:component-loaded-p systems))
+      (mapc #'load-for-tests systems)
+      (let ((*coverage* (and (plusp suspects) (present-coverage))))
+        (run-selected run system package name)
+        (when *coverage*
+          (push-suspects run covered suspects))))
+    (when way
+      (push-way-to-files (test-run-verdicts run)))
     '()))

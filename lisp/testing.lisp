@@ -34,6 +34,9 @@
   (milliseconds 0 :type real)
   ;; Which of the errors of this evaluation it is, from 0, once that was pushed.
   (error nil :type (or null index))
+  ;; What it ran, a bit vector, where that is asked for; and the names of functions in the frames of the error.
+  (marks nil :type (or null simple-bit-vector))
+  (frames '() :type list)
   ;; Errors that were signalled in it, newest first.
   (signalled '() :type list))
 
@@ -91,6 +94,10 @@
     (make-verdict :framework (framework-title *framework*)
                   :name name
                   :title (if (stringp name) name (type-name-text name)))))
+
+(defun failed-p (verdict)
+  "True when VERDICT is that of a test that failed."
+  (member (verdict-status verdict) '(:failed :error)))
 
 ;;; A run of tests
 
@@ -160,11 +167,21 @@ HOOK. It unwinds without a condition, which handlers would swallow."
          (progn
            (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)
            (let ((*test-run* run)
+                 (*verdict* nil)
                  ;; What tests warn of is output of theirs.
                  (*recording* nil)
                  (*machinery-directories* (framework-directories)))
              (call-with-signal-observer #'observe-test-error function)))
       (sb-ext:unschedule-timer timer))))
+
+(defun call-covered (verdict function)
+  "Return the values of FUNCTION, which runs the test of VERDICT for the first time; that gets the marks set by it."
+  (declare (type function function))
+  (cond ((or (null *coverage*) (verdict-marks verdict)) (funcall function))
+        (t
+         (forget-marks)
+         (unwind-protect (funcall function)
+           (setf (verdict-marks verdict) (set-marks))))))
 
 (defun call-as-test (verdict function)
   "Call FUNCTION, which runs a test, and return a list of its values. However it ends, VERDICT says so and belongs to the
@@ -192,7 +209,7 @@ interrupted stays so."
                (setf (test-run-guard run) (make-guard :deadline (+ start (test-run-limit run))
                                                       :leave #'leave :verdict verdict))
                (with-boundary ()
-                 (setf values (multiple-value-list (funcall function))))
+                 (setf values (multiple-value-list (call-covered verdict function))))
                (setf how :returned)))
         (let ((end (monotonic-milliseconds)))
           (setf (test-run-guard run) outer
@@ -296,7 +313,12 @@ it."
   "Push the error that the test of VERDICT ended with, if there is one, for the history."
   (let ((signalled (error-of-test verdict)))
     (when (and signalled (< (test-run-errors *test-run*) +pushed-errors+))
-      (setf (verdict-error verdict) (test-run-errors *test-run*))
+      (setf (verdict-error verdict) (test-run-errors *test-run*)
+            (verdict-frames verdict)
+            (loop for call in (signalled-calls signalled)
+                  for name = (call-name call)
+                  when (and name (symbolp name) (not (call-system call)))
+                    collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
       (when (and (signalled-condition signalled) (null (verdict-message verdict)))
         (setf (verdict-message verdict)
@@ -332,3 +354,35 @@ it."
   (when (or reload (not (asdf:component-loaded-p system)))
     (let ((*recording* t))
       (asdf:load-system system))))
+
+;;; Files of systems
+
+(defun system-files (systems)
+  "Return the native namestrings of the Lisp files of SYSTEMS."
+  (let ((files '()))
+    (labels ((visit (component)
+               (typecase component
+                 (asdf:cl-source-file
+                  (pushnew (sb-ext:native-namestring (asdf:component-pathname component)) files :test #'string=))
+                 (asdf:parent-component (mapc #'visit (asdf:component-children component))))))
+      (mapc #'visit systems))
+    (nreverse files)))
+
+(defun packages-of-systems (systems)
+  "Return the packages that files of SYSTEMS define."
+  (let ((files (system-files systems)))
+    (remove-if-not (lambda (package)
+                     (let* ((location (sb-impl::package-source-location package))
+                            (file (and location (sb-c:definition-source-location-namestring location))))
+                       (and file
+                            (not (system-file-p file))
+                            (member (sb-ext:native-namestring (parse-namestring file)) files :test #'string=))))
+                   (list-all-packages))))
+
+(defun relative-file (file directories)
+  "Return the namestring FILE relative to the one of DIRECTORIES, native namestrings, that it is in, or to the working
+directory."
+  (loop for directory in directories
+        when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
+          return (subseq file (length directory))
+        finally (return (shown-path file))))

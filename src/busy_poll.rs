@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 /// request after another comes back (10 to 30 µs here), where waking a processor takes 50.
 const BUSY: Duration = Duration::from_micros(50);
 
-/// Looks for something until it is there, or the thread has been awake for long enough.
-pub(crate) fn look<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Looks for something until it is there, or the thread has been awake for long enough. It gives way after so many looks:
+/// one that is a system call takes as long as twenty at memory.
+pub(crate) fn look<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     loop {
-        if let Some(found) = look() {
-            return Some(found);
+        for _ in 0..looks {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
         }
         if begin.elapsed() >= BUSY {
             return None;

@@ -3,7 +3,7 @@
 mod check;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,6 +101,21 @@ enum Command {
         /// Files, directories with Lisp source in them, or `-` for stdin.
         #[arg(required = true)]
         files: Vec<PathBuf>,
+    },
+    /// Run tests for a session, in an image beside it: what is asked comes on stdin, what came of it goes to stdout.
+    #[command(hide = true)]
+    Beside {
+        #[command(flatten)]
+        serve: Serve,
+        /// As of the worker that asks: not for this one.
+        #[arg(long)]
+        status_fd: Option<i32>,
+        /// As of the worker that asks: not for this one.
+        #[arg(long)]
+        scratch: Option<PathBuf>,
+        /// As of the worker that asks: not for this one.
+        #[arg(long)]
+        checkpoint_directory: Option<PathBuf>,
     },
     /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
     #[command(hide = true)]
@@ -260,6 +275,7 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Beside { serve, .. } => beside(serve.options, stdio),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
@@ -329,6 +345,7 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoint
         .and_then(|()| survive_accidents())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
+    mcp::beside::allow(std::env::args_os().skip(1));
     let session = match started {
         Ok(session) => session,
         Err(error) => {
@@ -382,6 +399,7 @@ fn greet(stdio: &Stdio) {
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     let scratch = Scratch::new();
+    mcp::beside::allow(std::env::args_os().skip(1));
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
     let session = match serve.options.session(&scratch, Some(&checkpoints)) {
         Ok(session) => session,
@@ -405,6 +423,30 @@ fn clear_up(scratch: &Scratch) {
     supervisor::processes::adopt_orphans();
     supervisor::processes::end_all();
     scratch.remove();
+}
+
+/// Runs tests for the process that started this one, and ends when that does.
+fn beside(options: Options, stdio: Stdio) -> i32 {
+    let scratch = Arc::new(Scratch::new());
+    let done = run_beside(options, stdio, &scratch);
+    clear_up(&scratch);
+    done.map_or_else(|reason| complain(&format!("sbcl-mcp cannot run tests: {reason}")), |()| 0)
+}
+
+fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<(), String> {
+    outlive_nobody(&stdio, scratch.clone()).map_err(|error| error.to_string())?;
+    let Stdio { input, output } = stdio;
+    let mut request = String::new();
+    // Its end is held open: there may be no more in it than the line.
+    io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
+    let tests: mcp::beside::Tests = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    // Files, and no checkpoint.
+    let options = Options { image: None, ..options };
+    let session = options.session(scratch, None)?;
+    start_logging(options.log);
+    let outcome = session.evaluate_operation(&tests.operation().with_errors(), tests.evaluation());
+    let text = serde_json::to_vec(&outcome).map_err(|error| error.to_string())?;
+    std::fs::File::from(output).write_all(&text).map_err(|error| error.to_string())
 }
 
 /// Boots and says what the image calls itself.

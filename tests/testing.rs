@@ -55,6 +55,12 @@ impl Project {
         std::fs::write(path, text).expect("a file");
     }
 
+    /// Has the file count as changed: what is as new as its fasl to the second does not.
+    fn touch(&self, file: &str) {
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        std::fs::File::options().write(true).open(self.0.join(file)).unwrap().set_modified(later).unwrap();
+    }
+
     /// A server that finds the system.
     fn server(&self) -> Server {
         let mut server = Server::ready();
@@ -325,11 +331,8 @@ fn reload_takes_what_changed_on_disk() {
         "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
          (test parse-empty (is (eql 0 (parse \"\"))))\n",
     );
-    // Files that are as new as their fasls to the second count as changed by their date.
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
-    for file in ["src/demo.lisp", "tests/tests.lisp"] {
-        std::fs::File::options().write(true).open(project.0.join(file)).unwrap().set_modified(later).unwrap();
-    }
+    project.touch("src/demo.lisp");
+    project.touch("tests/tests.lisp");
     // What is on disk is not looked at unasked.
     assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
     let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
@@ -402,6 +405,97 @@ fn cancelling_ends_the_run() {
     let text = good(&mut server, "run-tests", json!({"name": "after"}));
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
     assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
+}
+
+#[test]
+fn a_fresh_image_has_the_files_and_nothing_else() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest stale (parse \"\") (1))\n(deftest spoilt (parse \"\") nil)\n(deftest fine 1 1)\n";
+    let project = Project::new("fresh", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    // What is not loaded here stays so.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+                    FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
+    assert!(text.starts_with(expected), "{text}");
+    assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    server.evaluate("(defun demo:parse (text) (declare (ignore text)) '(1))");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.starts_with(expected), "{text}");
+    let stale = "Stale state: only in this session, not in a fresh image, these pass: DEMO-TESTS::STALE\n\
+                 Stale state: in this session, not in a fresh image, these fail: DEMO-TESTS::SPOILT\n";
+    assert!(text.contains(stale), "{text}");
+    let content = structured(&mut server, json!({"name": "stale", "fresh": true}));
+    assert_eq!(content["differs"], json!([{"name": "DEMO-TESTS::STALE", "passes": "session"}]), "{content:#}");
+    // The session is as it was.
+    assert_eq!(server.evaluate("(demo:parse \"\")"), "=> (1)");
+    // Evaluated tests are in no file.
+    server.evaluate("(sb-rt:deftest evaluated 1 1)");
+    let text = bad(&mut server, "run-tests", json!({"name": "evaluated", "fresh": true}));
+    assert!(text.starts_with("The tests are in no file of a system that is loaded"), "{text}");
+}
+
+#[test]
+fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
+    let project = Project::new("fresh-dies", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(defvar *kept* 1)");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.starts_with("The image for the tests died: signal: 9"), "{text}");
+    assert_eq!(server.evaluate("*kept*"), "=> 1");
+    // Loading may fail there.
+    project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
+    project.touch("src/demo.lisp");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
+    assert!(last_error(&mut server).contains("not today"));
+}
+
+#[test]
+fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest small (classify 3) :small)\n(deftest huge (classify 5000) :huge)\n\
+                 (deftest large (classify 100) (:large 100))\n(deftest also (classify 101) (:large 101))\n";
+    let project = Project::new("suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let source = "(defpackage :demo (:use :cl) (:export #:classify))\n(in-package :demo)\n\
+                  (defmacro with-size ((size n) &body body)\n  `(let ((,size (abs ,n))) ,@body))\n\
+                  (defun huge-p (n)\n  (> n 1000))\n\n\
+                  (defun large-name (n)\n  (if (plusp n)\n      (list :larg n)\n      (list :large n)))\n\n\
+                  (defun classify (n)\n  (with-size (size n)\n    (cond ((huge-p size) :huge)\n          \
+                  ((> size 10)\n           (large-name size))\n          (t :small))))\n";
+    project.write("src/demo.lisp", source);
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let asked = "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains(asked), "{text}");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
+    assert!(!text.contains(asked), "{text}");
+    let suspect = "   Suspects: LARGE-NAME  src/demo.lisp:8  (no passing test ran these lines)\n";
+    assert!(text.contains(suspect) && text.contains("\n               10: (list :larg n)\n"), "{text}");
+    assert!(
+        text.contains("CLASSIFY  src/demo.lisp:13  (no passing test ran these lines)  expands WITH-SIZE\n"),
+        "{text}"
+    );
+    assert!(text.contains("17: (large-name size))"), "{text}");
+    assert!(!text.contains("HUGE-P"), "{text}");
+    // Tests that fail alike are told of once.
+    assert!(
+        text.contains("2. DEMO-TESTS::ALSO  tests/tests.lisp:6\n") && text.contains("Suspects: as those of 1"),
+        "{text}"
+    );
+    // The session's own code has no marks.
+    assert_eq!(server.evaluate("(sb-c::code-coverage-map (sb-kernel:fun-code-header #'demo:classify))"), "=> NIL");
+    let content = structured(&mut server, json!({"package": "demo-tests", "suspects": 1}));
+    let suspects = &content["tests"][0]["suspects"];
+    assert_eq!((&suspects[0]["name"], &suspects[0]["passing"]), (&json!("LARGE-NAME"), &json!(0)), "{content:#}");
+    assert_eq!(suspects.as_array().map(Vec::len), Some(1), "{content:#}");
 }
 
 /// The last line of what a program of bare SBCL's prints; `None` where there is none to ask.

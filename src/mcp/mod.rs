@@ -1,5 +1,6 @@
 //! The MCP server: the session's tools over the client's stdin and stdout.
 
+pub(crate) mod beside;
 mod checkpointing;
 mod incoming;
 mod peer;

@@ -195,8 +195,37 @@ fn tests(outcome: &Outcome) -> Value {
             _ => {}
         }
     }
+    add_suspects(&mut tests, &outcome.records);
     map["tests"] = tests.into();
+    let differing = outcome.records.iter().filter(|record| record.kind == "differs");
+    map["differs"] = differing.map(|record| fields(record, &["name", "passes"])).collect();
     map
+}
+
+/// Adds the suspects in `records` to the tests that they are of.
+fn add_suspects(tests: &mut [Value], records: &[Record]) {
+    let mut of = None;
+    for record in records {
+        match record.kind.as_str() {
+            "suspects" => of = tests.iter().position(|test| test["name"].as_str() == record.text("name")),
+            "suspect" | "line" => {
+                let Some(test) = of.and_then(|of| tests.get_mut(of)) else { continue };
+                if record.kind == "suspect" {
+                    let mut suspect = fields(record, &["name", "file", "line", "passing", "macros"]);
+                    suspect["lines"] = json!([]);
+                    match test["suspects"].as_array_mut() {
+                        Some(suspects) => suspects.push(suspect),
+                        None => test["suspects"] = json!([suspect]),
+                    }
+                } else if let Some(suspect) = test["suspects"].as_array_mut().and_then(|known| known.last_mut())
+                    && let Some(lines) = suspect["lines"].as_array_mut()
+                {
+                    lines.push(fields(record, &["line", "code"]));
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 fn seconds(milliseconds: i64) -> Value {
@@ -570,6 +599,15 @@ fn evaluation_properties() -> Value {
 fn tests_properties() -> Value {
     let status = json!({"type": "string", "enum": ["passed", "failed", "error", "skipped"]});
     let error = object(summary_properties(), &["type", "message", "time"]);
+    let line = object(json!({"line": count(), "code": text()}), &["line", "code"]);
+    let suspect = json!({
+        "name": text(),
+        "file": text(),
+        "line": count(),
+        "passing": {"type": "integer", "minimum": 0, "description": "How many passing tests ran these lines."},
+        "macros": text(),
+        "lines": list(&line),
+    });
     let check = json!({"form": text(), "expected": text(), "actual": text(), "message": text()});
     let test = json!({
         "name": text(),
@@ -582,12 +620,15 @@ fn tests_properties() -> Value {
         "seconds": {"type": "number"},
         "checks": {"type": "array", "items": object(check, &[]), "description": "Those that failed, the first ones."},
         "error": error,
+        "suspects": list(&object(suspect, &["name", "line", "passing", "lines"])),
     });
     let mut properties = evaluation_properties();
     for name in ["passed", "failed", "errors", "skipped"] {
         properties[name] = count();
     }
     properties["seconds"] = json!({"type": "number"});
+    let passes = json!({"type": "string", "enum": ["session", "fresh"], "description": "Where alone it passes."});
+    properties["differs"] = list(&object(json!({"name": text(), "passes": passes}), &["name", "passes"]));
     properties["tests"] = list(&object(test, &["name", "framework", "status", "seconds", "checks"]));
     properties
 }

@@ -20,6 +20,8 @@ const FRAMES: usize = 3;
 const CHECKS: usize = 4;
 /// Characters of what comes after the failures.
 const AROUND: usize = 700;
+/// Names in a list of tests.
+const NAMES: usize = 20;
 /// Warnings that are shown.
 const WARNINGS: usize = 10;
 
@@ -31,7 +33,12 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     let target = sections.begin();
     target.push_str(&counts_line(&counts));
+    push_differences(target, outcome);
     push_failures(target, outcome, max.saturating_sub(AROUND));
+    if counts.failed + counts.errors > 0 && !outcome.records.iter().any(|record| record.kind == "suspects") {
+        target
+            .push_str("\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.");
+    }
     let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
     if printed > 0 && outcome.kept {
         _ = write!(
@@ -57,6 +64,25 @@ fn counts_line(counts: &TestCounts) -> String {
     format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
 }
 
+/// Tests that pass in the session or in the fresh image alone.
+fn push_differences(target: &mut String, outcome: &Outcome) {
+    for (passes, says) in [
+        ("session", "Stale state: only in this session, not in a fresh image, these pass"),
+        ("fresh", "Stale state: in this session, not in a fresh image, these fail"),
+    ] {
+        let differing = outcome.records.iter().filter(|record| record.kind == "differs");
+        let names: Vec<_> = differing
+            .filter(|record| record.text("passes") == Some(passes))
+            .map(|record| one_line(name(record), MAX_CALL))
+            .collect();
+        if !names.is_empty() {
+            let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
+            let rest = if names.len() > NAMES { ", …" } else { "" };
+            _ = write!(target, "\n{says}: {shown}{rest}");
+        }
+    }
+}
+
 /// Seconds with as many places as say something.
 fn tenths(milliseconds: i64) -> String {
     match milliseconds {
@@ -65,10 +91,11 @@ fn tenths(milliseconds: i64) -> String {
     }
 }
 
-/// A test with what was recorded of its checks.
+/// A test with what was recorded of its checks, and of what it ran.
 struct Test<'a> {
     record: &'a Record,
     details: Vec<&'a Record>,
+    suspects: Vec<&'a Record>,
 }
 
 /// The tests, each with the records after its own that belong to it.
@@ -76,8 +103,21 @@ fn with_details(records: &[Record]) -> Vec<Test<'_>> {
     let mut tests: Vec<Test<'_>> = Vec::new();
     for record in records {
         match (record.kind.as_str(), tests.last_mut()) {
-            ("test", _) => tests.push(Test { record, details: Vec::new() }),
+            ("test", _) => tests.push(Test { record, details: Vec::new(), suspects: Vec::new() }),
             ("check" | "more-checks", Some(test)) => test.details.push(record),
+            _ => {}
+        }
+    }
+    // They come after all tests.
+    let mut of = None;
+    for record in records {
+        match record.kind.as_str() {
+            "suspects" => of = tests.iter().position(|test| name(test.record) == name(record)),
+            "suspect" | "line" => {
+                if let Some(test) = of.and_then(|of| tests.get_mut(of)) {
+                    test.suspects.push(record);
+                }
+            }
             _ => {}
         }
     }
@@ -93,7 +133,14 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
     let mut room = max.saturating_sub(length(target));
     for (index, test) in failed.iter().enumerate() {
-        let entry = failure(index + 1, test, &outcome.errors);
+        let mut entry = failure(index + 1, test, &outcome.errors);
+        // Tests that fail alike have the same ones.
+        let alike =
+            failed[..index].iter().position(|other| !test.suspects.is_empty() && other.suspects == test.suspects);
+        match alike {
+            Some(other) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
+            None => push_suspects(&mut entry, &test.suspects),
+        }
         if length(&entry) > room {
             let names: Vec<_> = failed[index..].iter().map(|test| one_line(name(test.record), MAX_CALL)).collect();
             let more = names.len();
@@ -146,6 +193,31 @@ fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>
         (None, None) => {}
     }
     entry
+}
+
+/// The functions that may be at fault, each with the lines that make the difference.
+fn push_suspects(entry: &mut String, suspects: &[&Record]) {
+    let mut label = "Suspects: ";
+    for record in suspects {
+        let line = record.number("line").unwrap_or(0);
+        if record.kind == "line" {
+            let code = record.text("code").unwrap_or_default();
+            _ = write!(entry, "\n               {line}: {}", one_line(code, MAX_FORM));
+            continue;
+        }
+        let file =
+            record.text("file").map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)));
+        _ = write!(entry, "\n   {label}{}{file}", one_line(name(record), MAX_CALL));
+        _ = match record.number("passing") {
+            Some(0) => write!(entry, "  (no passing test ran these lines)"),
+            Some(1) => write!(entry, "  (1 passing test ran these lines)"),
+            passing => write!(entry, "  ({} passing tests ran these lines)", passing.unwrap_or(0)),
+        };
+        if let Some(macros) = record.text("macros") {
+            _ = write!(entry, "  expands {}", one_line(macros, MAX_CALL));
+        }
+        label = "          ";
+    }
 }
 
 /// `tests/parse.lisp:31`

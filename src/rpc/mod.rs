@@ -23,7 +23,7 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io
         Err(Errno::INTR) => Ok(0),
         result => Ok(result?),
     };
-    let ready = crate::busy_poll::look(|| match look(Some(&Timespec::default())) {
+    let ready = crate::busy_poll::look(1, || match look(Some(&Timespec::default())) {
         Ok(0) => None,
         result => Some(result),
     });

@@ -155,6 +155,21 @@ impl Session {
         self.submit_as(None, evaluation, Some(operation), Box::new(reply))
     }
 
+    /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Outcome {
+        wait(|reply| {
+            self.submit_operation(operation, evaluation, reply);
+        })
+    }
+
+    /// Takes the outcome of an evaluation that another image did in this session's stead: its errors go into the history,
+    /// and the error state is as if this one had done it.
+    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
+    pub(crate) fn adopt(&self, outcome: &mut Outcome) {
+        self.0.adopt(outcome);
+    }
+
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
     /// evaluation `source`.
     pub(super) fn submit_as(
@@ -389,7 +404,7 @@ pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
         *reply.0.lock() = Some(value);
         reply.1.notify_one();
     }));
-    if let Some(value) = crate::busy_poll::look(|| slot.0.try_lock()?.take()) {
+    if let Some(value) = crate::busy_poll::look(20, || slot.0.try_lock()?.take()) {
         return value;
     }
     let mut value = slot.0.lock();

@@ -131,6 +131,12 @@ impl Inner {
         }
     }
 
+    /// Takes the outcome of an evaluation that another image did in this session's stead.
+    pub(super) fn adopt(&self, outcome: &mut Outcome) {
+        (outcome.evaluation, outcome.kept, outcome.defined) = (0, false, Vec::new());
+        self.evaluated(Earlier { signalled: None, superseded: Vec::new() }, outcome);
+    }
+
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     fn evaluated(&self, before: Earlier, outcome: &mut Outcome) {
         let mut state = self.state.lock();

@@ -13,7 +13,7 @@ use crate::image::{Event, Host, Job, Lane};
 impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
         if lane == Lane::Evaluation && self.idle.get().is_none() {
-            crate::busy_poll::look(|| self.board.try_lock()?.has_waiting(lane).then_some(()));
+            crate::busy_poll::look(20, || self.board.try_lock()?.has_waiting(lane).then_some(()));
         }
         loop {
             let now = Instant::now();

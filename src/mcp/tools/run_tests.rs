@@ -5,11 +5,15 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Fault, Step, background, define, later};
-use crate::session::operation::Operation;
-use crate::{Evaluation, Limits, TimeLimit};
+use super::{Arguments, Call, Fault, Reply, Step, background, define, later};
+use crate::mcp::beside::{Handle, Tests};
+use crate::outcome::{Clipped, Field, Record, TestCounts};
+use crate::{Limits, Outcome, Session};
 
 pub(super) const NAME: &str = "run-tests";
+
+/// Suspects for each test that fails, at most.
+const MAX_SUSPECTS: u64 = 20;
 
 /// Seconds that a test may take unless asked otherwise.
 const TIMEOUT: f64 = 60.0;
@@ -22,30 +26,42 @@ const DESCRIPTION: &str = "Run the tests of a system, of a package, or the test 
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "system": {
-            "type": "string",
-            "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
-        },
-        "package": {
-            "type": "string",
-            "description": "Run the tests whose names belong to this package.",
-        },
-        "name": {
-            "type": "string",
-            "description": "Run this test, or the tests of this suite or tag, as `my-app-tests::parse-empty` or `parse-empty`.",
-        },
-        "timeout": {
-            "type": "number",
-            "minimum": 0.1,
-            "maximum": Limits::MAX_TIMEOUT_SECONDS,
-            "default": TIMEOUT,
-            "description": "Seconds that each test may take; one that takes longer fails, and the others go on.",
-        },
-        "reload": {
-            "type": "boolean",
-            "default": false,
-            "description": "First load what has changed on disk of the system and its tests.",
-        },
+            "system": {
+                "type": "string",
+                "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
+            },
+            "package": {
+                "type": "string",
+                "description": "Run the tests whose names belong to this package.",
+            },
+            "name": {
+                "type": "string",
+                "description": "Run this test, or the tests of this suite or tag, as `my-app-tests::parse-empty` or `parse-empty`.",
+            },
+            "timeout": {
+                "type": "number",
+                "minimum": 0.1,
+                "maximum": Limits::MAX_TIMEOUT_SECONDS,
+                "default": TIMEOUT,
+                "description": "Seconds that each test may take; one that takes longer fails, and the others go on.",
+            },
+            "reload": {
+                "type": "boolean",
+                "default": false,
+                "description": "First load what has changed on disk of the system and its tests.",
+            },
+            "fresh": {
+                "type": "boolean",
+                "default": false,
+                "description": "Run them in a new image that loads the files and nothing else, and say which tests only pass, or fail, in this session for what is left in it.",
+            },
+            "suspects": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": MAX_SUSPECTS,
+                "default": 0,
+                "description": "For each test that fails, so many functions that it ran and few passing tests did, with the lines that make the difference. Runs the tests once more, under coverage, in an image of its own.",
+            },
     });
     background::add_properties(&mut properties);
     define(
@@ -58,66 +74,146 @@ pub(super) fn tool() -> Tool {
     )
 }
 
-/// What to run.
-enum Selection {
-    System(String),
-    Package(String),
-    Name(String),
-}
-
-impl Selection {
-    fn take(arguments: &mut Arguments) -> Result<Self, Fault> {
-        let mut given = Vec::new();
-        for (name, make) in
-            [("system", Self::System as fn(String) -> Self), ("package", Self::Package), ("name", Self::Name)]
-        {
-            given.extend(arguments.optional_text(name)?.map(make));
-        }
-        match (given.pop(), given.is_empty()) {
-            (Some(selection), true) => Ok(selection),
-            _ => Err(Fault::Value(format!("{NAME} needs one of system, package and name."))),
-        }
+/// Which tests, from the arguments.
+fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
+    let [system, package, name] = ["system", "package", "name"].map(|name| arguments.optional_text(name));
+    let (system, package, name) = (system?, package?, name?);
+    if [&system, &package, &name].iter().filter(|given| given.is_some()).count() != 1 {
+        return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
     }
-
-    /// The argument of the operation.
-    fn argument(&self) -> (&'static str, &str) {
-        match self {
-            Self::System(name) => ("system", name),
-            Self::Package(name) => ("package", name),
-            Self::Name(name) => ("name", name),
-        }
-    }
-
-    /// What makes another image that the same can be run in, as code: tests need not be run again for that.
-    fn code(&self) -> String {
-        match self {
-            Self::System(name) => format!("(asdf:load-system {:?}) ; and run-tests", name.to_lowercase()),
-            Self::Package(name) | Self::Name(name) => format!("(values) ; run-tests {}", name.replace('\n', " ")),
-        }
-    }
-}
-
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["system", "package", "name", "timeout", "reload", "background", "wait"];
-    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
-    let selection = Selection::take(&mut arguments)?;
     let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
     let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
     let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
-    let (kind, name) = selection.argument();
-    let operation = Operation::new("run-tests")
-        .with(kind, name)
-        .with("timeout", timeout)
-        .with("reload", arguments.flag("reload")?)
-        .with_errors();
-    let mut evaluation = Evaluation::new(selection.code());
-    // Each test has a limit of its own.
-    evaluation.timeout = TimeLimit::None;
+    let reload = arguments.flag("reload")?;
+    Ok(Tests { system, package, name, timeout, reload, ..Tests::default() })
+}
+
+pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
+    let known = &["system", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
+    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
+    let tests = tests(&mut arguments)?;
+    let fresh = arguments.flag("fresh")?;
+    let allowed = format!("a whole number of suspects, from 0 to {MAX_SUSPECTS}");
+    let suspects = arguments.whole("suspects", 0..=MAX_SUSPECTS, &allowed)?.unwrap_or(0);
+    let beside = Beside { fresh, suspects };
 
     let patience = background::patience(&mut arguments)?;
-    later(move |call| {
-        background::evaluate(call, background::Job::operation(evaluation, operation), patience, |call, outcome| {
-            call.answer(Ok::<_, Fault>(outcome));
+    if patience.is_some() && (fresh || suspects > 0) {
+        return Err(Fault::Value(format!("{NAME}: fresh and suspects are not for background and wait.")));
+    }
+    let mut operation = tests.operation().with("way", fresh || suspects > 0).with("beside", fresh);
+    if !fresh {
+        operation = operation.with_errors();
+    }
+    let job = background::Job::operation(tests.evaluation(), operation);
+    later(move |call: Call| {
+        background::evaluate(call, job, patience, move |call, outcome| {
+            if beside.is_needed(&outcome) {
+                run_beside(call, tests, beside, outcome);
+            } else {
+                call.answer(Ok::<_, Fault>(outcome));
+            }
         });
     })
+}
+
+/// What is done in other images.
+#[derive(Debug, Clone, Copy)]
+struct Beside {
+    fresh: bool,
+    suspects: u64,
+}
+
+impl Beside {
+    /// Whether there is anything to do after what the session came to.
+    fn is_needed(self, here: &Outcome) -> bool {
+        !here.is_error() && (self.fresh || self.suspects > 0 && has_failures(here))
+    }
+}
+
+fn has_failures(outcome: &Outcome) -> bool {
+    TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0)
+}
+
+/// Runs the tests in other images, once the session has. If a fresh one is asked for, what is said is what they come to
+/// there, and which ones differ.
+fn run_beside(call: Call, mut tests: Tests, beside: Beside, here: Outcome) {
+    let named = |kind: &str| {
+        let records = here.records.iter().filter(|record| record.kind == kind);
+        records.filter_map(|record| record.text("name").map(str::to_owned)).collect::<Vec<_>>()
+    };
+    (tests.registry, tests.load, tests.reload) = (named("directory"), named("load"), false);
+    if tests.system.is_none() && tests.load.is_empty() {
+        let reason = "The tests are in no file of a system that is loaded, which another image could load.".to_owned();
+        return call.answer(Err::<Reply, _>(Fault::Value(reason)));
+    }
+    let handle = Handle::default();
+    let cancelled = handle.clone();
+    let (session, waiting, call) = (call.session().clone(), call.waiting(), call.shared());
+    let unanswered = call.clone();
+    let run = move || {
+        let outcome = if beside.fresh { run_fresh(&handle, &tests, &session, &here) } else { Ok(here) };
+        let answer = outcome.map(|mut outcome| {
+            if beside.suspects > 0 && !outcome.is_error() && has_failures(&outcome) {
+                tests.suspects = beside.suspects;
+                add_suspects(&handle, &tests, &mut outcome);
+            }
+            outcome
+        });
+        if let Some(call) = call.take() {
+            call.answer(answer.map_err(Fault::Value));
+        }
+    };
+    waiting.on_cancel(move || {
+        cancelled.end();
+        drop(unanswered.take());
+    });
+    waiting.report(|_| None);
+    // The call goes with a thread that cannot be started: it is answered an internal error.
+    drop(std::thread::Builder::new().name("sbcl-mcp-tests".to_owned()).spawn(run));
+}
+
+/// Runs the tests in a fresh image.
+fn run_fresh(handle: &Handle, tests: &Tests, session: &Session, here: &Outcome) -> Result<Outcome, String> {
+    let mut outcome = handle.run(tests)?;
+    session.adopt(&mut outcome);
+    outcome.notices.push("The tests ran in a fresh image that loaded the files and nothing else.".to_owned());
+    outcome.records.extend(differences(&here.records, &outcome.records));
+    Ok(outcome)
+}
+
+/// Runs the tests once more under coverage and adds the suspects to what they came to.
+fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
+    let failed = match handle.run(tests) {
+        Ok(covered) => match covered.result {
+            Ok(_) => {
+                let kinds = ["suspects", "suspect", "line"];
+                let suspects = covered.records.into_iter().filter(|record| kinds.contains(&record.kind.as_str()));
+                return outcome.records.extend(suspects);
+            }
+            Err(error) => format!("{}: {}", error.kind, error.message.text),
+        },
+        Err(reason) => reason,
+    };
+    outcome.notices.push(format!("Suspects could not be looked for. {failed}"));
+}
+
+/// Records `differs` of the tests that pass in one of the two images alone.
+fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
+    let status = |records: &[Record]| {
+        let tests = records.iter().filter(|record| record.kind == "test");
+        let pair = |test: &Record| Some((test.text("name")?.to_owned(), test.text("status")?.to_owned()));
+        tests.filter_map(pair).collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (here, fresh) = (status(here), status(fresh));
+    let differing = here.iter().filter_map(|(name, known)| {
+        let passes = match (known.as_str(), fresh.get(name)?.as_str()) {
+            ("passed", "failed" | "error") => "session",
+            ("failed" | "error", "passed") => "fresh",
+            _ => return None,
+        };
+        let field = |name: &str, text: &str| (name.to_owned(), Field::Text(Clipped::from(text.to_owned())));
+        Some(Record { kind: "differs".to_owned(), fields: vec![field("name", name), field("passes", passes)] })
+    });
+    differing.collect()
 }

@@ -1,0 +1,108 @@
+;;;; Which code runs: what is loaded for that marks its forms (SB-COVER). For an image of its own, beside the session's.
+
+(in-package "SBCL-HOST")
+
+;;; Loading
+
+(defun needed-systems (system)
+  "Return SYSTEM and all the systems that it needs, what is needed first."
+  (let ((found '()))
+    (labels ((visit (system)
+               (unless (member system found :test #'eq)
+                 (dolist (name (ignore-errors (asdf:system-depends-on system)))
+                   (let ((needed (ignore-errors (asdf:find-system (asdf/find-component:resolve-dependency-name
+                                                                   system name)
+                                                                  nil))))
+                     (when needed (visit needed))))
+                 (pushnew system found :test #'eq))))
+      (visit system))
+    (nreverse found)))
+
+(defun of-project-p (system root)
+  "True when the files of SYSTEM are below the directory ROOT."
+  (let ((directory (asdf:system-source-directory system)))
+    (and directory root (uiop:subpathp directory root))))
+
+(defun tests-anything-p (system)
+  "True when SYSTEM is likely to hold tests: it uses a framework, or its name says so."
+  (or (search "test" (asdf:component-name system))
+      (intersection (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
+                            (asdf:system-depends-on system))
+                    '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt")
+                    :test #'string-equal)))
+
+(defun load-with-coverage (systems scratch)
+  "Load SYSTEMS and what they need; the code that they test, in the same directory, with marks. What is compiled for that
+goes into the directory SCRATCH."
+  (let* ((root (asdf:system-source-directory (first (last systems))))
+         (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
+         (own (remove-if-not (lambda (system) (of-project-p system root)) needed))
+         (marked (remove-if #'tests-anything-p own)))
+    (dolist (system (set-difference needed own))
+      (asdf:load-system system))
+    ;; They are good as they are, wherever compiled files are to go.
+    (dolist (name (asdf:already-loaded-systems))
+      (asdf:register-immutable-system name))
+    (asdf:initialize-output-translations
+     `(:output-translations (t (,scratch :implementation)) :ignore-inherited-configuration))
+    (unwind-protect
+         (progn
+           (proclaim '(optimize (sb-cover:store-coverage-data 3)))
+           (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed)))
+      (proclaim '(optimize (sb-cover:store-coverage-data 0))))
+    (mapc #'asdf:load-system own)
+    marked))
+
+;;; Marks
+
+(defstruct (coverage (:copier nil) (:predicate nil))
+  "What marks there are in the code of this image."
+  ;; Vectors of code components, and of the number of the first mark of each.
+  (codes #() :type simple-vector :read-only t)
+  (starts #() :type simple-vector :read-only t)
+  (count 0 :type index :read-only t))
+
+(declaim (type (or null coverage) *coverage*))
+(defvar *coverage* nil
+  "The marks that tell what a test ran, or NIL when that is not asked for.")
+
+(defun marked-codes ()
+  "Return the code components with marks."
+  (loop for codes in (cdr sb-int:*code-coverage-info*)
+        append (loop for index below (sb-int:weak-vector-len codes)
+                     for code = (sb-int:weak-vector-ref codes index)
+                     when (and code (sb-c::code-coverage-map code))
+                       collect code)))
+
+(defun present-coverage ()
+  "Return the marks that there are."
+  (let ((codes (coerce (marked-codes) 'simple-vector))
+        (count 0))
+    (make-coverage :codes codes
+                   :starts (map 'simple-vector
+                                (lambda (code)
+                                  (prog1 count
+                                    (incf count (length (sb-c::code-coverage-map code)))))
+                                codes)
+                   :count count)))
+
+(defun mark-set-p (code index)
+  "True when what the mark INDEX of CODE stands for has run."
+  (let ((marks (sb-cover::code-coverage-marks code)))
+    #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
+    #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
+
+(defun forget-marks ()
+  "Have no mark be set."
+  (map nil #'sb-cover:reset-coverage (coverage-codes *coverage*)))
+
+(defun set-marks ()
+  "Return a bit vector of the marks that are set."
+  (let ((bits (make-array (coverage-count *coverage*) :element-type 'bit :initial-element 0)))
+    (loop for code across (coverage-codes *coverage*)
+          for start across (coverage-starts *coverage*)
+          do (with-pinned-objects (code)
+               (dotimes (index (length (sb-c::code-coverage-map code)))
+                 (when (mark-set-p code index)
+                   (setf (sbit bits (+ start index)) 1)))))
+    bits))

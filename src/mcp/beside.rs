@@ -1,0 +1,156 @@
+//! Tests in an image of their own, beside the session: a child process of this very program that loads the files, runs the
+//! tests, says what they came to, and ends. It ends, too, when this process does.
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoints::this_program;
+use crate::session::operation::Operation;
+use crate::{Evaluation, Outcome, TimeLimit};
+
+/// How long all of it may take, the loading included.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// Bytes that the child may say.
+const MAX_OUTCOME: u64 = 64 << 20;
+
+/// The command line of this program, without the command, if that can run tests: it is not another's library.
+static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Has tests run in processes with the options of this one, from its arguments.
+pub(crate) fn allow(arguments: impl Iterator<Item = OsString>) {
+    let mut arguments = arguments.peekable();
+    arguments.next_if(|first| first == "serve" || first == "worker");
+    let _ = ARGUMENTS.set(arguments.collect());
+}
+
+/// Which tests to run, and how the other image finds them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Tests {
+    /// One of these three.
+    pub(crate) system: Option<String>,
+    pub(crate) package: Option<String>,
+    pub(crate) name: Option<String>,
+    /// Milliseconds a test may take.
+    pub(crate) timeout: u64,
+    /// Load what changed on disk first.
+    pub(crate) reload: bool,
+    /// Directories with `.asd` files, and systems to load.
+    pub(crate) registry: Vec<String>,
+    pub(crate) load: Vec<String>,
+    /// How many suspects to look for by coverage, for each test that fails.
+    pub(crate) suspects: u64,
+}
+
+impl Tests {
+    /// What the Lisp side is asked to do.
+    pub(crate) fn operation(&self) -> Operation {
+        Operation::new("run-tests")
+            .maybe("system", self.system.clone())
+            .maybe("package", self.package.clone())
+            .maybe("name", self.name.clone())
+            .with("timeout", self.timeout)
+            .with("reload", self.reload)
+            .with("registry", self.registry.clone())
+            .with("load", self.load.clone())
+            .with("suspects", self.suspects)
+    }
+
+    /// What makes another image that the same can be run in, as code: tests need not be run again for that.
+    pub(crate) fn evaluation(&self) -> Evaluation {
+        let code = match &self.system {
+            Some(system) => format!("(asdf:load-system {:?}) ; and run-tests", system.to_lowercase()),
+            None => {
+                let name = self.package.as_ref().or(self.name.as_ref()).map_or("", String::as_str);
+                format!("(values) ; run-tests {}", name.replace('\n', " "))
+            }
+        };
+        // Each test has a limit of its own.
+        Evaluation { timeout: TimeLimit::None, ..Evaluation::new(code) }
+    }
+}
+
+/// A run in another process that can be ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Handle(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    child: Option<Child>,
+    ended: bool,
+}
+
+impl Handle {
+    /// Ends it, whatever it does.
+    pub(crate) fn end(&self) {
+        let mut state = self.0.lock();
+        state.ended = true;
+        if let Some(child) = &mut state.child {
+            let _ = child.kill();
+        }
+    }
+
+    /// Runs the tests and waits for what they come to.
+    ///
+    /// # Errors
+    /// A sentence that says why there is no outcome.
+    pub(crate) fn run(&self, tests: &Tests) -> Result<Outcome, String> {
+        let Some(arguments) = ARGUMENTS.get() else {
+            return Err("Tests can be run in an image of their own where the program sbcl-mcp serves.".to_owned());
+        };
+        let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
+        let mut child = Command::new(this_program().map_err(|error| failed("has no program", &error))?)
+            .arg0("sbcl-mcp")
+            .arg("beside")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| failed("cannot be started", &error))?;
+        // Held to the end: the child ends when nobody holds it.
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        {
+            let mut state = self.0.lock();
+            if state.ended {
+                let _ = child.kill();
+            }
+            state.child = Some(child);
+        }
+        let (Some(mut stdin), Some(stdout)) = (stdin, stdout) else { return Err("No pipes.".to_owned()) };
+        let request = serde_json::to_string(tests).map_err(|error| failed("cannot be asked", &error))?;
+        let asked = stdin.write_all(format!("{request}\n").as_bytes());
+        let late = self.clone();
+        let (done, over) = std::sync::mpsc::channel::<()>();
+        let watch = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(move || {
+            if over.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                late.end();
+            }
+        });
+        let begun = Instant::now();
+        let mut said = Vec::new();
+        let read = stdout.take(MAX_OUTCOME).read_to_end(&mut said);
+        drop((done, stdin));
+        let status = self.0.lock().child.take().map(|mut child| {
+            let _ = child.kill();
+            child.wait()
+        });
+        let _ = watch.map(std::thread::JoinHandle::join);
+        asked.and(read).map_err(|error| failed("does not answer", &error))?;
+        serde_json::from_slice(&said).map_err(|_| {
+            let how = match status {
+                _ if begun.elapsed() >= LIMIT => format!("did not come to an end within {} s", LIMIT.as_secs()),
+                Some(Ok(status)) => format!("died: {status}"),
+                _ => "died".to_owned(),
+            };
+            format!("The image for the tests {how}: a test, or loading its system, may have ended it.")
+        })
+    }
+}
