@@ -170,7 +170,7 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     let restarts = EnumSchema::builder(restarts.collect()).title("Restart").build();
     let values = StringSchema::new()
         .title("Values")
-        .description("Lisp expressions for the restart's arguments, if it takes any: `41`, or `1 (list 2)`.");
+        .description("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.");
     let schema = ElicitationSchema::builder()
         .required_enum_schema("restart", restarts)
         .property("values", rmcp::model::PrimitiveSchemaDefinition::String(values))

@@ -16,14 +16,13 @@ pub(super) fn add_properties(properties: &mut Value) {
     properties["background"] = json!({
         "type": "boolean",
         "default": false,
-        "description": "Answer at once; the evaluation goes on in the background, on a thread of its own, without a \
-                        time limit. The tool evaluation waits for it, shows what it has printed, or cancels it.",
+        "description": "Answer at once and go on in the background, without a time limit; the tool evaluation tells the rest.",
     });
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,
         "maximum": MAX_WAIT,
-        "description": "Seconds to wait for the end; what is not over by then goes on in the background.",
+        "description": "Seconds to wait; then it goes on in the background.",
     });
 }
 

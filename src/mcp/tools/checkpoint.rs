@@ -30,20 +30,19 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Checkpoint",
-        "Save the whole Lisp image - values, functions, classes, packages, loaded systems - under a name, and go back to \
-         it later in the time of a start. Not in it: threads, sockets, open files, foreign memory. Saving lets the \
-         session go on at once; should the image be lost, the next one begins with the last checkpoint. `restore` \
-         forgets everything since. Save before an experiment that may leave the session in a state you do not want.",
+        "Save the whole Lisp image - values, functions, classes, packages, loaded systems - under a name, and go \
+        back to it later in the time of a start. Not in it: threads, sockets, open files. Saving lets the session go \
+        on; a lost image begins with the last checkpoint. `restore` forgets everything since.",
         json!({
             "action": {
                 "type": "string",
                 "enum": ACTIONS.map(|(name, _)| name),
                 "default": "list",
-                "description": "What to do: list the checkpoints, save one, go back to one, or delete one.",
+                "description": "What to do.",
             },
             "name": {
                 "type": "string",
-                "description": "Its name, for all but `list`. Saving under a name that is there replaces that checkpoint.",
+                "description": "Its name, for all but `list`. Saving replaces one of that name.",
             },
         }),
         &[],

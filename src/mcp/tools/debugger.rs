@@ -31,8 +31,8 @@ pub(super) fn tools() -> [Tool; 6] {
             RESTART,
             "Invoke restart",
             "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, \
-             and answer what it then comes to: its values, or the next error, held again. Typical repair: define what is missing with \
-             eval-in-frame, then CONTINUE or RETRY.",
+            and answer what it then comes to: values, or the next error, held again. Typical: define what is missing \
+            with eval-in-frame, then CONTINUE.",
             json!({
                 "restart": {
                     "type": "string",
@@ -40,8 +40,7 @@ pub(super) fn tools() -> [Tool; 6] {
                 },
                 "values": {
                     "type": "string",
-                    "description": "Lisp expressions for the restart's arguments, or for the new values of an \
-                                    assertion's places: `41`, or `1 (list 2)`.",
+                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
                 },
             }),
             &["restart"],
@@ -51,7 +50,8 @@ pub(super) fn tools() -> [Tool; 6] {
             LOCALS,
             "Frame locals",
             "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \
-             \"debug\"): what a function was called with, and what it had made of it. For one that is not held, get-backtrace has \
+              \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
+             get-backtrace has \
              `locals`.",
             json!({"frame": frame()}),
             &["frame"],
@@ -60,9 +60,9 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             EVAL,
             "Evaluate in frame",
-            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), with \
-             the frame's local variables visible: look at them, change them, or define what was missing. Neither an error in \
-             it nor its time limit loses the held evaluation.",
+            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), \
+            with its local variables visible: look at them, change them, or define what was missing. An error in it \
+            does not lose the held one.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
             acts(),
@@ -80,7 +80,8 @@ pub(super) fn tools() -> [Tool; 6] {
             AGAIN,
             "Restart frame",
             "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's \
-             function again with the same arguments, for instance after redefining it, and answer what it then comes to.",
+              function again with the same arguments, for instance after redefining it, and answer what it then \
+              comes to.",
             json!({"frame": frame()}),
             &["frame"],
             acts(),

@@ -26,8 +26,7 @@ pub(super) fn tool() -> Tool {
         NAME,
         "List definitions",
         "List what this session has defined, with lambda lists and values: functions, variables, macros, classes, \
-         packages, loaded systems. What came with SBCL is left out, what a loaded system brought is counted. Use it to see where you are, after a break or a \
-         reset.",
+        packages, loaded systems (counted). Use it to see where you are.",
         json!({
             "type": {
                 "type": "string",
@@ -37,8 +36,7 @@ pub(super) fn tool() -> Tool {
             },
             "package": {
                 "type": "string",
-                "description": "List what is in this package, also what a loaded system brought. Default: what this \
-                    session defined itself, in any package.",
+                "description": "List what is in this package, loaded systems' definitions too. Default: the session's own, in any package.",
             },
             "limit": {
                 "type": "integer",

@@ -25,9 +25,9 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             DESCRIBE_NAME,
             "Describe last error",
-            "Explain the error that the last failed evaluation ended with: condition type, message, time, the \
-             restarts that were available, and the top 5 frames. Use it after an [ERROR], before guessing. It stays \
-             the same until an evaluation succeeds, which clears it; error-history has older ones.",
+            "Explain the error that the last failed evaluation ended with: type, message, time, restarts, and the \
+            top 5 frames. Use it after an [ERROR], before guessing. It stays the same until an evaluation succeeds; \
+            error-history has older ones.",
             json!({"error-id": error_id()}),
             &[],
             inspection(),
@@ -35,20 +35,20 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             BACKTRACE_NAME,
             "Get backtrace",
-            "Show the call stack of the last error, innermost frame first, with the arguments of each call and source \
-             locations where they are known. Use it to find which of your functions was called with what.",
+            "Show the call stack of the last error, innermost frame first, with the arguments of each call and \
+            source locations.",
             json!({
                 "max-frames": {
                     "type": "integer",
                     "minimum": 1,
                     "default": DEFAULT_FRAMES,
-                    "description": "How many frames to show, from the point of the error outwards.",
+                    "description": "How many frames to show.",
                 },
                 "from": {
                     "type": "integer",
                     "minimum": 0,
                     "default": 0,
-                    "description": "The number of the first frame to show: for what did not fit into an answer.",
+                    "description": "The first frame to show.",
                 },
                 "locals": {
                     "type": "boolean",

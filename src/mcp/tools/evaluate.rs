@@ -9,13 +9,11 @@ use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
-const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL session: define functions, run them, \
-    load systems, try things out. Takes any number of forms, read and evaluated one by one, so `in-package` works for \
-    the forms after it; send functions that call each other together. Definitions, variables, packages and \
-    `*package*` persist between calls, and `*`, `**`, `***` hold the last values. Answers with [stdout], [stderr] and \
-    [warnings] where there are any, then one `=> value` line for each value of the last form. A failure answers with \
-    [ERROR], its type and message, and a [Backtrace]; describe-last-error and get-backtrace tell more. Reading from \
-    standard input meets end of file.";
+const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL session. Any number of forms, read and \
+    evaluated one by one; send functions that call each other together. Definitions, variables and `*package*` \
+    persist, and `*`, `**`, `***` hold the last values. Answers with [stdout], [stderr] and [warnings], then a `=> \
+    value` line for each value of the last form. A failure answers with [ERROR], type and message, and a \
+    [Backtrace]; describe-last-error and get-backtrace tell more. Standard input is empty.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
@@ -25,7 +23,7 @@ pub(super) fn tool() -> Tool {
         },
         "package": {
             "type": "string",
-            "description": "Package to read and evaluate in, for this call alone. Default: the session's current package.",
+            "description": "Package to evaluate in, for this call alone. Default: the current one.",
         },
         "timeout": super::limits::timeout_schema(),
         "capture-time": {
@@ -36,12 +34,12 @@ pub(super) fn tool() -> Tool {
         "record-errors": {
             "type": "boolean",
             "default": false,
-            "description": "Also record the errors that the code handles itself (handler-case, ignore-errors, test frameworks), where they are signalled: the first of each kind and place, 20 at most. [notice] lists them with their identifiers, for get-backtrace and describe-last-error.",
+            "description": "Also record the errors that the code handles itself, where they are signalled (20 at most): [notice] lists them with identifiers for get-backtrace.",
         },
         "on-error": {
             "type": "string",
             "enum": super::limits::on_error_names(),
-            "description": "What a failure comes to: `abort` unwinds and reports; `debug` also holds the evaluation where it failed, for invoke-restart, frame-locals, eval-in-frame and the other debugger tools; `ask` lets the user choose the restart, where the client can ask (elicitation), and is `debug` where it cannot. Default: the session's (see configure-limits), `abort` at first.",
+            "description": "`abort` unwinds and reports a failure; `debug` also holds it where it failed, for invoke-restart, frame-locals, eval-in-frame and the like; `ask` lets the user choose the restart, where the client can ask. Default: the session's, `abort` at first.",
         },
     });
     background::add_properties(&mut properties);

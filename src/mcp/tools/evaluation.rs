@@ -40,49 +40,45 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Evaluation",
-        "Look after an evaluation of this session, also while it runs: how far it is and what it has printed so far, \
-         wait for its end, read the output or the values that an answer left out (`characters omitted`), or cancel it. \
-         The last 20 are kept whole.",
+        "Look after an evaluation, also while it runs: its state, its end, the output or values that an answer left \
+        out (`characters omitted`), or cancel it. The last 20 are kept.",
         json!({
             "id": {
                 "type": "integer",
                 "minimum": 1,
-                "description": "Which evaluation: they count up from 1. Default: the newest.",
+                "description": "Default: the newest.",
             },
             "action": {
                 "type": "string",
                 "enum": ACTIONS.map(|(name, _)| name),
                 "default": "status",
-                "description": "`status` says how far it is; `wait` answers when it is over, as evaluate-lisp would \
-                                have; `output` shows a page of what it printed, characters as printed; `cancel` \
-                                interrupts it.",
+                "description": "`wait` answers when it is over, as evaluate-lisp would have; `output` shows a page of what it printed; `cancel` interrupts it.",
             },
             "seconds": {
                 "type": "number",
                 "minimum": 0,
                 "maximum": MAX_WAIT,
                 "default": WAIT,
-                "description": "For `wait`: how long to wait; then it answers as `status` does.",
+                "description": "For `wait`: how long; then it answers as `status` does.",
             },
             "part": {
                 "type": "string",
                 "enum": PARTS.map(|(name, _)| name),
                 "default": "output",
-                "description": "For `output`: what to show. `output` is stdout and stderr in the order printed, \
-                                `error` the message.",
+                "description": "For `output`: what to show.",
             },
             "from": {
                 "type": "integer",
                 "minimum": 0,
                 "default": 0,
-                "description": "For `output`: the first character to show, from 0.",
+                "description": "For `output`: the first character.",
             },
             "characters": {
                 "type": "integer",
                 "minimum": 1,
                 "maximum": MAX_PAGE,
                 "default": PAGE,
-                "description": "For `output`: how many characters to show, if there is room for them in the answer.",
+                "description": "For `output`.",
             },
         }),
         &[],

@@ -19,21 +19,19 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Find references",
-        "List who calls a function, or another relation, a line each: what, where, the line of source there. Works for \
-         loaded and for evaluated code: {\"name\": \"my-app:parse\"}, {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends \
-         with what was not looked at.",
+        "List who calls a function, or another relation, a line each: what, where, the line of source there. Works \
+        for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends with what was not looked \
+        at.",
         json!({
-            "name": {"type": "string", "description": "Function, macro, variable or class: my-app:run, (setf slot)."},
+            "name": {"type": "string", "description": "As one types it: my-app:run, (setf slot)."},
             "relation": {
                 "type": "string",
                 "enum": RELATIONS,
-                "description": "callees: what it calls. references, sets, binds: where a variable is read, set, bound. \
-                    expansions: where a macro is used. methods: of a generic function, or on a class. tests: those \
-                    that call it, indirectly too. Default: callers; references of a variable, methods of a class.",
+                "description": "callees: what it calls. references, sets, binds: of a variable. expansions: of a macro. methods: of a generic function or class. tests: those that call it, indirectly too. Default: callers.",
             },
             "package": {
                 "type": "string",
-                "description": "Package to look the name up in when it has no prefix. Default: the current one.",
+                "description": "Package for a name without prefix. Default: the current one.",
             },
             "limit": {
                 "type": "integer",

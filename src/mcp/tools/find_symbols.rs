@@ -25,14 +25,12 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Find symbols",
-        "Search all symbols and packages by name, best matches first, each with its kind, lambda list and first line of \
-         documentation: {\"query\": \"with-*-file\"}, {\"query\": \"hash table\", \"kind\": \"function\"}. Use it \
-         when you do not know the exact name; describe-symbol tells all about one.",
+        "Search symbols and packages by name, best matches first, with kind, lambda list and first line of \
+        documentation: {\"query\": \"with-*-file\"}. describe-symbol tells all about one.",
         json!({
             "query": {
                 "type": "string",
-                "description": "Part of a name in any case, a glob (* and ?), or several parts, all of which it must have. \
-                    alexandria:map searches that package; alexandria: lists it.",
+                "description": "Part of a name, a glob (* and ?), or several parts, all of which it must have. alexandria:map searches that package; alexandria: lists it.",
             },
             "package": {"type": "string", "description": "Search only this package."},
             "kind": {"type": "string", "enum": kinds, "description": "Only this kind of thing."},

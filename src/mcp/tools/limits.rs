@@ -12,10 +12,8 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Configure limits",
-        "Show the session's limits and, with arguments, change them for the evaluations after this. Use it when work \
-         needs longer than the time limit (type TIMEOUT), when output was cut (`characters omitted`), or to have every \
-         failure held for the debugger's tools (on-error). They survive resets. For a single long evaluation, \
-         evaluate-lisp's own timeout is enough.",
+        "Show the session's limits and, with arguments, change them for later evaluations: when work needs longer \
+        (TIMEOUT), output was cut, or every failure is to be held (on-error). They survive resets.",
         json!({
             "timeout": {
                 "type": "number",
@@ -27,19 +25,18 @@ pub(super) fn tool() -> Tool {
                 "type": "integer",
                 "minimum": Limits::MAX_OUTPUT_RANGE.start(),
                 "maximum": Limits::MAX_OUTPUT_RANGE.end(),
-                "description": "Characters of captured output kept for each evaluation, stdout and stderr together.",
+                "description": "Characters of captured output kept for each evaluation.",
             },
             "max-answer": {
                 "type": "integer",
                 "minimum": Limits::MAX_ANSWER_RANGE.start(),
                 "maximum": Limits::MAX_ANSWER_RANGE.end(),
-                "description": "Characters of one answer. The middle of longer output is left out; the tool \
-                                evaluation shows it.",
+                "description": "Characters of one answer; the tool evaluation shows what is left out.",
             },
             "on-error": {
                 "type": "string",
                 "enum": on_error_names(),
-                "description": "What evaluations do that fail and do not say: see evaluate-lisp.",
+                "description": "What a failure comes to: see evaluate-lisp.",
             },
         }),
         &[],
@@ -82,7 +79,7 @@ pub(super) fn timeout(arguments: &mut Arguments) -> Result<TimeLimit, Fault> {
 
 /// The schema of the argument `timeout` of a tool that evaluates.
 pub(super) fn timeout_schema() -> Value {
-    timeout_schema_with("the session's (see configure-limits)")
+    timeout_schema_with("the session's")
 }
 
 /// The same of one that has a time limit of its own where none is given.
@@ -91,7 +88,7 @@ pub(super) fn timeout_schema_with(default: &str) -> Value {
         "type": "number",
         "minimum": 0,
         "maximum": Limits::MAX_TIMEOUT_SECONDS,
-        "description": format!("Time limit in seconds for this call, 0 for none. Default: {default}."),
+        "description": format!("Time limit in seconds, 0 for none. Default: {default}."),
     })
 }
 

@@ -15,13 +15,11 @@ use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
 pub(super) const NAME: &str = "load";
 
-const DESCRIPTION: &str = "Load an ASDF system with all it depends on, or a Lisp file, into the session: what changed \
-    on disk is compiled and loaded again, the rest is left alone. Use it after editing files, in place of \
-    (asdf:load-system ...) or (load ...). A system is found by its name, or by the .asd file in or above `directory` \
-    (or one level below it), which stays known. A `.lisp` file is compiled form by form in memory. Answers with one \
-    line (files, how many were compiled, warnings, seconds) and [warnings] with file, line, column and form, each \
-    once; [notice] names variables that keep an old value because `defvar` gives none to a bound variable, and \
-    definitions that the file no longer has. A failure names file, line, form and condition. Example: {\"system\": \
+const DESCRIPTION: &str = "Load an ASDF system and what it depends on, or a Lisp file, into the session: what \
+    changed on disk is compiled and loaded again. Use it after editing files, in place of asdf:load-system and load. \
+    A system is found by name, or by the .asd file in or near `directory`. Answers with one line, and [warnings] \
+    with file, line, column and form; [notice] names variables that keep an old value, and definitions that a file \
+    no longer has. A failure names file, line, form and condition. Example: {\"system\": \
     \"my-app\"}.";
 
 /// The time limit where none is given.
@@ -39,27 +37,27 @@ pub(super) fn tool() -> Tool {
         },
         "path": {
             "type": "string",
-            "description": "In place of system: a .lisp file, a .fasl, an .asd file (loads its system), or a directory with one.",
+            "description": "In place of system: a .lisp, .fasl or .asd file, or a directory with an .asd.",
         },
         "force": {
             "type": "string",
             "enum": ["none", "self", "all"],
             "default": "none",
-            "description": "Compile and load again what is up to date: the system's `self`, or `all` it depends on, too.",
+            "description": "Load again what is up to date: the system's `self`, or `all` it depends on.",
         },
         "directory": {
             "type": "string",
-            "description": "Where to look for the .asd file first. Default: the server's working directory, for what ASDF does not find by name.",
+            "description": "Where to look for the .asd file first.",
         },
         "package": {
             "type": "string",
-            "description": "Package that is current while it is loaded. Default: the session's.",
+            "description": "Package that is current meanwhile.",
         },
         "timeout": super::limits::timeout_schema_with("600"),
         "on-error": {
             "type": "string",
             "enum": super::limits::on_error_names(),
-            "description": "What a failure comes to: see evaluate-lisp. Default: the session's (see configure-limits).",
+            "description": "As of evaluate-lisp.",
         },
     });
     background::add_properties(&mut properties);

@@ -16,7 +16,8 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Expand macros",
-        "Show what a macro form expands to, as source, with the steps named. Evaluates nothing but macro functions, and \
+        "Show what a macro form expands to, as source, with the steps named. Evaluates nothing but macro functions, \
+        and \
          interns nothing: {\"form\": \"(with-open-file (s p) (read s))\"}.",
         json!({
             "form": {"type": "string", "description": "The form, as Lisp source."},

@@ -282,5 +282,5 @@ fn define(
 
 /// Hints of a tool that only looks.
 fn inspection() -> ToolAnnotations {
-    ToolAnnotations::new().read_only(true).idempotent(true).open_world(false)
+    ToolAnnotations::new().read_only(true).open_world(false)
 }

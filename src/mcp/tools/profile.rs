@@ -21,9 +21,8 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Profile",
-        "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or memory, with their \
-         places, in all threads (`self%` in itself, `total%` with what it called); then the code's own answer, as \
-         evaluate-lisp's. Samples are 10 ms apart: let it run for a second or more.",
+        "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or memory, with \
+        places, in all threads; then the code's own answer. Samples are 10 ms apart: let it run for a second or more.",
         json!({
             "code": {
                 "type": "string",

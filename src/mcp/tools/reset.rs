@@ -15,9 +15,8 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Reset session",
-        "Start over: all definitions, variables, packages, classes, threads and the last error are gone, and the \
-         current package is COMMON-LISP-USER. Limits stay as configured. Cannot be undone. Use it when the session is \
-         in a state you no longer understand.",
+        "Start over: definitions, variables, packages, classes, threads and the last error are gone; limits and \
+        named checkpoints stay. Cannot be undone.",
         json!({}),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),

@@ -18,49 +18,49 @@ const MAX_SUSPECTS: u64 = 20;
 /// Seconds that a test may take unless asked otherwise.
 const TIMEOUT: f64 = 60.0;
 
-const DESCRIPTION: &str = "Run the tests of a system, of a package, or the test or suite of a name, and see at once what \
-    is wrong: the counts; then, for each test that failed, file and line, the form, what was expected and what came, or \
-    the error with the first frames of the code where it was signalled, which describe-last-error and get-backtrace tell \
-    more of by its identifier. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; of other frameworks runs the \
-    system's ASDF test-op as a single test. A system is loaded first if it is not. Example: {\"system\": \"my-app\"}.";
+const DESCRIPTION: &str = "Run the tests of a system or package, or the test or suite of a name: the counts; then, \
+    for each test that failed, file and line, the form, what was expected and what came, or the error with the first \
+    frames where it was signalled, and its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, \
+    sb-rt and RT; else runs the ASDF test-op as one test. Loads a system first if need be. Example: {\"system\": \
+    \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
             "system": {
                 "type": "string",
-                "description": "ASDF system whose tests to run, by its test-op: `my-app` or `my-app/tests`. One of system, package and name is needed.",
+                "description": "An ASDF system. One of system, package and name is needed.",
             },
             "package": {
                 "type": "string",
-                "description": "Run the tests whose names belong to this package.",
+                "description": "Run the tests of this package.",
             },
             "name": {
                 "type": "string",
-                "description": "Run this test, or the tests of this suite or tag, as `my-app-tests::parse-empty` or `parse-empty`.",
+                "description": "A test, suite or tag, as `my-app-tests::parse-empty`.",
             },
             "timeout": {
                 "type": "number",
                 "minimum": 0.1,
                 "maximum": Limits::MAX_TIMEOUT_SECONDS,
                 "default": TIMEOUT,
-                "description": "Seconds that each test may take; one that takes longer fails, and the others go on.",
+                "description": "Seconds that each test may take; one that takes longer fails.",
             },
             "reload": {
                 "type": "boolean",
                 "default": false,
-                "description": "First load what has changed on disk of the system and its tests.",
+                "description": "First load what has changed on disk.",
             },
             "fresh": {
                 "type": "boolean",
                 "default": false,
-                "description": "Run them in a new image that loads the files and nothing else, and say which tests only pass, or fail, in this session for what is left in it.",
+                "description": "Run them in a new image that loads the files alone; name what differs.",
             },
             "suspects": {
                 "type": "integer",
                 "minimum": 0,
                 "maximum": MAX_SUSPECTS,
                 "default": 0,
-                "description": "For each test that fails, so many functions that it ran and few passing tests did, with the lines that make the difference. Runs the tests once more, under coverage, in an image of its own.",
+                "description": "For each failing test, so many functions that it ran and few passing tests did, with the lines that differ. Runs the tests once more, under coverage.",
             },
     });
     background::add_properties(&mut properties);

@@ -11,17 +11,17 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Describe symbol",
-        "Tell what a symbol means: function, macro, variable with its value, class, type, with argument list, type, \
-         documentation and source location. Works for SBCL's own symbols and for yours. Use it before calling \
-         something unfamiliar. A name that does not exist gets near names.",
+        "Tell what a symbol means: function, macro, variable with its value, class, type, with argument list, \
+        documentation and source location. Works for SBCL's own symbols, too. A name that does not exist gets near \
+        names.",
         json!({
             "name": {
                 "type": "string",
-                "description": "The symbol as the Lisp reader would read it: car, my-app:run, sb-ext:*gc-run-time*.",
+                "description": "The symbol as one types it: car, my-app:run.",
             },
             "package": {
                 "type": "string",
-                "description": "Package to look it up in when the name has no prefix. Default: the session's current package.",
+                "description": "Package for a name without prefix. Default: the current one.",
             },
             "source": {
                 "type": "boolean",

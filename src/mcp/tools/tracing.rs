@@ -19,10 +19,10 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Trace Calls",
-        "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with arguments as they \
-         were at the call, values or the error each ended with, and time; then the code's own answer, as evaluate-lisp's. \
-         Local functions, macros and inlined calls are not seen. Nothing stays traced. Example: {\"code\": \"(run)\", \
-         \"functions\": [\"parse\", \"app::emit\"]}.",
+        "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with arguments, \
+        values or the error each ended with, and time; then the code's own answer. Local functions, macros and \
+        inlined calls are not seen. Nothing stays traced. Example: {\"code\": \
+        \"(run)\", \"functions\": [\"parse\"]}.",
         json!({
             "code": {
                 "type": "string",
@@ -35,7 +35,7 @@ pub(super) fn tool() -> Tool {
             },
             "package": {
                 "type": "string",
-                "description": "In place of `functions`: all that this package defines.",
+                "description": "In place of `functions`: all of this package's.",
             },
             "depth": {
                 "type": "integer",
