@@ -43,6 +43,7 @@ use scheduler::{Board, Request};
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};
+#[cfg(feature = "mcp")]
 pub(crate) use operation::Operation;
 
 /// How long an inspection may take.

@@ -255,6 +255,7 @@ impl Board {
 
     /// A person is asked about what is held: `question` is the number of that, perhaps in place of one that is asked
     /// again. True for the first one.
+    #[cfg(feature = "mcp")]
     pub(super) fn ask(&mut self, question: u64) -> bool {
         self.held_until.is_some() && self.question.replace(question).is_none()
     }
