@@ -30,6 +30,9 @@ count() {
 }
 
 suite "Rust" cargo test --release --workspace --no-fail-fast
+for example in embed guided_tour plugin_host symbolic; do
+    suite "Example $example" cargo run --quiet --release --example "$example"
+done
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2
 suite "TypeScript SDKs" scripts/clients.sh typescript
