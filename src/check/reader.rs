@@ -214,6 +214,7 @@ impl<'a> Walk<'a> {
             }
             Some(Kind::Feature) => {
                 let skipped = Context { skipped: true, ..context };
+                self.feature_operators(at + 1);
                 let feature = self.form(at + 1, skipped);
                 let conditional = if self.nothing { feature } else { self.form(feature, skipped) };
                 if self.nothing {
@@ -228,6 +229,28 @@ impl<'a> Walk<'a> {
         };
         self.nothing = false;
         end
+    }
+
+    /// Looks at the operators of the feature expression at `at` (CLHS 24.1.2.1).
+    fn feature_operators(&mut self, mut at: usize) {
+        let mut depth = 0_usize;
+        while let Some(kind) = self.kind(at) {
+            match kind {
+                Kind::Open => {
+                    depth += 1;
+                    let operator = bare_name(self.text(at + 1));
+                    if self.kind(at + 1) == Some(Kind::Token) && !["AND", "OR", "NOT"].contains(&operator.as_str()) {
+                        self.refuse(at, "a list in a feature expression begins with AND, OR or NOT");
+                    }
+                }
+                Kind::Close => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth == 0 {
+                return;
+            }
+            at += 1;
+        }
     }
 
     fn prefixed(&mut self, at: usize, context: Context) -> usize {

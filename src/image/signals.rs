@@ -25,6 +25,24 @@ const FORWARDED: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 /// Given back to the host.
 const HOSTS: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
 
+/// What SBCL wants to be blocked together or not at all where its handlers interrupt (`sigaddset_deferrable` in its
+/// src/runtime/interrupt.c): it gives up where only some are.
+const DEFERRABLE: [c_int; 13] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGQUIT,
+    libc::SIGALRM,
+    libc::SIGURG,
+    libc::SIGTSTP,
+    libc::SIGCHLD,
+    libc::SIGIO,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+    libc::SIGVTALRM,
+    libc::SIGWINCH,
+];
+
 const LAST_SIGNAL: usize = 64;
 
 thread_local! {
@@ -216,6 +234,30 @@ impl Drop for KeptErrno {
     }
 }
 
+/// Where a handler of the host's was interrupted that blocks some of the signals that SBCL wants to be blocked together,
+/// has this one come again when that handler is done, and returns true.
+///
+/// # Safety
+/// Within the handler of `signal`, with its own context.
+#[inline(never)]
+unsafe fn put_off(signal: c_int, context: *mut c_void) -> bool {
+    // SAFETY: the kernel's, of the code that was interrupted; the handler may change what is blocked there.
+    let mask = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask };
+    // SAFETY: a valid set, and signals that there are.
+    let blocked = DEFERRABLE.iter().filter(|other| unsafe { libc::sigismember(mask, **other) } == 1).count();
+    if blocked == 0 || blocked == DEFERRABLE.len() {
+        return false;
+    }
+    let _errno = KeptErrno::new();
+    // SAFETY: as above. Sent to this thread while its handler runs, the signal stays pending; and blocked after that,
+    // until the mask is restored that the interrupted handler will return to.
+    unsafe {
+        libc::sigaddset(mask, signal);
+        libc::pthread_kill(libc::pthread_self(), signal);
+    }
+    true
+}
+
 /// Has the host's own handler and SBCL's thread for signals take one that came to a thread of the host's.
 #[inline(never)]
 fn forward(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
@@ -252,14 +294,16 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         let sbcl = table.sbcl[signal as usize].assume_init_ref();
         if LISP_ONLY.contains(&signal) {
             // From elsewhere than SBCL it means nothing.
-            if lisp && is_from_here(info) {
+            if lisp && is_from_here(info) && !(signal == libc::SIGURG && put_off(signal, context)) {
                 deliver(sbcl, signal, info, context);
             }
             return;
         }
         if FORWARDED.contains(&signal) {
             if lisp {
-                deliver(sbcl, signal, info, context);
+                if !put_off(signal, context) {
+                    deliver(sbcl, signal, info, context);
+                }
             } else {
                 forward(table, signal, info, context);
             }
