@@ -1,5 +1,6 @@
 //! What Lisp's threads ask for and tell.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Inner;
@@ -13,7 +14,11 @@ use crate::image::{Event, Host, Job, Lane};
 impl Host for Inner {
     fn next_job(&self, lane: Lane) -> Option<Job> {
         if lane == Lane::Evaluation && self.idle.get().is_none() {
-            crate::busy_poll::look(20, || self.board.try_lock()?.has_waiting(lane).then_some(()));
+            // Not by looking at the board itself: whoever pushes would wait for its lock.
+            let pushes = self.pushes.load(Ordering::Acquire);
+            if !self.board.lock().has_waiting(lane) {
+                crate::busy_poll::look(20, || (self.pushes.load(Ordering::Acquire) != pushes).then_some(()));
+            }
         }
         loop {
             let now = Instant::now();
@@ -183,7 +188,7 @@ impl Inner {
             observer.begun(running.id, running.deadline.map(|end| end.saturating_duration_since(now)));
         }
         if running.evaluates() {
-            self.begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.begun.fetch_add(1, Ordering::Relaxed);
         }
         let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {

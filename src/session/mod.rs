@@ -72,6 +72,8 @@ struct Inner {
     begun: AtomicU64,
     watched: AtomicU64,
     next_id: AtomicU64,
+    /// How often the board has had something new for a thread that evaluates: what such a thread looks at while it is awake.
+    pushes: AtomicU64,
     /// Who is told of what must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
 }
@@ -88,6 +90,7 @@ impl Inner {
             begun: AtomicU64::new(0),
             watched: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
+            pushes: AtomicU64::new(0),
             observer: OnceCell::new(),
         }
     }
@@ -109,6 +112,9 @@ impl Inner {
     }
 
     fn notify(&self, changed: [bool; Lane::COUNT]) {
+        if changed[Lane::Evaluation as usize] {
+            self.pushes.fetch_add(1, Ordering::Release);
+        }
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             match self.idle.get().filter(|_| lane == Lane::Evaluation as usize) {
                 Some(idle) => idle.wake(),
