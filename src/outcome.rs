@@ -279,6 +279,29 @@ impl Outcome {
         self.result.is_err()
     }
 
+    /// This without the forms that defined something.
+    pub(crate) fn without_definitions(&self) -> Self {
+        Self {
+            evaluation: self.evaluation,
+            kept: self.kept,
+            notices: self.notices.clone(),
+            background: self.background.clone(),
+            stdout: self.stdout.clone(),
+            stderr: self.stderr.clone(),
+            turns: self.turns.clone(),
+            printed_before: self.printed_before,
+            warnings: self.warnings.clone(),
+            warnings_omitted: self.warnings_omitted,
+            result: self.result.clone(),
+            timing: self.timing,
+            held: self.held,
+            in_background: self.in_background,
+            defined: Vec::new(),
+            records: self.records.clone(),
+            errors: self.errors.clone(),
+        }
+    }
+
     /// How much memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
         let values = match &self.result {

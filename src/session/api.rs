@@ -1,6 +1,7 @@
 //! What the rest of the program, and other programs, ask of a session.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -398,20 +399,27 @@ impl Session {
 
 /// Calls `submit` with a reply and waits until that is called.
 pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
-    let slot = Arc::new((Mutex::new(None), Condvar::new()));
+    let slot = Arc::new(Slot { there: AtomicBool::new(false), value: Mutex::new(None), changed: Condvar::new() });
     let reply = slot.clone();
     submit(Box::new(move |value| {
-        *reply.0.lock() = Some(value);
-        reply.1.notify_one();
+        *reply.value.lock() = Some(value);
+        reply.there.store(true, Ordering::Release);
+        reply.changed.notify_one();
     }));
-    if let Some(value) = crate::busy_poll::look(20, || slot.0.try_lock()?.take()) {
-        return value;
-    }
-    let mut value = slot.0.lock();
+    crate::busy_poll::look(20, || slot.there.load(Ordering::Acquire).then_some(()));
+    let mut value = slot.value.lock();
     loop {
         match value.take() {
             Some(value) => return value,
-            None => slot.1.wait(&mut value),
+            None => slot.changed.wait(&mut value),
         }
     }
+}
+
+/// Where a reply is waited for.
+struct Slot<T> {
+    /// What is looked at while the waiting thread is awake: to look by locking would keep whoever replies out.
+    there: AtomicBool,
+    value: Mutex<Option<T>>,
+    changed: Condvar,
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::error_state::ErrorState;
+use super::evaluations::Ended;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::Resumed;
 use super::pending::PendingReply;
@@ -268,13 +269,11 @@ impl Earlier {
 
 /// Keeps an outcome. What this returns gives it to whoever waits for it.
 fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
-    let waiting = board.evaluations.end(&mut outcome);
-    if waiting.is_empty() {
-        return answer(reply, outcome);
-    }
+    let Ended { waiters, forgotten } = board.evaluations.end(&mut outcome);
     Box::new(move || {
         reply(outcome);
-        waiting.into_iter().for_each(|answer| answer());
+        waiters.into_iter().for_each(|answer| answer());
+        drop(forgotten);
     })
 }
 

@@ -30,7 +30,7 @@ enum Stage {
     Over,
 }
 
-struct Entry {
+pub(super) struct Entry {
     id: u64,
     /// The job that does it.
     job: u64,
@@ -62,6 +62,15 @@ struct Waiter {
     /// It is given what the evaluation came to, as the call would be that asked for that.
     delivers: bool,
     reply: Reply<Arc<Outcome>>,
+}
+
+/// What is to be done when an evaluation has ended, and its call is answered.
+#[derive(Default)]
+pub(super) struct Ended {
+    /// Those who waited for its end.
+    pub(super) waiters: Vec<Answer>,
+    /// What is not kept any longer. To take it apart would keep the call waiting.
+    pub(super) forgotten: Vec<Entry>,
 }
 
 /// Those that wait or run, and the last ones that are over.
@@ -113,11 +122,11 @@ impl Evaluations {
     }
 
     /// `job` begins to do an evaluation, or goes on with it.
-    pub(super) fn begin(&mut self, id: u64, job: u64) {
+    pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
         if let Some(index) = self.find(id) {
             let entry = &mut self.entries[index];
             entry.job = job;
-            entry.stage = Stage::Running(Instant::now());
+            entry.stage = Stage::Running(now);
         }
     }
 
@@ -131,38 +140,40 @@ impl Evaluations {
     /// Forgets one that did not come about.
     pub(super) fn remove(&mut self, id: u64) {
         if let Some(index) = self.find(id) {
-            self.drop_entry(index);
+            self.take_entry(index);
         }
     }
 
     /// Keeps what an evaluation came to. The outcome says whether there is room for it.
     #[must_use]
-    pub(super) fn end(&mut self, outcome: &mut Outcome) -> Vec<Answer> {
+    pub(super) fn end(&mut self, outcome: &mut Outcome) -> Ended {
         let id = outcome.evaluation;
-        let Some(index) = self.find(id) else { return Vec::new() };
+        let Some(index) = self.find(id) else { return Ended::default() };
         self.forget_outcome(index);
         let entry = &mut self.entries[index];
         entry.rest();
-        let before = entry.outcome.take();
-        let whole = match before {
-            Some(before) => Outcome::clone(&before).followed_by(outcome.clone()),
-            None => outcome.clone(),
-        };
+        let mut whole = outcome.without_definitions();
+        if let Some(before) = entry.outcome.take() {
+            whole = Outcome::clone(&before).followed_by(whole);
+        }
         let bytes = whole.bytes();
         // What was held may have had to go meanwhile: then this is not the whole.
         outcome.kept = bytes <= BYTES && whole.printed_before == 0;
-        let whole = Arc::new(Outcome { kept: outcome.kept, defined: Vec::new(), ..whole });
+        whole.kept = outcome.kept;
+        let whole = Arc::new(whole);
+        let mut forgotten = Vec::new();
         if outcome.kept {
             entry.bytes = bytes;
             entry.outcome = Some(whole.clone());
             self.bytes += bytes;
             self.over += 1;
-            self.make_room(id);
+            self.make_room(id, &mut forgotten);
         } else {
-            self.entries.remove(index);
+            forgotten.extend(self.entries.remove(index));
         }
         let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        waiters.map(|waiter| -> Answer { answer(waiter.reply, whole.clone()) }).collect()
+        let waiters = waiters.map(|waiter| -> Answer { answer(waiter.reply, whole.clone()) }).collect();
+        Ended { waiters, forgotten }
     }
 
     /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.
@@ -221,17 +232,17 @@ impl Evaluations {
         }
     }
 
-    fn drop_entry(&mut self, index: usize) {
+    fn take_entry(&mut self, index: usize) -> Option<Entry> {
         self.forget_outcome(index);
-        self.entries.remove(index);
+        self.entries.remove(index)
     }
 
-    /// Drops the oldest ones but `newest` until the bounds are kept.
-    fn make_room(&mut self, newest: u64) {
+    /// Moves the oldest ones but `newest` out until the bounds are kept.
+    fn make_room(&mut self, newest: u64, forgotten: &mut Vec<Entry>) {
         while self.over > KEPT || self.bytes > BYTES {
             let oldest = self.entries.iter().position(|entry| entry.id != newest && entry.stage == Stage::Over);
             let Some(oldest) = oldest else { return };
-            self.drop_entry(oldest);
+            forgotten.extend(self.take_entry(oldest));
         }
     }
 }

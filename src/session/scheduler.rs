@@ -296,7 +296,7 @@ impl Board {
             }
         }
         if let Some(evaluation) = running.reply.evaluation() {
-            self.evaluations.begin(evaluation, job.id);
+            self.evaluations.begin(evaluation, job.id, now);
         }
         self.running.push(running);
         job
