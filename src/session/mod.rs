@@ -4,6 +4,7 @@
 //! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
 //! [evaluations], and answered.
 
+mod aftermath;
 mod api;
 mod clock;
 mod completion;
@@ -40,6 +41,8 @@ use pending::PendingReply;
 pub(crate) use scheduler::MAX_BACKGROUND;
 use scheduler::{Board, Request};
 
+#[cfg(feature = "mcp")]
+pub(crate) use aftermath::Aftermath;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};

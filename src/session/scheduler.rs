@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::aftermath::{Due, Finishing};
 use super::evaluations::Evaluations;
 use super::events::OutcomeBuilder;
 use super::hold::{RELEASED, TIME_UP};
@@ -25,12 +26,14 @@ pub(super) struct Request {
     pub(super) reply: PendingReply,
     /// It is to be done in the background.
     pub(super) background: bool,
+    /// What is to be done after it.
+    pub(super) due: Option<Due>,
 }
 
 impl Request {
     /// One for the foreground, or for another lane than that of evaluations.
     pub(super) fn new(job: Job, timeout: Option<Duration>, reply: PendingReply) -> Self {
-        Self { job, timeout, reply, background: false }
+        Self { job, timeout, reply, background: false, due: None }
     }
 
     /// Moves the job out and leaves its number.
@@ -65,6 +68,8 @@ pub(super) struct Running {
     /// It was interrupted because it keeps more.
     pub(super) filled_heap: bool,
     pub(super) interruption: Option<Interruption>,
+    /// What is to be done after it.
+    pub(super) due: Option<Due>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.
@@ -92,6 +97,7 @@ impl Running {
             heap_limit: None,
             filled_heap: false,
             interruption: None,
+            due: request.due,
             holds: false,
             unchanged: false,
             released: false,
@@ -138,6 +144,8 @@ pub(super) struct Board {
     /// The lanes whose threads have something new to look at.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
+    /// The evaluations that Lisp has done its part of.
+    pub(super) finishing: Vec<Finishing>,
     /// Set while an evaluation is held and nothing is being done with it: when it is released at last.
     pub(super) held_until: Option<Option<Instant>>,
     /// The number of the question that a person is asked about it: until that is over, only what concerns it is done.
@@ -351,7 +359,9 @@ impl Board {
     /// The numbers of the evaluations in the background.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let waiting = self.waiting[Lane::Background as usize].iter().map(|request| request.job.evaluation);
-        self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation).chain(waiting)
+        let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
+        let finishing = self.finishing.iter().filter(|finishing| finishing.background);
+        running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
     /// A thread is there to take over the foreground: the evaluation there goes on in the background, and this gets what
@@ -378,6 +388,10 @@ impl Board {
         if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
             request.background = true;
             self.changed[Lane::Evaluation as usize] = true;
+            return Leave::Waiting(reply);
+        }
+        if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
+            finishing.background = true;
             return Leave::Waiting(reply);
         }
         let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {
