@@ -470,7 +470,7 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
     // A reset ends it with a word.
     good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
     let text = good(&mut server, "reset-session", json!({}));
-    assert!(text.contains("in the background, has been ended.") || text.starts_with("Session reset."), "{text}");
+    assert!(text.contains("Evaluation 6, in the background, has been ended."), "{text}");
     server.goes_on();
 }
 

@@ -197,7 +197,7 @@ impl Session {
         }
         let mut request = Request::new(job, timeout, PendingReply::Evaluation(builder, reply));
         request.background = background == Background::AtOnce;
-        request.due = due;
+        request.due = due.map(Box::new);
         if source.is_none() {
             request.job.evaluation = number;
         }

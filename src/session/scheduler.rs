@@ -27,7 +27,7 @@ pub(super) struct Request {
     /// It is to be done in the background.
     pub(super) background: bool,
     /// What is to be done after it.
-    pub(super) due: Option<Due>,
+    pub(super) due: Option<Box<Due>>,
 }
 
 impl Request {
@@ -69,7 +69,7 @@ pub(super) struct Running {
     pub(super) filled_heap: bool,
     pub(super) interruption: Option<Interruption>,
     /// What is to be done after it.
-    pub(super) due: Option<Due>,
+    pub(super) due: Option<Box<Due>>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.

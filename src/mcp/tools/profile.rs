@@ -48,6 +48,7 @@ pub(super) fn tool() -> Tool {
         },
         "package": {
             "type": "string",
+            "description": "To read in.",
         },
         "timeout": super::limits::timeout_schema(),
     });

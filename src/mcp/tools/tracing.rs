@@ -56,6 +56,7 @@ pub(super) fn tool() -> Tool {
         "on-error": {
             "type": "string",
             "enum": ON_ERROR.map(|(name, _)| name),
+            "description": "Default: abort.",
         },
     });
     background::add_properties(&mut properties);
