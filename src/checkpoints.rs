@@ -61,6 +61,13 @@ impl Checkpoint {
     }
 }
 
+/// Where what is kept lies, which need not exist: below XDG_STATE_HOME; `None` for a user without a home directory.
+pub(crate) fn state_directory() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
+    let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")))?;
+    Some(state.join("sbcl-mcp"))
+}
+
 /// The checkpoints of one server.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints {
@@ -81,10 +88,7 @@ impl Checkpoints {
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The standard library seeds its hash maps from the system's randomness.
-            Some(state) => {
-                let number = RandomState::new().hash_one(std::process::id());
-                state.join(format!("checkpoints-{number:016x}"))
-            }
+            Some(state) => state.join(format!("checkpoints-{:016x}", RandomState::new().hash_one(std::process::id()))),
             None => scratch.join("checkpoints"),
         }
     }
@@ -278,13 +282,6 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
-}
-
-/// Where this program keeps what is the user's own, below XDG_STATE_HOME; `None` for a user without a home directory.
-pub(crate) fn state_directory() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
-    let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")));
-    state.map(|state| state.join("sbcl-mcp"))
 }
 
 /// Removes a directory of checkpoints if it was made.

@@ -1,6 +1,9 @@
 //! The command line.
 
 mod check;
+mod client;
+mod doctor;
+mod pages;
 mod sessions;
 
 use std::ffi::OsString;
@@ -12,6 +15,7 @@ use std::time::Duration;
 
 use clap::builder::styling::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
@@ -114,6 +118,13 @@ enum Command {
         #[arg(long)]
         control_stack: u64,
     },
+    /// Look whether everything is there that the server needs, and say what to do where it is not: versions, paths,
+    /// limits, memory, directories, a start and an evaluation. Exits with status 0 when everything works, 1 when
+    /// something does not, 2 for a wrong command line, and 3 when that cannot be said.
+    Doctor {
+        #[command(flatten)]
+        options: Options,
+    },
     /// Boot an image and print what it calls itself: how a checkpoint is tried.
     #[command(hide = true)]
     Probe {
@@ -132,6 +143,18 @@ enum Command {
         /// Files, directories with Lisp source in them, or `-` for stdin.
         #[arg(required = true)]
         files: Vec<PathBuf>,
+    },
+    /// Print what completes the command line in a shell, for that shell to read.
+    #[command(hide = true)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the manual pages, of the program and of each command, into a directory, which need not exist.
+    #[command(hide = true)]
+    Man {
+        /// The directory.
+        directory: PathBuf,
     },
     /// Run tests for a session, in an image beside it: what is asked comes on stdin, what came of it goes to stdout.
     #[command(hide = true)]
@@ -276,17 +299,21 @@ impl Options {
         Checkpoints::new(directory, self.heap, self.control_stack)
     }
 
-    /// Boots Lisp, confined as was asked; or a sentence that says why not.
-    fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
-        self.confinement.apply(checkpoints)?;
-        let image = ImageConfig {
+    /// How the image is booted.
+    fn image(&self, scratch: &Scratch) -> ImageConfig {
+        ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
             core_dir: self.core.clone(),
             image: self.image.clone(),
             user_init: self.user_init,
             scratch: Some(scratch.path().to_owned()),
-        };
+        }
+    }
+
+    /// Boots Lisp, confined as was asked; or a sentence that says why not.
+    fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
+        self.confinement.apply(checkpoints)?;
         let limits = Limits {
             timeout: self.timeout.0,
             max_output: self.max_output,
@@ -294,7 +321,7 @@ impl Options {
             hold: self.hold,
             ..Limits::default()
         };
-        Session::start(&image, limits).map_err(|error| error.to_string())
+        Session::start(&self.image(scratch), limits).map_err(|error| error.to_string())
     }
 }
 
@@ -323,6 +350,15 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Doctor { options } => {
+                let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
+                doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
+                    say(&reason);
+                    EVAL_IMPOSSIBLE
+                })
+            }
+            Command::Completions { shell } => pages::print_completions(shell, stdio.output),
+            Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside(serve.options, stdio),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },
@@ -440,9 +476,9 @@ fn work(
     };
     start_logging(serve.options.log);
     let (structured, tools) = (serve.structured_content, serve.tools);
-    let (status, saver) =
-        mcp::serve_supervised(stdio, &session, checkpoints, automatic, at_end, shared, structured, tools)
-            .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
+    let saves = mcp::Saves { automatic, at_end };
+    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, structured, tools)
+        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker, and perhaps nobody else to do it.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
@@ -474,7 +510,13 @@ fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>, last_words: Duration) ->
 
 fn greet(stdio: &Stdio) {
     if stdio.input.is_terminal() {
-        say(include_str!("cli/terminal.txt").trim_end());
+        let binary = std::env::current_exe().unwrap_or_else(|_| "sbcl-mcp".into());
+        let binary = binary.to_string_lossy();
+        let is_plain = binary.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
+        let word = if is_plain { binary.to_string() } else { format!("'{}'", binary.replace('\'', r"'\''")) };
+        let text = include_str!("cli/terminal.txt").replace("{version}", version());
+        let text = text.replace("{json}", &serde_json::json!(binary).to_string()).replace("{word}", &word);
+        say(text.trim_end());
     }
 }
 

@@ -88,7 +88,7 @@ impl Lock {
         };
         // It is only told, to whoever does not get the lock.
         let _ = self.0.rewind();
-        let _ = write!(self.0, "{:10} {doing:10}\n", std::process::id());
+        let _ = writeln!(self.0, "{:10} {doing:10}", std::process::id());
     }
 }
 

@@ -122,6 +122,15 @@ impl Saver {
     }
 }
 
+/// When the image is saved of the server's own accord.
+#[derive(Debug, Default)]
+pub(crate) struct Saves {
+    /// Now and then; checkpoints may take so many bytes together.
+    pub(crate) automatic: Option<u64>,
+    /// At the end.
+    pub(crate) at_end: Option<AtEnd>,
+}
+
 /// How the image of a session that lasts is saved as its server ends.
 #[derive(Debug)]
 pub(crate) struct AtEnd {

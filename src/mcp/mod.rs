@@ -28,8 +28,9 @@ use crate::rpc::inflight::Inflight;
 use crate::rpc::output::Output;
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
-pub(crate) use checkpointing::AtEnd;
 use checkpointing::Saver;
+pub(crate) use checkpointing::{AtEnd, Saves};
+pub(crate) use server::revisions;
 use server::{Server, first_request};
 use stdio::Stdio;
 use tools::ToolContext;
@@ -115,14 +116,12 @@ pub(crate) fn serve(
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor. `automatic`: checkpoints are saved now and then, and may take so many bytes together. `at_end`: so is
-/// the session at the end, by a process whose number is returned, too.
+/// the supervisor; and the number of the process that saves the session at the end, if there is one.
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
-    automatic: Option<u64>,
-    at_end: Option<AtEnd>,
+    saves: Saves,
     status: SharedStatus,
     structured: bool,
     tool_set: ToolSet,
@@ -132,7 +131,7 @@ pub(crate) fn serve_supervised(
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
-    if let Some(space) = automatic {
+    if let Some(space) = saves.automatic {
         checkpointing::save_now_and_then(saver.clone(), worker.activity().clone(), space);
     }
     let inflight = connection.inflight.clone();
@@ -141,7 +140,7 @@ pub(crate) fn serve_supervised(
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
     let driver = connection.driver.clone();
     let status = connection.serve(session, server);
-    let saved = at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
+    let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None
     });
