@@ -3,6 +3,8 @@
 //! MCP is spoken on such a socket as on stdin and stdout, by each client under a connection of its own. The directory is
 //! the user's alone, so are the sockets, and whoever connects is asked of the kernel who he is.
 
+#![allow(dead_code, reason = "serve and the commands that join come next")]
+
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -106,7 +108,8 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     UnixStream::connect(socket_path(name)?).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let running = running();
-            let others = if running.is_empty() { "none does".to_owned() } else { format!("these do: {}", named(&running)) };
+            let others =
+                if running.is_empty() { "none does".to_owned() } else { format!("these do: {}", named(&running)) };
             refused(io::ErrorKind::NotFound, format!("no session {name:?} runs that can be joined; {others}"))
         }
         kind => refused(kind, format!("the session {name:?} cannot be joined: {error}")),
@@ -116,7 +119,9 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
 /// The servers that can be joined, by name. Sockets that nobody listens to any more are removed.
 pub(crate) fn running() -> Vec<Running> {
     let directory = directory();
-    let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else { return Vec::new() };
+    let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {
+        return Vec::new();
+    };
     let mut running: Vec<_> = entries.flatten().filter_map(|entry| look_at(&entry.path())).collect();
     running.sort_by(|one, other| one.name.cmp(&other.name));
     running
@@ -230,7 +235,8 @@ impl Listener {
             };
             let _ = stream.set_nonblocking(true);
             let error = json!({"code": -32600, "message": reason});
-            let _ = (&stream).write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": null, "error": error})).as_bytes());
+            let _ =
+                (&stream).write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": null, "error": error})).as_bytes());
         }
     }
 }

@@ -71,9 +71,10 @@ fn the_package_and_the_variables_of_repl_and_printer_are_each_ones_own() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     values(&agent, "(defpackage :p1 (:use :cl)) (in-package :p1) (setf *print-base* 16) (defvar *x* 255) *x*");
-    assert_eq!(values(&person, "(list * + (package-name *package*) *print-base* 255)"), [
-        "(NIL NIL \"COMMON-LISP-USER\" 10 255)"
-    ]);
+    assert_eq!(
+        values(&person, "(list * + (package-name *package*) *print-base* 255)"),
+        ["(NIL NIL \"COMMON-LISP-USER\" 10 255)"]
+    );
     assert_eq!(values(&person, "*"), ["(NIL NIL \"COMMON-LISP-USER\" 10 255)"]);
     values(&person, "(defpackage :p2 (:use :cl)) (in-package :p2) (setf *print-case* :downcase *read-base* 2)");
     assert_eq!(values(&agent, "*"), ["FF"]);
@@ -215,9 +216,10 @@ fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
         let job = person.submit(evaluation, reply);
         assert!(person.so_far(job).evaluation > 0);
         // The first of them runs.
-        while !person.evaluation(Some(person.so_far(job).evaluation - 2)).is_ok_and(|status| {
-            matches!(status.progress, sbcl::Progress::Running { .. })
-        }) {
+        while !person
+            .evaluation(Some(person.so_far(job).evaluation - 2))
+            .is_ok_and(|status| matches!(status.progress, sbcl::Progress::Running { .. }))
+        {
             std::thread::yield_now();
         }
         person.disconnect();
@@ -243,7 +245,8 @@ fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
 #[test]
 fn many_connections_take_turns_under_any_schedule() {
     let lisp = fresh();
-    let sessions: Vec<_> = (0..4).map(|n| if n == 0 { lisp.session().clone() } else { lisp.session().connect() }).collect();
+    let sessions: Vec<_> =
+        (0..4).map(|n| if n == 0 { lisp.session().clone() } else { lisp.session().connect() }).collect();
     values(&sessions[0], "(defvar *inside* 0) (defvar *most* 0)");
     std::thread::scope(|scope| {
         for (n, session) in sessions.iter().enumerate() {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::PendingReply;
 use super::scheduler::{Leave, Request, Running};
-use super::connection::Connection;
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -312,8 +312,11 @@ impl Session {
             DefinitionFilter::Macros => Some(Item::Macro),
             DefinitionFilter::Classes => Some(Item::Class),
         };
-        let job =
-            self.inner.job(JobKind::Definitions { only, limit: query.limit }, "", query.package.as_deref().unwrap_or(""));
+        let job = self.inner.job(
+            JobKind::Definitions { only, limit: query.limit },
+            "",
+            query.package.as_deref().unwrap_or(""),
+        );
         self.inspect(job, PendingReply::Definitions(InspectionBuilder::default(), Box::new(reply)));
     }
 

@@ -32,7 +32,7 @@ impl Inner {
         }
         if running.holds {
             let time = self.limits.lock().hold;
-            board.holds.extend(running.take_hold(Instant::now().checked_add(time)));
+            board.holds.extend(running.take_hold(Instant::now().checked_add(time)).map(|hold| *hold));
             if connection.has_ended() {
                 let release = self.release(board, &connection, super::hold::RELEASED);
                 board.push(Lane::Evaluation, release);
@@ -194,13 +194,7 @@ impl Inner {
     }
 
     /// Puts the errors into the history that came before the one that an evaluation ended with.
-    fn record_earlier(
-        &self,
-        connection: &Connection,
-        state: &mut ErrorState,
-        before: Earlier,
-        outcome: &mut Outcome,
-    ) {
+    fn record_earlier(&self, connection: &Connection, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
         let Earlier { signalled, superseded } = before;
         if let Some(errors) = signalled {
             self.record_signalled(connection, state, errors);

@@ -283,9 +283,7 @@ impl Session {
                 time: entry.took + since.elapsed(),
                 background: board.background_numbers().any(|number| number == entry.id),
             },
-            (Stage::Over, Some(outcome)) if outcome.held && board.is_held(entry.id) => {
-                Progress::Held(outcome.clone())
-            }
+            (Stage::Over, Some(outcome)) if outcome.held && board.is_held(entry.id) => Progress::Held(outcome.clone()),
             (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
             (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
@@ -354,8 +352,11 @@ impl Session {
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
         let board = self.inner.board.lock();
-        let waits =
-            board.evaluations.by_job(job.0).and_then(|id| board.evaluations.get(id).ok()).is_some_and(|entry| entry.stage == Stage::Queued);
+        let waits = board
+            .evaluations
+            .by_job(job.0)
+            .and_then(|id| board.evaluations.get(id).ok())
+            .is_some_and(|entry| entry.stage == Stage::Queued);
         let first = board.running.iter().find(|running| !running.is_background() && running.evaluates())?;
         let entry = board.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
@@ -416,7 +417,6 @@ impl Inner {
         evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
         Ok(wait)
     }
-
 }
 
 impl Board {

@@ -56,7 +56,9 @@ impl Session {
         let Self { inner, connection } = self;
         let mut board = inner.board.lock();
         if board.hold_of(connection.id).is_some() {
-            return refused("This connection holds an evaluation already: go on with it, or abort it, first.".to_owned());
+            return refused(
+                "This connection holds an evaluation already: go on with it, or abort it, first.".to_owned(),
+            );
         }
         let held: Vec<_> = board.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {

@@ -41,9 +41,9 @@ impl Host for Inner {
                 Next::Release(hold, notice) => {
                     let connection = hold.connection.clone();
                     // With the question that somebody may be asked about it.
-                    board.holds.push(hold);
+                    board.holds.push(*hold);
                     let request = self.release(&mut board, &connection, notice);
-                    let hold = board.holds.pop();
+                    let hold = board.holds.pop().map(Box::new);
                     let job = board.begin(lane, request, hold, now);
                     self.begun(board.find(job.id), now);
                     self.leave_board(board);

@@ -136,7 +136,6 @@ impl Inner {
             }
         }
     }
-
 }
 
 impl Session {

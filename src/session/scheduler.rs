@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::OutcomeBuilder;
 use super::hold::{RELEASED, TIME_UP};
 use super::limits::{INTERRUPTION_GRACE, Interruption, heap_limit};
 use super::pending::PendingReply;
-use super::connection::Connection;
 use super::{Answer, Reply};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::outcome::Outcome;
@@ -214,7 +214,7 @@ pub(super) struct Board {
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
     /// What is held and nothing is being done about; at most one of a connection.
-    pub(super) holds: Vec<Box<Hold>>,
+    pub(super) holds: Vec<Hold>,
     /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
     relieving: Option<(u64, Arc<Connection>)>,
     /// Until when a reset waits for the evaluations in the background.
@@ -272,10 +272,10 @@ impl Board {
         match first.map(|first| (self.thread_for(first), first.job.kind.concerns_held())) {
             Some((Some(target), concerns_held)) if target == own => {
                 if !concerns_held {
-                    return Next::Release(self.holds.swap_remove(own), RELEASED);
+                    return Next::Release(Box::new(self.holds.swap_remove(own)), RELEASED);
                 }
                 let mut request = self.pop_evaluation();
-                let hold = self.holds.swap_remove(own);
+                let hold = Box::new(self.holds.swap_remove(own));
                 if let PendingReply::Resumed(builder, _) = &mut request.reply {
                     // What was held goes on under its own limits. An error is in a form of its code.
                     request.timeout = hold.builder.timeout();
@@ -284,7 +284,9 @@ impl Board {
                 }
                 Next::Run(self.begin(Lane::Evaluation, request, Some(hold), now))
             }
-            _ if until.is_some_and(|until| until <= now) => Next::Release(self.holds.swap_remove(own), TIME_UP),
+            _ if until.is_some_and(|until| until <= now) => {
+                Next::Release(Box::new(self.holds.swap_remove(own)), TIME_UP)
+            }
             Some((None, _)) if !parked => {
                 if let Some(time) = start_again.filter(|time| now < *time) {
                     return Next::Wait(Some(until.map_or(time, |until| until.min(time))));
@@ -354,9 +356,7 @@ impl Board {
 
     /// Where the first request is that may be done now.
     fn first_evaluation(&self) -> Option<usize> {
-        let asks = |request: &Request| {
-            self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some())
-        };
+        let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
         waiting.position(|request| {
             request.job.kind.concerns_held() || request.job.kind == JobKind::Reset || !asks(request)
@@ -370,7 +370,7 @@ impl Board {
 
     /// What a connection holds, with nothing being done about it.
     pub(super) fn hold_of(&self, connection: u64) -> Option<&Hold> {
-        self.holds.iter().find(|hold| hold.connection.id == connection).map(|hold| &**hold)
+        self.holds.iter().find(|hold| hold.connection.id == connection)
     }
 
     /// True when what comes next of a connection releases what it holds.
@@ -382,7 +382,7 @@ impl Board {
     /// All that is held, also while something is being done about it.
     fn all_holds(&mut self) -> impl Iterator<Item = &mut Hold> {
         let busy = self.running.iter_mut().filter_map(|running| running.hold.as_deref_mut());
-        self.holds.iter_mut().map(|hold| &mut **hold).chain(busy)
+        self.holds.iter_mut().chain(busy)
     }
 
     /// A person is asked about what a connection holds: `question` is the number of that, perhaps in place of one that is
@@ -631,7 +631,10 @@ mod tests {
             let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
             let builder = Box::new(OutcomeBuilder::new(id, String::new(), Limits::default(), None));
             let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
-            board.push(Lane::Evaluation, Request { background, ..Request::new(&Connection::new(0), Job::empty(id, kind, id), None, reply) });
+            board.push(
+                Lane::Evaluation,
+                Request { background, ..Request::new(&Connection::new(0), Job::empty(id, kind, id), None, reply) },
+            );
             drop(board);
             self.changed.notify_all();
         }
@@ -742,7 +745,10 @@ mod tests {
         board.take_running(1).unwrap();
         // Another evaluation would begin; a reset waits for the one in the background.
         assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Wait(Some(_))));
-        assert!(matches!(board.next(Lane::Control, None, now), Next::Run(Job { kind: JobKind::StartThread { .. }, .. })));
+        assert!(matches!(
+            board.next(Lane::Control, None, now),
+            Next::Run(Job { kind: JobKind::StartThread { .. }, .. })
+        ));
         assert!(matches!(board.next(Lane::Background, None, now), Next::Run(Job { id: 2, .. })));
         assert!(board.take_running(2).unwrap().is_background());
         assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Run(Job { id: 3, .. })));
