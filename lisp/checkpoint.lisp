@@ -180,5 +180,7 @@ with LOCK and ERRORS, and a child of its own saves the image."
   (destructuring-bind (a b c d e f g h i j hooks) **emptied**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))
+  ;; Nobody of those is there.
+  (clrhash **connections**)
   (setf *saving* nil
         **emptied** '()))

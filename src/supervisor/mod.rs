@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::checkpoints::Checkpoints;
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
+use crate::rpc::recorder::Recorder;
 use recovery::RecoveryState;
 use relay::Relay;
 
@@ -42,6 +43,8 @@ pub(crate) struct Options {
     pub(crate) durable: Option<(Durable, Lock)>,
     /// How often to look whether the worker does anything.
     pub(crate) watch_interval: Duration,
+    /// What records the conversation.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// What is remembered between workers, before the first one.
