@@ -24,6 +24,8 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+#[cfg(feature = "mcp")]
+mod attach;
 mod busy_poll;
 pub mod check;
 #[cfg(feature = "mcp")]
@@ -31,6 +33,8 @@ mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;
+#[cfg(feature = "mcp")]
+mod durable;
 mod error;
 #[cfg(feature = "mcp")]
 mod handover;

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::completion::{Earlier, keep};
+use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::operation::Operation;
 use super::scheduler::Board;
@@ -86,13 +87,12 @@ impl Due {
             let ends = session.clone();
             let done = move || {
                 let result = catch_unwind(AssertUnwindSafe(|| work(outcome)));
-                session
-                    .0
-                    .finished(job, result.unwrap_or_else(|_| Err("What was to be done then panicked.".to_owned())));
+                let result = result.unwrap_or_else(|_| Err("What was to be done then panicked.".to_owned()));
+                session.inner.finished(&session.connection, job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
             if let Err(error) = thread {
-                ends.0.finished(job, Err(format!("No thread could be started for it: {error}.")));
+                ends.inner.finished(&ends.connection, job, Err(format!("No thread could be started for it: {error}.")));
             }
         })
     }
@@ -115,7 +115,7 @@ impl Finishing {
 
 impl Inner {
     /// The work for `job` is done: its evaluation is over.
-    fn finished(&self, job: u64, result: Result<Outcome, String>) {
+    fn finished(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
         let mut board = self.board.lock();
         // It was answered when the image was replaced.
         let Some(index) = board.finishing.iter().position(|finishing| finishing.job == job) else { return };
@@ -141,9 +141,9 @@ impl Inner {
             if let Some(observer) = self.observer.get() {
                 observer.in_background(&mut board.background_numbers());
             }
-            self.evaluated_in_background(&mut board, before, end, &mut outcome);
+            self.evaluated_in_background(&mut board, connection, before, end, &mut outcome);
         } else {
-            self.evaluated(before, &mut outcome);
+            self.evaluated(connection, before, &mut outcome);
         }
         let answer = keep(&mut board, outcome, reply);
         self.leave_board(board);
