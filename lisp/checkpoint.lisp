@@ -143,5 +143,7 @@ the thread that evaluates, while it has nothing else to do."
   (destructuring-bind (a b c d e f g h i j hooks) **emptied**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))
+  ;; Nobody of those is there.
+  (clrhash **connections**)
   (setf *saving* nil
         **emptied** '()))

@@ -12,7 +12,7 @@
                (:file "evaluation") (:file "source") (:file "loaded-files") (:file "definitions")
                (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
-               (:file "compiler") (:file "operations") (:file "find-symbols") (:file "find-references")
+               (:file "compiler") (:file "operations") (:file "connections") (:file "find-symbols") (:file "find-references")
                (:file "macroexpand") (:file "evaluator") (:file "loading")
                (:file "frame-functions") (:file "hold") (:file "failures")
                (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt")

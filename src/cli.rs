@@ -4,6 +4,7 @@ mod check;
 mod client;
 mod doctor;
 mod pages;
+mod replay;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -24,6 +25,7 @@ use crate::confinement::Confinement;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
 use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
 use crate::supervisor::log::Log;
@@ -93,6 +95,17 @@ enum Command {
     Doctor {
         #[command(flatten)]
         options: Options,
+    },
+    /// Play a recorded session (`--record`) against a new server: the requests in their order, each awaiting the answers
+    /// that were there before it; and show where answers differ, but for times, addresses, process ids and scratch files.
+    /// What was evaluated then is evaluated again. Exits with status 0 when all answers are the same, 1 when some are not,
+    /// 2 for a wrong command line, and 3 when it cannot be played.
+    Replay {
+        /// What `--record` wrote.
+        file: PathBuf,
+        /// Options of the new server; default: those of the recorded one.
+        #[arg(last = true)]
+        options: Vec<OsString>,
     },
     /// Boot an image and print what it calls itself: how a checkpoint is tried.
     #[command(hide = true)]
@@ -182,9 +195,27 @@ struct Serve {
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
+    /// Write every line of the session to this file, with times, both what the client says and what is answered: for bug
+    /// reports, and for `sbcl-mcp replay`. It is its owner's alone, and may have 256 MiB.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     watch_interval: u64,
+}
+
+impl Serve {
+    /// Begins the recording that was asked for, if one was; or a sentence that says why not.
+    fn recorder(&self) -> Result<Option<Recorder>, String> {
+        let Some(path) = &self.record else { return Ok(None) };
+        let header = Header {
+            sbcl_mcp: crate::VERSION.to_owned(),
+            sbcl: crate::SBCL_VERSION.to_owned(),
+            recorded: jiff::Timestamp::now().to_string(),
+            arguments: std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect(),
+        };
+        Recorder::begin(path, &header).map(Some)
+    }
 }
 
 /// When checkpoints are saved.
@@ -309,6 +340,10 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Replay { file, options } => replay::run(&file, options, stdio.output).unwrap_or_else(|reason| {
+                say(&format!("sbcl-mcp replay: {reason}"));
+                EVAL_IMPOSSIBLE
+            }),
             Command::Completions { shell } => pages::print_completions(shell, stdio.output),
             Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside(serve.options, stdio),
@@ -339,6 +374,10 @@ fn refuse_arguments(error: &clap::Error) -> ! {
 /// The whole server: a worker in a process of its own, and this one in front of it.
 fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
+    let recorder = match serve.recorder() {
+        Ok(recorder) => recorder,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     let directory = Checkpoints::choose_directory(scratch.path());
     let checkpoints = serve.options.checkpoints(directory.clone());
@@ -348,8 +387,9 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         restore: serve.restore != Restore::None,
         checkpoints: (serve.restore == Restore::Checkpoint).then(|| checkpoints.clone()),
         watch_interval: Duration::from_millis(serve.watch_interval),
+        recorder,
     };
-    let Stdio { input, output } = stdio;
+    let Stdio { input, output, .. } = stdio;
     let status = supervisor::serve(input, output, options)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     checkpoints.remove();
@@ -440,6 +480,10 @@ fn greet(stdio: &Stdio) {
 /// Lisp in this very process.
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
+    let stdio = match serve.recorder() {
+        Ok(recorder) => Stdio { recorder, ..stdio },
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     mcp::beside::allow(std::env::args_os().skip(1));
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
@@ -477,7 +521,7 @@ fn beside(options: Options, stdio: Stdio) -> i32 {
 
 fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<(), String> {
     outlive_nobody(&stdio, scratch.clone()).map_err(|error| error.to_string())?;
-    let Stdio { input, output } = stdio;
+    let Stdio { input, output, .. } = stdio;
     let mut request = String::new();
     // Its end is held open: there may be no more in it than the line.
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
@@ -513,7 +557,7 @@ fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
 
 /// Evaluates code; returns the exit status, or a sentence that says why there is no report.
 fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
-    let Stdio { input, output } = stdio;
+    let Stdio { input, output, .. } = stdio;
     let mut text = code.join("\n");
     if code == ["-"] {
         let mut bytes = Vec::new();

@@ -26,6 +26,8 @@
 #![deny(unsafe_code)]
 
 mod alarm;
+#[cfg(feature = "mcp")]
+mod attach;
 mod busy_poll;
 pub mod check;
 #[cfg(feature = "mcp")]

@@ -51,8 +51,8 @@ impl Connection {
     /// `supervised`: a supervisor is between this end and the client.
     fn open(stdio: Stdio, supervised: bool) -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
-        let output = Arc::new(Output::new(stdio.output, supervised, waker.clone())?);
-        let driver = Driver::new(stdio.input, output.clone(), waker)?;
+        let output = Arc::new(Output::new(stdio.output, supervised, waker.clone())?.recorded(stdio.recorder.clone()));
+        let driver = Driver::new(stdio.input, output.clone(), waker)?.recorded(stdio.recorder);
         Ok(Self { driver: Arc::new(driver), inflight: Inflight::new(output) })
     }
 

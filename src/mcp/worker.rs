@@ -1,5 +1,6 @@
 //! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -156,7 +157,7 @@ pub(super) fn take_over(
     }
     output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let activity = Arc::new(Activity::default());
-    let told = Mutex::new(session.last_error().map(|error| error.id));
+    let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
     session.observe(Arc::new(Keeper {
         output: output.clone(),
         status,
@@ -335,8 +336,8 @@ fn due(time: Duration) -> u64 {
 struct Keeper {
     output: Arc<Output>,
     status: SharedStatus,
-    /// The number of the last error as the supervisor knows it.
-    told: Mutex<Option<u64>>,
+    /// The number of each connection's last error as the supervisor knows it.
+    told: Mutex<HashMap<u64, Option<u64>>>,
     /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
     since: Mutex<Instant>,
     activity: Arc<Activity>,
@@ -373,13 +374,18 @@ impl Observer for Keeper {
         self.status.set(Status::Inspecting, job.unwrap_or(0));
     }
 
-    fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
+    fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
         let last = last.map(|error| error.id);
         let mut told = self.told.lock();
-        if added.is_some() || *told != last {
-            *told = last;
-            self.output.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
+        let known = told.entry(connection).or_default();
+        if added.is_some() || *known != last {
+            *known = last;
+            self.output.tell(Kind::Error, connection, &ErrorChange { added: added.cloned(), last });
         }
+    }
+
+    fn disconnected(&self, connection: u64) {
+        self.told.lock().remove(&connection);
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {

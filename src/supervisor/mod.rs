@@ -22,6 +22,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::checkpoints::Checkpoints;
+use crate::rpc::recorder::Recorder;
 use relay::Relay;
 
 /// How to supervise.
@@ -35,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) checkpoints: Option<Checkpoints>,
     /// How often to look whether the worker does anything.
     pub(crate) watch_interval: Duration,
+    /// What records the conversation.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal

@@ -69,8 +69,8 @@ pub(super) struct Relay {
 impl Relay {
     pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options) -> io::Result<Self> {
         Ok(Self {
-            input: Some(LineReader::new(nonblocking_reader(input)?)),
-            output: WriteBuffer::new(nonblocking_writer(output)?),
+            input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
+            output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
             signals: Signals::new()?,
             arguments: options.arguments,
             worker: None,
