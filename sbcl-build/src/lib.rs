@@ -47,7 +47,6 @@ pub use crate::embed::{Contents, embed};
 pub use crate::error::Error;
 
 /// Begins the description of a core.
-#[must_use]
 pub fn core() -> Core {
     Core::default()
 }
