@@ -35,6 +35,8 @@ mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;
+#[cfg(feature = "mcp")]
+mod durable;
 mod error;
 #[cfg(feature = "mcp")]
 mod handover;

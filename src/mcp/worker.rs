@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::Pid;
 
 use super::checkpointing::Activity;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit, line_of_job};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -61,12 +62,24 @@ pub(super) struct Worker {
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
     activity: Arc<Activity>,
+    /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
+    saved_through: Arc<AtomicU64>,
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
 }
 
 impl Worker {
+    /// True when nothing was evaluated since the image was saved, or booted.
+    pub(super) fn is_saved(&self, session: &Session) -> bool {
+        session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
+    }
+
+    /// This process saves the image, and goes on when all others end.
+    pub(super) fn leaves(&self, saver: Pid) {
+        self.output.tell(Kind::Saver, saver.as_raw_nonzero().get().unsigned_abs().into(), &());
+    }
+
     /// True for a job that another image has begun.
     pub(super) fn has_begun(&self, number: u64) -> bool {
         number <= self.through
@@ -120,6 +133,7 @@ impl Worker {
 
     /// That is a checkpoint now.
     pub(super) fn saved(&self, checkpoint: &Checkpoint) {
+        self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.output.tell(Kind::Saved, 0, checkpoint);
     }
 
@@ -177,6 +191,9 @@ pub(super) fn take_over(
             session.fail(&mut lost);
         }
     }
+    if let Some(which) = &init.resumed {
+        session.add_notice(resumed(which, init, &report));
+    }
     let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
         if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
             Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
@@ -196,9 +213,23 @@ pub(super) fn take_over(
         deadly_question,
         crashed,
         activity,
+        // Forms that were evaluated again are in no checkpoint.
+        saved_through: Arc::new(AtomicU64::new(match journal {
+            Some([_, ..]) => u64::MAX,
+            _ => init.evaluations,
+        })),
         lost,
         told: Arc::default(),
     }
+}
+
+/// What is said of a session that goes on with another server.
+fn resumed(resumed: &Resumed, init: &WorkerInit, report: &Report) -> String {
+    let mut text = format!("The session {:?} goes on. ", resumed.session);
+    if let Some(other) = &resumed.other {
+        text += &format!("Its image was saved by {other}. It cannot be booted here: only definitions come back. ");
+    }
+    text + &restored_since(init, report, &[])
 }
 
 /// How restoring went.
