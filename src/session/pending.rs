@@ -1,9 +1,12 @@
 //! What a job's events build up to, and who gets it.
 
+use std::time::Duration;
+
 use super::Reply;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::hold::Resumed;
 use super::operation::RecordsBuilder;
+use crate::config::Limits;
 use crate::error::{HoldError, InspectError};
 use crate::image::Event;
 use crate::outcome::{Definitions, Local, Outcome, Record, SymbolDescription};
@@ -12,6 +15,8 @@ use crate::outcome::{Definitions, Local, Outcome, Record, SymbolDescription};
 pub(super) enum PendingReply {
     /// Nobody waits.
     Nobody,
+    /// An evaluation that has not begun.
+    Submitted(Submission, Reply<Outcome>),
     /// An evaluation.
     Evaluation(Box<OutcomeBuilder>, Reply<Outcome>),
     /// A held evaluation that goes on, unless the restart was ABORT.
@@ -33,6 +38,38 @@ pub(super) enum PendingReply {
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
 }
 
+/// What an outcome is to be built for. The thread that evaluates makes the builder: what another thread has written comes
+/// late to its processor.
+pub(super) struct Submission {
+    /// The evaluation's number; 0 for none.
+    pub(super) number: u64,
+    pub(super) code: String,
+    pub(super) limits: Limits,
+    pub(super) timeout: Option<Duration>,
+    pub(super) handled: HandledErrors,
+}
+
+/// What becomes of the errors that the code handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HandledErrors {
+    Ignored,
+    Recorded,
+    /// They are recorded for the records of an operation, which name them.
+    InRecords,
+}
+
+impl Submission {
+    fn builder(self) -> OutcomeBuilder {
+        let mut builder = OutcomeBuilder::new(self.number, self.code, self.limits, self.timeout);
+        match self.handled {
+            HandledErrors::Ignored => {}
+            HandledErrors::Recorded => builder.record_errors(),
+            HandledErrors::InRecords => builder.errors_are_records(),
+        }
+        builder
+    }
+}
+
 impl PendingReply {
     /// The outcome that is being built, of an evaluation.
     pub(super) fn outcome(&self) -> Option<&OutcomeBuilder> {
@@ -44,15 +81,26 @@ impl PendingReply {
         }
     }
 
+    /// What takes the job's events when that begins.
+    pub(super) fn begun(self) -> Self {
+        match self {
+            Self::Submitted(submission, reply) => Self::Evaluation(Box::new(submission.builder()), reply),
+            begun => begun,
+        }
+    }
+
     /// The number of the evaluation that this is, or goes on with.
     pub(super) fn evaluation(&self) -> Option<u64> {
-        self.outcome().map(OutcomeBuilder::evaluation)
+        match self {
+            Self::Submitted(submission, _) => Some(submission.number),
+            _ => self.outcome().map(OutcomeBuilder::evaluation),
+        }
     }
 
     /// Takes an event. True when no more of the text begun last is kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Nobody | Self::Release(_) => false,
+            Self::Nobody | Self::Submitted(..) | Self::Release(_) => false,
             Self::Evaluation(builder, _) => builder.event(event),
             Self::Resumed(builder, _) => builder.event(event),
             Self::Inside(builder, _) => builder.event(event),
