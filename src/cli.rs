@@ -20,6 +20,7 @@ use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
+use crate::attach::Listener;
 use crate::checkpoints::Checkpoints;
 use crate::confinement::Confinement;
 use crate::handover::shared_status::SharedStatus;
@@ -192,6 +193,9 @@ struct Serve {
     /// others are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     tools: mcp::ToolSet,
+    /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
+    #[arg(long)]
+    socket: bool,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
@@ -215,6 +219,15 @@ impl Serve {
             arguments: std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect(),
         };
         Recorder::begin(path, &header).map(Some)
+    }
+
+    /// Where others may join, if they may; or a sentence that says why they cannot.
+    fn listener(&self) -> Result<Option<Listener>, String> {
+        if !self.socket {
+            return Ok(None);
+        }
+        let name = std::process::id().to_string();
+        Listener::bind(&name).map(Some).map_err(|error| format!("others cannot join: {error}"))
     }
 }
 
@@ -378,6 +391,10 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Ok(recorder) => recorder,
         Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
     };
+    let listener = match serve.listener() {
+        Ok(listener) => listener,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     let directory = Checkpoints::choose_directory(scratch.path());
     let checkpoints = serve.options.checkpoints(directory.clone());
@@ -386,6 +403,7 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != Restore::None,
         checkpoints: (serve.restore == Restore::Checkpoint).then(|| checkpoints.clone()),
+        listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
         recorder,
     };
@@ -484,6 +502,10 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         Ok(recorder) => Stdio { recorder, ..stdio },
         Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
     };
+    let listener = match serve.listener() {
+        Ok(listener) => listener,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     mcp::beside::allow(std::env::args_os().skip(1));
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
@@ -496,7 +518,7 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content, serve.tools)
+    let status = mcp::serve(stdio, &session, checkpoints.clone(), listener, serve.structured_content, serve.tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     checkpoints.remove();
     clear_up(&scratch);
