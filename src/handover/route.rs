@@ -37,7 +37,8 @@ mod tests {
         /// Whatever a client writes, it is taken for that, and for that client's.
         #[test]
         fn what_is_marked_is_parsed(connection in 0_u64..20, text in "[@0-9 {}]{0,12}\n") {
-            prop_assert_eq!(parse(&marked(connection, text.as_bytes())), (connection, text.as_bytes()));
+            let line = marked(connection, text.as_bytes());
+            prop_assert_eq!(parse(&line), (connection, text.as_bytes()));
         }
     }
 

@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::Pid;
 
 use super::checkpointing::Activity;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit, line_of_job};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -61,6 +62,8 @@ pub(super) struct Worker {
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
     activity: Arc<Activity>,
+    /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
+    saved_through: Arc<AtomicU64>,
     before: Arc<Before>,
     /// What became of this connection's evaluations.
     lost: Outcome,
@@ -109,6 +112,16 @@ impl Worker {
                 session.fail(&mut self.lost);
             }
         }
+    }
+
+    /// True when nothing was evaluated since the image was saved, or booted.
+    pub(super) fn is_saved(&self, session: &Session) -> bool {
+        session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
+    }
+
+    /// This process saves the image, and goes on when all others end.
+    pub(super) fn leaves(&self, saver: Pid) {
+        self.output.tell(Kind::Saver, saver.as_raw_nonzero().get().unsigned_abs().into(), &());
     }
 
     /// True for a job that another image has begun.
@@ -164,6 +177,7 @@ impl Worker {
 
     /// That is a checkpoint now.
     pub(super) fn saved(&self, checkpoint: &Checkpoint) {
+        self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.output.tell(Kind::Saved, 0, checkpoint);
     }
 
@@ -238,11 +252,28 @@ pub(super) fn take_over(
         crashed,
         activity,
         before,
+        // Forms that were evaluated again are in no checkpoint.
+        saved_through: Arc::new(AtomicU64::new(match journal {
+            Some([_, ..]) => u64::MAX,
+            _ => init.evaluations,
+        })),
         lost,
         told: Arc::default(),
     };
     worker.tell_of_before(session);
+    if let Some(which) = &init.resumed {
+        session.add_notice(resumed(which, init, &report));
+    }
     worker
+}
+
+/// What is said of a session that goes on with another server.
+fn resumed(resumed: &Resumed, init: &WorkerInit, report: &Report) -> String {
+    let mut text = format!("The session {:?} goes on. ", resumed.session);
+    if let Some(other) = &resumed.other {
+        text += &format!("Its image was saved by {other}. It cannot be booted here: only definitions come back. ");
+    }
+    text + &restored_since(init, report, &[])
 }
 
 /// How restoring went.

@@ -359,11 +359,16 @@ impl Session {
         self.enqueue(Lane::Evaluation, job, None, reply);
     }
 
-    /// The name of the checkpoint that the image was booted from.
+    /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for
+    /// none.
     #[cfg(feature = "mcp")]
-    pub(crate) fn image_name(&self) -> Option<String> {
-        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
-        records.first()?.text("name").map(str::to_owned)
+    pub(crate) fn image_name(&self) -> (String, String) {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).unwrap_or_default();
+        let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
+        let counts = records.iter().filter_map(|record| Some((record.number("count")?, record.text("kind")?)));
+        let counts: Vec<_> =
+            counts.map(|(count, kind)| format!("{count} {kind}{}", if count == 1 { "" } else { "s" })).collect();
+        (name, counts.join(", ").replace("classs", "classes"))
     }
 
     /// The number of the last evaluation.
