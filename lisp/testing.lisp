@@ -270,7 +270,7 @@ interrupted stays so."
 (defun note-signalled-error (verdict condition type frame)
   "Keep CONDITION, of TYPE, a string, and what is on the stack from FRAME out, with VERDICT."
   (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
-    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition :outlives t))))
       (extend-machinery calls)
       (let ((signalled (cons (make-signalled :condition condition :type type :calls calls :total total)
                              (verdict-signalled verdict))))
