@@ -44,6 +44,13 @@ pub(crate) struct Checkpoint {
     pub(crate) automatic: bool,
 }
 
+/// Where what is kept lies, which need not exist: below XDG_STATE_HOME; `None` for a user without a home directory.
+pub(crate) fn state_directory() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
+    let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")))?;
+    Some(state.join("sbcl-mcp"))
+}
+
 /// The checkpoints of one server.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints {
@@ -62,14 +69,9 @@ impl Checkpoints {
     /// A directory that no other server has, which need not exist until there is a checkpoint: below XDG_STATE_HOME,
     /// or in `scratch` for a user without a home directory.
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
-        let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
-        let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")));
-        match state {
+        match state_directory() {
             // The standard library seeds its hash maps from the system's randomness.
-            Some(state) => {
-                let number = RandomState::new().hash_one(std::process::id());
-                state.join(format!("sbcl-mcp/checkpoints-{number:016x}"))
-            }
+            Some(state) => state.join(format!("checkpoints-{:016x}", RandomState::new().hash_one(std::process::id()))),
             None => scratch.join("checkpoints"),
         }
     }

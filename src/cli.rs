@@ -1,6 +1,8 @@
 //! The command line.
 
 mod check;
+mod client;
+mod doctor;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -82,6 +84,13 @@ enum Command {
         /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
+    },
+    /// Look whether everything is there that the server needs, and say what to do where it is not: versions, paths,
+    /// limits, memory, directories, a start and an evaluation. Exits with status 0 when everything works, 1 when
+    /// something does not, 2 for a wrong command line, and 3 when that cannot be said.
+    Doctor {
+        #[command(flatten)]
+        options: Options,
     },
     /// Boot an image and print what it calls itself: how a checkpoint is tried.
     #[command(hide = true)]
@@ -235,17 +244,21 @@ impl Options {
         Checkpoints::new(directory, self.heap, self.control_stack)
     }
 
-    /// Boots Lisp, confined as was asked; or a sentence that says why not.
-    fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
-        self.confinement.apply(checkpoints)?;
-        let image = ImageConfig {
+    /// How the image is booted.
+    fn image(&self, scratch: &Scratch) -> ImageConfig {
+        ImageConfig {
             heap: self.heap,
             control_stack: self.control_stack,
             core_dir: self.core.clone(),
             image: self.image.clone(),
             user_init: self.user_init,
             scratch: Some(scratch.path().to_owned()),
-        };
+        }
+    }
+
+    /// Boots Lisp, confined as was asked; or a sentence that says why not.
+    fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
+        self.confinement.apply(checkpoints)?;
         let limits = Limits {
             timeout: self.timeout.0,
             max_output: self.max_output,
@@ -253,7 +266,7 @@ impl Options {
             hold: self.hold,
             ..Limits::default()
         };
-        Session::start(&image, limits).map_err(|error| error.to_string())
+        Session::start(&self.image(scratch), limits).map_err(|error| error.to_string())
     }
 }
 
@@ -271,6 +284,13 @@ pub fn main() -> ! {
             Command::Probe { options } => probe(options, stdio),
             Command::Check { fix, files } => {
                 check::run(&files, fix, stdio.input, stdio.output).unwrap_or_else(|reason| {
+                    say(&reason);
+                    EVAL_IMPOSSIBLE
+                })
+            }
+            Command::Doctor { options } => {
+                let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
+                doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
                     say(&reason);
                     EVAL_IMPOSSIBLE
                 })
@@ -391,7 +411,13 @@ fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>) -> io::Result<()> {
 
 fn greet(stdio: &Stdio) {
     if stdio.input.is_terminal() {
-        say(include_str!("cli/terminal.txt").trim_end());
+        let binary = std::env::current_exe().unwrap_or_else(|_| "sbcl-mcp".into());
+        let binary = binary.to_string_lossy();
+        let is_plain = binary.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
+        let word = if is_plain { binary.to_string() } else { format!("'{}'", binary.replace('\'', r"'\''")) };
+        let text = include_str!("cli/terminal.txt").replace("{version}", version());
+        let text = text.replace("{json}", &serde_json::json!(binary).to_string()).replace("{word}", &word);
+        say(text.trim_end());
     }
 }
 

@@ -168,3 +168,106 @@ fn what_cannot_start_is_status_3() {
         assert!(complaint.contains(expected), "{complaint}");
     }
 }
+
+/// The lines of a doctor's report that begin with this word, as thing and finding.
+fn found(report: &Output, word: &str) -> Vec<(String, String)> {
+    let lines = stdout(report).lines().filter_map(|line| line.strip_prefix(word));
+    lines.map(|line| (line[..18].trim().to_owned(), line[18..].trim().to_owned())).collect()
+}
+
+#[test]
+fn the_doctor_says_what_there_is() {
+    let report = run(&["doctor", "--heap", "1G"], "");
+    assert_eq!(report.status.code(), Some(0), "{}", stdout(&report));
+    assert!(found(&report, "FAILS").is_empty() && stdout(&report).ends_with("\n\nEverything works.\n"));
+    let fine = found(&report, "ok   ");
+    let is = |what: &str, finding: &str| fine.iter().any(|(thing, text)| thing == what && text.contains(finding));
+    assert!(is("versions", &format!("sbcl-mcp {}, SBCL {}, MCP ", sbcl::VERSION, sbcl::SBCL_VERSION)));
+    assert!(is("versions", "2025-11-25") && is("binary", &format!("{BINARY} (")));
+    assert!(is("address space", "for a heap of 1.0 GiB") && is("evaluation", "(+ 1 2) => 3 in "));
+    assert!(is("ASDF", "compiled files below /"), "{}", stdout(&report));
+    for what in ["start", "open files", "core"] {
+        assert!(is(what, ""), "{what}: {}", stdout(&report));
+    }
+    #[cfg(target_os = "linux")]
+    assert!(is("/proc", "mounted") && is("overcommit", "vm.overcommit_memory is "));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_doctor_says_what_fails_and_what_helps() {
+    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor");
+    let report = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(report.status.code(), Some(1));
+    let fails = found(&report, "FAILS");
+    let things: Vec<_> = fails.iter().map(|(thing, _)| thing.as_str()).collect();
+    assert_eq!(things, ["address space", "start"], "{}", stdout(&report));
+    assert!(fails[1].1.contains("SBCL needs 10240 MiB of address space"), "{}", fails[1].1);
+    assert!(stdout(&report).ends_with("\n\n2 things fail.\n"));
+    // What it says helps.
+    let (_, remedy) = stdout(&report).split_once("-> start it with ").unwrap();
+    let (remedy, _) = remedy.split_once(',').unwrap();
+    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
+    let report = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(report.status.code(), Some(0), "{remedy}: {}", stdout(&report));
+}
+
+#[test]
+#[cfg(unix)]
+fn the_doctor_looks_at_directories() {
+    let nowhere = std::path::Path::new("/dev/null/home");
+    let doctor = || {
+        let mut command = Command::new(BINARY);
+        command.args(["doctor", "--heap", "1G"]).stdin(Stdio::null());
+        command
+    };
+    for (variable, value, what) in [
+        ("TMPDIR", "/nonexistent", "TMPDIR"),
+        ("TMPDIR", "/proc", "TMPDIR"),
+        ("XDG_STATE_HOME", "/proc", "checkpoints"),
+    ] {
+        let report = doctor().env(variable, value).output().unwrap();
+        let fails = found(&report, "FAILS");
+        assert_eq!((report.status.code(), fails.len()), (Some(1), 1), "{}", stdout(&report));
+        assert!(fails[0].0 == what && fails[0].1.contains("cannot be written: "), "{fails:?}");
+        assert!(stdout(&report).contains(&format!("-> set {variable} to a directory that can be\n")));
+    }
+    // Without a home directory there is another place for everything.
+    for home in [Some(nowhere), None] {
+        let mut command = doctor();
+        command
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("XDG_CACHE_HOME")
+            .env_remove("HOME")
+            .envs(home.map(|home| ("HOME", home)));
+        let report = command.output().unwrap();
+        assert_eq!(report.status.code(), Some(0), "{}", stdout(&report));
+        if home.is_some() {
+            let notes = found(&report, "note ");
+            let is = |what: &str, text: &str| notes.iter().any(|(thing, found)| thing == what && found.contains(text));
+            assert!(is("home", "/dev/null/home is no directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
+        }
+    }
+    let init = std::env::temp_dir().join(format!("sbcl-mcp-doctor-{}", std::process::id()));
+    std::fs::create_dir_all(&init).unwrap();
+    std::fs::write(init.join(".sbclrc"), "#-quicklisp (when nil (load \"quicklisp/setup.lisp\"))").unwrap();
+    let report = doctor().env("HOME", &init).output().unwrap();
+    let notes = found(&report, "note ");
+    assert!(notes.iter().any(|(what, text)| what == "init file" && text.contains("sets up quicklisp")), "{notes:?}");
+    let report = doctor().arg("--user-init").env("HOME", &init).output().unwrap();
+    assert!(stdout(&report).contains("is loaded (--user-init)"), "{}", stdout(&report));
+    std::fs::remove_dir_all(&init).unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn on_a_terminal_it_says_what_it_is_and_where() {
+    // `script` gives it a terminal, and passes on what comes to that.
+    let output = Command::new("script").args(["-qec", BINARY, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let text = stdout(&output).replace('\r', "");
+    assert!(text.contains(&format!("sbcl-mcp {} (SBCL {}): ", sbcl::VERSION, sbcl::SBCL_VERSION)), "{text}");
+    let configuration = text.lines().find(|line| line.contains("mcpServers")).unwrap();
+    let configuration: serde_json::Value = serde_json::from_str(configuration).unwrap();
+    assert_eq!(configuration["mcpServers"]["sbcl"], serde_json::json!({"command": BINARY, "args": []}));
+    assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {BINARY}\n")), "{text}");
+}

@@ -63,9 +63,14 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
     result
 }
 
+/// The address space that an image takes, in bytes, without threads of the user's.
+pub(crate) fn address_space(config: &ImageConfig) -> u64 {
+    config.heap + THREADS * config.control_stack + BESIDES
+}
+
 /// Looks whether SBCL will find room for its heap: it ends the process where it does not.
 fn check_address_space(config: &ImageConfig, more_threads: u64) -> Result<(), BootError> {
-    let needed = config.heap + (THREADS + more_threads) * config.control_stack + BESIDES;
+    let needed = address_space(config) + more_threads * config.control_stack;
     match rustix::process::getrlimit(rustix::process::Resource::As).current {
         Some(limit) if limit < needed => Err(BootError::AddressSpace { needed, limit }),
         _ => Ok(()),

@@ -16,5 +16,7 @@ pub(crate) mod program;
 mod protocol;
 pub(crate) mod signals;
 
+#[cfg(feature = "mcp")]
+pub(crate) use boot::address_space;
 pub(crate) use boot::{Embedding, boot};
 pub(crate) use protocol::{Event, Host, Interrupt, Item, Job, JobKind, Lane, Text};

@@ -31,6 +31,11 @@ const REVISIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2026_07_28,
 ];
 
+/// Their names.
+pub(crate) fn revisions() -> Vec<String> {
+    REVISIONS.iter().map(ToString::to_string).collect()
+}
+
 /// The last revision that has a handshake.
 const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 

@@ -1,0 +1,230 @@
+//! An MCP client, for the commands that a person types: it speaks to a server as an agent would, one request at a time.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::checkpoints::this_program;
+use crate::rpc::framing::MAX_LINE;
+
+/// The revision that it speaks.
+const REVISION: &str = "2025-11-25";
+/// How long a server may take to end once nobody asks it any more.
+const END: Duration = Duration::from_secs(3);
+/// What is kept of what a server says on stderr, in bytes.
+const MAX_STDERR: u64 = 64 << 10;
+
+/// What a client waits for.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The server said something.
+    Message(Value),
+    /// It will say no more.
+    Closed,
+}
+
+/// Why there is no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The server is gone.
+    Closed,
+    /// It did not answer in time.
+    Late,
+    /// It refused the request, with these words.
+    Refused(String),
+}
+
+/// What a tool answered.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    #[allow(dead_code, reason = "doctor looks at texts")]
+    pub(super) is_error: bool,
+}
+
+/// One end of a conversation with a server.
+pub(super) struct Client {
+    output: Option<Box<dyn Write + Send>>,
+    events: Receiver<Event>,
+    server: Option<Server>,
+    last: u64,
+}
+
+/// A server that this process started.
+struct Server {
+    process: Child,
+    stderr: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Client {
+    /// Starts a server of its own with these arguments. What it says on stderr is kept for [`end`](Self::end).
+    ///
+    /// # Errors
+    /// Those of starting a process.
+    pub(super) fn start(arguments: impl IntoIterator<Item = OsString>) -> io::Result<Self> {
+        let mut command = Command::new(this_program()?);
+        command.arg0("sbcl-mcp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // What the terminal sends to everybody is for this process.
+        let mut process = command.process_group(0).spawn()?;
+        let stderr = process.stderr.take().map(|stderr| std::thread::spawn(move || kept(stderr)));
+        let (Some(to), Some(from)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let mut client = Self::over(from, to);
+        client.server = Some(Server { process, stderr });
+        Ok(client)
+    }
+
+    /// A client of whoever is at the other end of these.
+    pub(super) fn over(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
+        let (sender, events) = channel();
+        std::thread::spawn(move || read(from, &sender));
+        Self { output: Some(Box::new(to)), events, server: None, last: 0 }
+    }
+
+    /// Shakes hands, for no longer than `time`; returns what the server says of itself.
+    pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, Failure> {
+        let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
+        let params = json!({"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client});
+        let id = self.send("initialize", &params)?;
+        let result = self.answer(id, Some(time))?;
+        self.notify("notifications/initialized", &json!({}))?;
+        Ok(result)
+    }
+
+    /// Calls a tool and waits, no longer than `time`.
+    pub(super) fn call(&mut self, tool: &str, arguments: &Value, time: Option<Duration>) -> Result<Answer, Failure> {
+        let id = self.send("tools/call", &json!({"name": tool, "arguments": arguments}))?;
+        let result = self.answer(id, time)?;
+        Ok(Answer::of(&result))
+    }
+
+    /// Sends a request and returns its id.
+    pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<u64, Failure> {
+        self.last += 1;
+        self.write(&json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params}))?;
+        Ok(self.last)
+    }
+
+    /// Sends a notification.
+    pub(super) fn notify(&mut self, method: &str, params: &Value) -> Result<(), Failure> {
+        self.write(&json!({"jsonrpc": "2.0", "method": method, "params": params}))
+    }
+
+    fn write(&mut self, message: &Value) -> Result<(), Failure> {
+        let output = self.output.as_mut().ok_or(Failure::Closed)?;
+        output.write_all(format!("{message}\n").as_bytes()).and_then(|()| output.flush()).map_err(|_| Failure::Closed)
+    }
+
+    /// The next thing that happens, within `time`; `None` when nothing does.
+    pub(super) fn next(&mut self, time: Option<Duration>) -> Option<Event> {
+        match time {
+            None => Some(self.events.recv().unwrap_or(Event::Closed)),
+            Some(time) => match self.events.recv_timeout(time) {
+                Ok(event) => Some(event),
+                Err(RecvTimeoutError::Disconnected) => Some(Event::Closed),
+                Err(RecvTimeoutError::Timeout) => None,
+            },
+        }
+    }
+
+    /// The result of request `id`, within `time`. What else is said meanwhile is passed over.
+    fn answer(&mut self, id: u64, time: Option<Duration>) -> Result<Value, Failure> {
+        let end = time.map(|time| Instant::now() + time);
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match self.next(left) {
+                Some(Event::Message(message)) => {
+                    if let Some(result) = answered(message, id) {
+                        return result;
+                    }
+                }
+                Some(Event::Closed) => return Err(Failure::Closed),
+                None => return Err(Failure::Late),
+            }
+        }
+    }
+
+    /// Says good-bye, and returns what the server that it started said on stderr.
+    pub(super) fn end(mut self) -> String {
+        self.end_server()
+    }
+
+    fn end_server(&mut self) -> String {
+        self.output = None;
+        let Some(Server { mut process, stderr }) = self.server.take() else { return String::new() };
+        let end = Instant::now() + END;
+        while matches!(process.try_wait(), Ok(None)) {
+            // Its stdout ends with it.
+            match self.next(Some(end.saturating_duration_since(Instant::now()))) {
+                Some(Event::Message(_)) => {}
+                Some(Event::Closed) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
+                _ => {
+                    let _ = process.kill();
+                    let _ = process.wait();
+                    // What it started may hold its stderr.
+                    return String::new();
+                }
+            }
+        }
+        stderr.and_then(|reader| reader.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.end_server();
+    }
+}
+
+impl Answer {
+    /// What the result of a call says.
+    pub(super) fn of(result: &Value) -> Self {
+        Self {
+            text: result["content"][0]["text"].as_str().unwrap_or_default().to_owned(),
+            is_error: result["isError"].as_bool().unwrap_or(false),
+        }
+    }
+}
+
+/// The result that `message` brings, if it answers request `id`.
+pub(super) fn answered(mut message: Value, id: u64) -> Option<Result<Value, Failure>> {
+    if message["id"] != id || message.get("method").is_some() {
+        return None;
+    }
+    Some(match message["error"]["message"].as_str() {
+        Some(reason) => Err(Failure::Refused(reason.to_owned())),
+        None => Ok(message["result"].take()),
+    })
+}
+
+/// Reads messages until there are no more, or nobody wants them. A line that is no message is none.
+fn read(from: impl Read, events: &Sender<Event>) {
+    let mut from = BufReader::new(from);
+    loop {
+        let mut line = Vec::new();
+        match (&mut from).take(MAX_LINE as u64).read_until(b'\n', &mut line) {
+            Ok(1..) => {}
+            _ => break,
+        }
+        if let Ok(message) = serde_json::from_slice(&line)
+            && events.send(Event::Message(message)).is_err()
+        {
+            return;
+        }
+    }
+    let _ = events.send(Event::Closed);
+}
+
+/// The beginning of what comes, once there is no more.
+fn kept(mut from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = (&mut from).take(MAX_STDERR).read_to_end(&mut bytes);
+    let _ = io::copy(&mut from, &mut io::sink());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
