@@ -24,10 +24,12 @@ static DEFINED: RwLock<Vec<Arc<Defined>>> = RwLock::new(Vec::new());
 
 /// What a Rust function returns that fails.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
+/// Reads the arguments and writes what the function returns.
+type Body = dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError> + Send + Sync;
 
 struct Defined {
     name: String,
-    body: Box<dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError> + Send + Sync>,
+    body: Box<Body>,
 }
 
 /// Numbers from here on are those of functions that belong to a thread.
