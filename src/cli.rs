@@ -3,6 +3,7 @@
 mod check;
 mod client;
 mod doctor;
+mod pages;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use clap::builder::styling::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
@@ -110,6 +112,18 @@ enum Command {
         /// Files, directories with Lisp source in them, or `-` for stdin.
         #[arg(required = true)]
         files: Vec<PathBuf>,
+    },
+    /// Print what completes the command line in a shell, for that shell to read.
+    #[command(hide = true)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the manual pages, of the program and of each command, into a directory, which need not exist.
+    #[command(hide = true)]
+    Man {
+        /// The directory.
+        directory: PathBuf,
     },
     /// Run tests for a session, in an image beside it: what is asked comes on stdin, what came of it goes to stdout.
     #[command(hide = true)]
@@ -295,6 +309,8 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Completions { shell } => pages::print_completions(shell, stdio.output),
+            Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside(serve.options, stdio),
             Command::Eval { options, code } => eval(options, &code, stdio),
         },

@@ -271,3 +271,61 @@ fn on_a_terminal_it_says_what_it_is_and_where() {
     assert_eq!(configuration["mcpServers"]["sbcl"], serde_json::json!({"command": BINARY, "args": []}));
     assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {BINARY}\n")), "{text}");
 }
+
+/// What the help of a command calls options and commands.
+fn words_of_help(arguments: &[&str]) -> Vec<String> {
+    let help = run(&[arguments, &["--help"]].concat(), "");
+    let word = |line: &str| line.split_whitespace().find(|word| word.starts_with("--")).map(str::to_owned);
+    stdout(&help).lines().filter(|line| line.trim_start().starts_with('-')).filter_map(word).collect()
+}
+
+#[test]
+fn manual_pages_tell_all_that_help_does() {
+    let directory = std::env::temp_dir().join(format!("sbcl-mcp-pages-{}", std::process::id()));
+    let path = directory.to_str().unwrap();
+    assert!(run(&["man", path], "").status.success());
+    for (page, command) in [("sbcl-mcp.1", &[][..]), ("sbcl-mcp-eval.1", &["eval"]), ("sbcl-mcp-check.1", &["check"])] {
+        let text = std::fs::read_to_string(directory.join(page)).unwrap();
+        let plain = text.replace("\\-", "-");
+        assert!(text.contains(&format!(".TH {}", page.trim_end_matches(".1"))), "{text}");
+        for option in words_of_help(command) {
+            assert!(plain.contains(&option), "{option} is not in {page}");
+        }
+    }
+    // Of a hidden command there is no page, nor a word of a hidden option.
+    let mut pages: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path()).collect();
+    pages.sort();
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for hidden in ["worker", "watch\\-interval", "completions"] {
+            assert!(!text.contains(hidden), "{hidden} in {}", page.display());
+        }
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+    let file = run(&["man", "/dev/null/pages"], "");
+    assert_eq!(file.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&file.stderr).starts_with("sbcl-mcp cannot write the manual pages: "));
+}
+
+#[test]
+fn completions_know_every_option_and_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let completions = run(&["completions", shell], "");
+        assert!(completions.status.success());
+        let text = stdout(&completions);
+        for option in [words_of_help(&[]), words_of_help(&["check"])].concat() {
+            assert!(text.contains(option.trim_start_matches('-')), "{option} is not in those of {shell}");
+        }
+        for hidden in ["watch-interval", "worker", "probe"] {
+            assert!(!text.contains(hidden), "{hidden} in those of {shell}");
+        }
+    }
+    // As bash uses them.
+    let script = format!(
+        "source <({BINARY} completions bash); COMP_WORDS=(sbcl-mcp --struct); COMP_CWORD=1; \
+         \"$(complete -p sbcl-mcp | sed 's/.*-F \\([^ ]*\\).*/\\1/')\" sbcl-mcp --struct sbcl-mcp; \
+         echo \"${{COMPREPLY[@]}}\""
+    );
+    let completed = Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
+    assert_eq!(stdout(&completed), "--structured-content\n", "{completed:?}");
+}

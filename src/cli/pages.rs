@@ -1,0 +1,47 @@
+//! What is written of the command line for others to read: manual pages, and completions for shells.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+
+use super::{Cli, complain};
+
+/// The command line as users know it: clap's generators would tell of what is hidden, too.
+fn visible() -> Command {
+    without_hidden(&Cli::command()).version(super::version())
+}
+
+fn without_hidden(command: &Command) -> Command {
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let mut visible =
+        Command::new(command.get_name().to_owned()).args(arguments).subcommands(commands.map(without_hidden));
+    if let Some(about) = command.get_about() {
+        visible = visible.about(about.clone());
+    }
+    if let Some(about) = command.get_long_about() {
+        visible = visible.long_about(about.clone());
+    }
+    visible
+}
+
+/// Prints the completions for a shell. The exit status.
+pub(super) fn print_completions(shell: Shell, output: OwnedFd) -> i32 {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut visible(), "sbcl-mcp", &mut text);
+    status(File::from(output).write_all(&text), "the completions")
+}
+
+/// Writes a page a command, such as `sbcl-mcp.1` and `sbcl-mcp-eval.1`. The exit status.
+pub(super) fn write_manual(directory: &Path) -> i32 {
+    let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(visible(), directory));
+    status(written, "the manual pages")
+}
+
+fn status(written: io::Result<()>, what: &str) -> i32 {
+    written.map_or_else(|error| complain(&format!("sbcl-mcp cannot write {what}: {error}")), |()| 0)
+}
