@@ -52,6 +52,7 @@ pub(super) struct Client {
     output: Option<Box<dyn Write + Send>>,
     events: Receiver<Event>,
     server: Option<Server>,
+    closed: bool,
     last: u64,
 }
 
@@ -84,7 +85,7 @@ impl Client {
     pub(super) fn over(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
         let (sender, events) = channel();
         std::thread::spawn(move || read(from, &sender));
-        Self { output: Some(Box::new(to)), events, server: None, last: 0 }
+        Self { output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
     }
 
     /// Shakes hands, for no longer than `time`; returns what the server says of itself.
@@ -117,20 +118,32 @@ impl Client {
     }
 
     fn write(&mut self, message: &Value) -> Result<(), Failure> {
+        self.send_line(message.to_string().as_bytes())
+    }
+
+    /// Sends a line, whatever it is.
+    pub(super) fn send_line(&mut self, line: &[u8]) -> Result<(), Failure> {
         let output = self.output.as_mut().ok_or(Failure::Closed)?;
-        output.write_all(format!("{message}\n").as_bytes()).and_then(|()| output.flush()).map_err(|_| Failure::Closed)
+        output.write_all(&[line, b"\n"].concat()).and_then(|()| output.flush()).map_err(|_| Failure::Closed)
     }
 
     /// The next thing that happens, within `time`; `None` when nothing does.
     pub(super) fn next(&mut self, time: Option<Duration>) -> Option<Event> {
-        match time {
-            None => Some(self.events.recv().unwrap_or(Event::Closed)),
+        let event = match time {
+            None => self.events.recv().unwrap_or(Event::Closed),
             Some(time) => match self.events.recv_timeout(time) {
-                Ok(event) => Some(event),
-                Err(RecvTimeoutError::Disconnected) => Some(Event::Closed),
-                Err(RecvTimeoutError::Timeout) => None,
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => Event::Closed,
+                Err(RecvTimeoutError::Timeout) => return None,
             },
-        }
+        };
+        self.closed |= matches!(event, Event::Closed);
+        Some(event)
+    }
+
+    /// True once the server was seen to be gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// The result of request `id`, within `time`. What else is said meanwhile is passed over.

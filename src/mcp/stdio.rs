@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 
 use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::recorder::Recorder;
 
 /// The two ends of the conversation, on private numbers that no child process inherits.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(crate) struct Stdio {
     pub(crate) input: OwnedFd,
     /// What the client reads.
     pub(crate) output: OwnedFd,
+    /// What records the conversation.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 impl Stdio {
@@ -25,6 +28,6 @@ impl Stdio {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
-        Ok(Self { input, output })
+        Ok(Self { input, output, recorder: None })
     }
 }

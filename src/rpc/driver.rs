@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, Read};
 use super::output::Output;
+use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
 use crate::alarm::Alarm;
@@ -107,6 +108,11 @@ impl Driver {
         };
         driver.alarm.set(Instant::now());
         Ok(driver)
+    }
+
+    /// Has the lines that it reads recorded.
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        Self { input: Mutex::new(self.input.into_inner().recorded(recorder)), ..self }
     }
 
     /// Reads the first line before anything is served, and hands it to `take`.

@@ -7,6 +7,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use serde_json::Value;
 
+use super::recorder::{Recorder, Side};
 use crate::id_scanner::IdScanner;
 
 /// The longest line, in bytes.
@@ -49,6 +50,7 @@ pub(crate) struct LineReader {
     /// Reads past the rest of a line that is too long.
     too_long: Option<IdScanner>,
     ended: bool,
+    recorder: Option<Recorder>,
 }
 
 impl LineReader {
@@ -58,7 +60,12 @@ impl LineReader {
     }
 
     fn with_limit(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false }
+        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false, recorder: None }
+    }
+
+    /// Has each line recorded as the client's.
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// Reads once. [`Self::next_line`] has to have returned `None` before.
@@ -104,8 +111,18 @@ impl LineReader {
         newline?;
         self.start = end;
         Some(match self.too_long.take() {
-            Some(scanner) => Line::TooLong(scanner.finish()),
-            None => Line::Text(&self.buffer[line]),
+            Some(scanner) => {
+                if let Some(recorder) = &self.recorder {
+                    recorder.skipped(Side::Client, "a line that is too long");
+                }
+                Line::TooLong(scanner.finish())
+            }
+            None => {
+                if let Some(recorder) = &self.recorder {
+                    recorder.line(Side::Client, &self.buffer[line.clone()]);
+                }
+                Line::Text(&self.buffer[line])
+            }
         })
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod driver;
 pub(crate) mod framing;
 pub(crate) mod inflight;
 pub(crate) mod output;
+pub(crate) mod recorder;
 pub(crate) mod signals;
 pub(crate) mod waker;
 mod write_buffer;

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::WriteBuffer;
 use super::descriptors::nonblocking_writer;
+use super::recorder::Recorder;
 use super::waker::Waker;
 use crate::handover::frame::{self, HEADER, Kind};
 
@@ -35,6 +36,13 @@ impl Output {
         let fd = Arc::new(nonblocking_writer(fd)?);
         let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
         Ok(Self { fd, buffer: Mutex::new(buffer), framed, waker })
+    }
+
+    /// Has all lines recorded.
+    pub(crate) fn recorded(mut self, recorder: Option<Recorder>) -> Self {
+        let buffer = self.buffer.get_mut();
+        buffer.bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
+        self
     }
 
     /// Sends all that `line` asked for.

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::recorder::{Recorder, Side};
+
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
 
@@ -14,16 +16,25 @@ pub(crate) struct WriteBuffer<F = OwnedFd> {
     bytes: Vec<u8>,
     /// How many of the bytes are written.
     done: usize,
+    recorder: Option<Recorder>,
 }
 
 impl<F: AsFd> WriteBuffer<F> {
     /// Writes to `fd`, which must not block.
     pub(crate) fn new(fd: F) -> Self {
-        Self { fd, bytes: Vec::new(), done: 0 }
+        Self { fd, bytes: Vec::new(), done: 0, recorder: None }
+    }
+
+    /// Has what is put in, which must be whole lines, recorded as the server's.
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// Writes, or keeps for later. Errors are those of an end that nobody reads any more.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Some(recorder) = &self.recorder {
+            recorder.line(Side::Server, bytes);
+        }
         let mut rest = bytes;
         if self.is_empty() {
             rest = &bytes[self.write(bytes)?..];

@@ -1,0 +1,226 @@
+//! `--record`, which writes a session to a file, and `replay`, which plays it.
+
+mod common;
+#[path = "common/processes.rs"]
+mod processes;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{BINARY, Server, again_without_supervisor, is_alone};
+use processes::kill_worker;
+use serde_json::{Value, json};
+
+/// A file of the test's own, which need not exist.
+struct Recording(PathBuf);
+
+impl Recording {
+    fn new(name: &str) -> Self {
+        let alone = if is_alone() { "alone" } else { "supervised" };
+        let name = format!("sbcl-mcp-recording-{name}-{alone}-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    /// Its header, and its records.
+    fn read(&self) -> (Value, Vec<Value>) {
+        let text = std::fs::read_to_string(&self.0).unwrap();
+        let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        (lines.next().unwrap(), lines.collect())
+    }
+
+    fn replay(&self) -> Output {
+        Command::new(BINARY).args(["replay", self.path()]).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Plays it, which must find no difference in so many answers.
+    #[track_caller]
+    fn replays(&self, answers: usize) {
+        let output = self.replay();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(
+            text.starts_with("Recorded 20") && text.ends_with(&format!("\n{answers} answers, all the same.\n")),
+            "{text}"
+        );
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn recorded(recording: &Recording) -> Server {
+    let mut server = Server::start_with(&["--record", recording.path(), "--timeout", "60"]);
+    server.initialize("2025-06-18");
+    server
+}
+
+#[test]
+fn every_line_is_there_and_can_be_played() {
+    let recording = Recording::new("all");
+    let mut server = recorded(&recording);
+    server.evaluate("(defun f (x) (/ x 0))");
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(f 1) ; ünïcode", "capture-time": true}));
+    assert!(is_error, "{text}");
+    server.call_tool("describe-last-error", json!({}));
+    // What is measured, what is made anew, and where scratch files are, differ each time.
+    server.call_tool("evaluate-lisp", json!({"code": "(values (make-hash-table) (lambda ()))", "capture-time": true}));
+    server.call_tool("evaluation", json!({}));
+    // Two at once, and what is no message.
+    let (first, second) = (
+        server.post_call("evaluate-lisp", json!({"code": "(sleep 0.2) (princ 1)"})),
+        server.post_call("evaluate-lisp", json!({"code": "(princ 2)"})),
+    );
+    assert_eq!(server.outcome(second).0, "[stdout]\n2\n\n=> 2");
+    assert_eq!(server.outcome(first).0, "[stdout]\n1\n\n=> 1");
+    server.send_raw(b"what\xFF\n");
+    assert!(server.receive().unwrap()["error"]["message"].as_str().unwrap().contains("not valid UTF-8"));
+    server.send(&json!([
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"}, {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    ]));
+    server.receive().unwrap();
+    let end = server.finish();
+    assert!(end.status.success());
+
+    let mode = std::fs::metadata(&recording.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let (header, records) = recording.read();
+    assert_eq!((&header["sbcl-mcp"], &header["sbcl"]), (&json!(sbcl::VERSION), &json!(sbcl::SBCL_VERSION)));
+    assert!(header["arguments"].as_array().unwrap().contains(&json!("--record")));
+    let from = |side: &str| {
+        let lines = records.iter().filter(move |record| record["from"] == side);
+        lines.map(|record| record["line"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let said: Vec<Value> = from("server").iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(said, end.transcript);
+    let asked = from("client");
+    assert!(asked[1].contains("notifications/initialized") && asked[3].contains("ünïcode"), "{asked:?}");
+    assert!(asked.contains(&"what\u{FFFD}".to_owned()));
+    let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] >= 0.0);
+    recording.replays(10);
+
+    // What is not the same is shown.
+    let text = std::fs::read_to_string(&recording.0).unwrap();
+    let changed = text.replace(r#"(princ 2)"#, r#"(princ 3)"#);
+    assert_ne!(text, changed);
+    std::fs::write(&recording.0, &changed).unwrap();
+    let output = recording.replay();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let expected =
+        "evaluate-lisp: the answer differs\n  - 2\n  - \n  - => 2\n  + 3\n  + \n  + => 3\n10 answers, 1 difference.\n";
+    assert!(text.ends_with(expected), "{text}");
+
+    // One that was cut short is played as far as it goes.
+    std::fs::write(&recording.0, &changed[..changed.find("(princ 3)").unwrap()]).unwrap();
+    let output = recording.replay();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains(" is no record: the recording ends before it\n6 answers, all the same.\n"), "{text}");
+}
+
+#[test]
+fn questions_and_cancellations_are_played() {
+    let recording = Recording::new("questions");
+    let mut server = Server::start_with(&["--record", recording.path()]);
+    let params = json!({
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}},
+        "clientInfo": {"name": "raw", "version": "1"},
+    });
+    server.request("initialize", params);
+    server.notify("notifications/initialized", json!({}));
+    let code = "(restart-case (error \"boo\") (take (x) :report \"Take it\" x))";
+    let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask"}));
+    let question = server.receive().unwrap();
+    let choice = question["params"]["requestedSchema"]["properties"]["restart"]["enum"][0].clone();
+    let result = json!({"action": "accept", "content": {"restart": choice, "values": "42"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result}));
+    assert!(server.outcome(call).0.ends_with("=> 42"));
+    // It has begun when it is cancelled, then as now.
+    let call = server.post_running("", "(loop)", 60.0);
+    server.notify("notifications/cancelled", json!({"requestId": call}));
+    assert!(common::last_error(&mut server).contains("CANCELLED"));
+    server.goes_on();
+    server.finish();
+    recording.replays(4);
+}
+
+#[test]
+fn a_lost_image_does_not_end_the_recording() {
+    let recording = Recording::new("lost");
+    let mut server = recorded(&recording);
+    server.evaluate("(defvar *x* 1)");
+    kill_worker(&server);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    server.finish();
+    let (_, records) = recording.read();
+    assert!(records.last().unwrap()["line"].as_str().unwrap().contains("=> 1"));
+}
+
+#[test]
+fn only_recordings_are_replaced() {
+    let recording = Recording::new("replaced");
+    let refused = |path: &str, reason: &str| {
+        let mut command = Command::new(BINARY);
+        command.args(["--record", path]).args(is_alone().then_some("--no-supervisor"));
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with(&format!("sbcl-mcp: {path} ")) && said.contains(reason), "{said}");
+    };
+    std::fs::write(&recording.0, "(defun precious ())\n").unwrap();
+    refused(recording.path(), "has something else than a recording in it");
+    assert_eq!(std::fs::read_to_string(&recording.0).unwrap(), "(defun precious ())\n");
+    std::fs::remove_file(&recording.0).unwrap();
+    assert!(Command::new("mkfifo").arg(&recording.0).status().unwrap().success());
+    refused(recording.path(), "cannot be recorded to");
+    std::fs::remove_file(&recording.0).unwrap();
+    refused("/dev/full", "it is no regular file");
+    refused("/nonexistent/file", "cannot be recorded to: No such file");
+    // Another recording is replaced, and kept from others.
+    for _ in 0..2 {
+        let mut server = recorded(&recording);
+        server.goes_on();
+        server.finish();
+        assert_eq!(recording.read().1.len(), 5);
+        std::fs::set_permissions(&recording.0, PermissionsExt::from_mode(0o644)).unwrap();
+    }
+    recording.replays(2);
+}
+
+#[test]
+fn what_cannot_be_played_is_status_3() {
+    let recording = Recording::new("unplayable");
+    let run = |path: &Path| {
+        let output = Command::new(BINARY).arg("replay").arg(path).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, said) = run(&recording.0);
+    assert!(status == Some(3) && said.contains("cannot be read: No such file"), "{said}");
+    std::fs::write(&recording.0, "{}\n").unwrap();
+    let (status, said) = run(&recording.0);
+    assert!(status == Some(3) && said.contains("is no recording of sbcl-mcp's"), "{said}");
+    // A server that does not start answers nothing.
+    std::fs::remove_file(&recording.0).unwrap();
+    let mut server = recorded(&recording);
+    server.goes_on();
+    server.finish();
+    let output = Command::new(BINARY).args(["replay", recording.path(), "--", "--heap", "5"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("heap 5 is out of range") || text.contains("the server has ended"), "{text}");
+}
+
+#[test]
+fn everything_again_without_supervisor() {
+    again_without_supervisor(&["a_lost_image_does_not_end_the_recording"]);
+}
