@@ -3,7 +3,9 @@
 mod check;
 mod client;
 mod doctor;
+mod editor;
 mod pages;
+mod repl;
 mod replay;
 
 use std::ffi::OsString;
@@ -88,6 +90,13 @@ enum Command {
         /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
+    },
+    /// A REPL: forms of several lines, history, completion (Tab), the debugger when something fails (Ctrl-C interrupts,
+    /// `:help` lists commands). From a pipe or a file, without prompts: each line's or form's values are printed, and it
+    /// exits with status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
+    Repl {
+        #[command(flatten)]
+        serve: Box<Serve>,
     },
     /// Look whether everything is there that the server needs, and say what to do where it is not: versions, paths,
     /// limits, memory, directories, a start and an evaluation. Exits with status 0 when everything works, 1 when
@@ -333,6 +342,7 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Repl { serve: _ } => repl(stdio),
             Command::Doctor { options } => {
                 let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
                 doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
@@ -546,6 +556,45 @@ fn probe(options: Options, stdio: Stdio) -> i32 {
     let written = std::fs::File::from(stdio.output).write_all(name.as_bytes());
     clear_up(&scratch);
     i32::from(written.is_err())
+}
+
+/// A person's REPL on an image of its own.
+fn repl(stdio: Stdio) -> i32 {
+    let given: Vec<_> = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
+    let talk = || {
+        give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
+        let arguments = for_person(given);
+        let client = client::Client::start_with(arguments, std::process::Stdio::inherit())
+            .map_err(|error| format!("no server can be started: {error}"))?;
+        repl::run(client, &repl::Options { joined: None })
+    };
+    talk().unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp repl: {reason}"));
+        EVAL_IMPOSSIBLE
+    })
+}
+
+/// Makes stdin and stdout what they were: Lisp is in another process.
+fn give_back(stdio: Stdio) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(&stdio.input)?;
+    rustix::stdio::dup2_stdout(&stdio.output)?;
+    Ok(())
+}
+
+/// The arguments of a server for a person, who has time, a terminal that is not cut, and Ctrl-C; unless told otherwise.
+fn for_person(given: Vec<OsString>) -> Vec<OsString> {
+    let mut arguments = Vec::new();
+    for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000")] {
+        let is_it = |argument: &OsString| {
+            let argument = argument.to_string_lossy();
+            argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        if !given.iter().any(is_it) {
+            arguments.extend([OsString::from(option), OsString::from(value)]);
+        }
+    }
+    arguments.extend(given);
+    arguments
 }
 
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {

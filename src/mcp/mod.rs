@@ -28,6 +28,7 @@ use crate::rpc::output::Output;
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
+pub(crate) use peer::{FOR_PERSON, PACKAGE};
 pub(crate) use server::revisions;
 use server::{Server, first_request};
 use stdio::Stdio;

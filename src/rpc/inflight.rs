@@ -23,8 +23,9 @@ pub(crate) const MAX_BYTES: usize = 128 << 20;
 const PROGRESS_EVERY: Duration = Duration::from_secs(4);
 /// How often output is looked for.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
-/// Bytes of output in one report.
-const MESSAGE_BYTES: usize = 1000;
+/// Where the `_meta` of a report of progress says with which byte of the output its message begins; what is not output
+/// has none.
+pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
 /// How long a question may stay open at most.
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -112,6 +113,8 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
+    /// Bytes of output in one report.
+    piece: usize,
     begin: Instant,
     told: Instant,
     /// Bytes of output that were reported.
@@ -308,11 +311,13 @@ impl Inflight {
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
-    /// more, and now and then that it goes on, in the words of `goes_on` if that has any.
+    /// more - the last `piece` bytes of it - and now and then that it goes on, in the words of `goes_on` if that has any.
+    /// Output has in its `_meta` where it begins, in bytes.
     pub(crate) fn report_progress(
         &self,
         call: u64,
         token: ProgressToken,
+        piece: usize,
         printed: impl Fn(usize) -> Option<String> + Send + 'static,
         goes_on: impl Fn() -> Option<String> + Send + 'static,
     ) {
@@ -321,7 +326,7 @@ impl Inflight {
         let begin = Instant::now();
         let next = begin + OUTPUT_EVERY;
         let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
-        known.progress = Some(Progress { token, begin, told: begin, seen: 0, next, printed, goes_on });
+        known.progress = Some(Progress { token, piece, begin, told: begin, seen: 0, next, printed, goes_on });
         table.timers.insert((next, Timer::Progress(call)));
     }
 
@@ -433,10 +438,13 @@ impl Table {
         let progress = self.calls.get_mut(&number)?.progress.as_mut()?;
         progress.next = now + OUTPUT_EVERY;
         let seconds = (now - progress.begin).as_secs_f64();
+        let mut meta = None;
         let message = match (progress.printed)(progress.seen) {
             Some(output) => {
                 progress.seen += output.len();
-                tail(&output).to_owned()
+                let shown = tail(&output, progress.piece);
+                meta = Some(json!({OUTPUT_FROM: progress.seen - shown.len()}));
+                shown.to_owned()
             }
             None if now - progress.told >= PROGRESS_EVERY => {
                 (progress.goes_on)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
@@ -444,15 +452,18 @@ impl Table {
             None => return Some(progress.next),
         };
         progress.told = now;
-        let params = json!({"progressToken": progress.token, "progress": seconds, "message": message});
+        let mut params = json!({"progressToken": progress.token, "progress": seconds, "message": message});
+        if let Some(meta) = meta {
+            params["_meta"] = meta;
+        }
         output.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
         Some(progress.next)
     }
 }
 
 /// The end of `output`, as much as fits a message.
-fn tail(output: &str) -> &str {
-    let start = output.len().saturating_sub(MESSAGE_BYTES);
+fn tail(output: &str, bytes: usize) -> &str {
+    let start = output.len().saturating_sub(bytes);
     let start = (start..output.len()).find(|index| output.is_char_boundary(*index)).unwrap_or(0);
     output[start..].trim_end()
 }
@@ -563,6 +574,7 @@ mod tests {
             inflight.report_progress(
                 responder.call(),
                 ProgressToken(RequestId::Number(9)),
+                1000,
                 |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
                 || None,
             );
