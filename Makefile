@@ -1,10 +1,10 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill lint bench clean
+.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model lint bench clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## Install what is missing for building and testing (Debian: with apt; elsewhere: says what)
 	@scripts/setup.sh test
@@ -35,6 +35,10 @@ soak: sbcl ## 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: how
 kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idleness (SBCL_MCP_KILLS: how many)
 	SBCL_MCP_KILLS=$${SBCL_MCP_KILLS:-1000} cargo test --release --test supervisor kills -- --nocapture
 	cargo test --release --test recovery -- --ignored
+	SBCL_MCP_SESSION_KILLS=$${SBCL_MCP_SESSION_KILLS:-100} cargo test --release --test sessions kill -- --nocapture
+
+checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
+	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test checkpoints model
 
 lint-tools:
 	@scripts/setup.sh lint

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 9u
+#define SBCL_HOST_CONTRACT 10u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -74,6 +74,7 @@ struct sbcl_job {
   uint64_t evaluation;  /* number of the evaluation it belongs to, 0 for none: what is evaluated remembers it */
   const uint32_t *operation; /* as (:NAME :ARGUMENT value …), values being strings, integers, T, NIL or lists of them */
   uint64_t operation_length; /* characters */
+  uint64_t connection; /* whose *package*, REPL and printer variables it has; 0: the global ones */
 };
 
 /* What a job reports. Kinds that "begin" something carry its name as text; those that "continue" append to what was
@@ -129,9 +130,11 @@ enum sbcl_event {
                                     job fails with it */
   SBCL_EVENT_FOREGROUND = 40,    /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
                                     stays there; 0 if it has gone into the background */
-  SBCL_EVENT_RELIEF = 41         /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
-                                    lane: 1 if it is to pull from there, since what ran there goes on in the background;
-                                    0 if it is to end */
+  SBCL_EVENT_RELIEF = 41,        /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
+                                    lane: 1 if it is to pull from there, since what ran there goes on in the background,
+                                    or what is held there keeps its thread; 0 if it is to end */
+  SBCL_EVENT_DEFINITIONS = 42    /* asked without a text: 1 if other connections are to be told what the evaluation
+                                    defined; text: that, in words */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that
@@ -222,7 +225,8 @@ struct sbcl_host {
   uint32_t size;              /* sizeof(struct sbcl_host) */
   uint64_t seed;              /* for *random-state* */
   uint64_t user_init;         /* 1: load the user's init file */
-  /* Waits for the lane's next job and fills it in: 1; 0 when the lane is to end. */
+  /* Waits for the lane's next job and fills it in: 1; 0 when the lane is to end. JOB's id is, on the way in, the job
+   * that this thread did last when it holds an evaluation, else 0. */
   int32_t (*next_job)(uint32_t lane, struct sbcl_job *job);
   /* Takes an event of a job (0: of none in particular). Returns 1 when the host keeps no more of the text begun
    * last, so that printing it may stop; else 0. */

@@ -47,9 +47,9 @@ this thread only, or a negative error number. Without interrupts."
       (when process
         (return process)))))
 
-(defun close-descriptors ()
-  "Close all files but the standard three: the client's connection and whatever else is the parent's. Linux, close_range(2)."
-  (alien-funcall (extern-alien "close_range" (function int unsigned-int unsigned-int int)) 3 #xFFFFFFFF 0))
+(defun close-descriptors (first)
+  "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
+  (alien-funcall (extern-alien "close_range" (function int unsigned-int unsigned-int int)) first #xFFFFFFFF 0))
 
 (defun forget-threads ()
   "Make threads that are not in this process dead ones, and free the mutexes, which nobody will."
@@ -82,7 +82,7 @@ said on the process' standard error. Called in the child."
   (setf *saving* t
         **event** 0
         **next-job** 0)
-  (close-descriptors)
+  (close-descriptors 3)
   (let ((failure "something left it"))
     (unwind-protect
          (handler-case
@@ -103,11 +103,32 @@ said on the process' standard error. Called in the child."
           (sb-unix:unix-write 2 octets 0 (length octets))))
       (alien-funcall (extern-alien "_exit" (function void int)) 9))))
 
-(define-query :save-image (&key path name)
+(defun leave-to-finisher (arguments lock errors)
+  "Make of this process the program that ARGUMENTS, the address of a C array of strings, names, with the descriptor LOCK as
+number 3 and ERRORS for its standard error; return in a child that it has, which ends with it."
+  (flet ((put (descriptor number)
+           (alien-funcall (extern-alien "dup2" (function int int int)) descriptor number)))
+    (put errors 1)
+    (put errors 2)
+    (alien-funcall (extern-alien "setsid" (function int)))
+    ;; What cannot be made a copy of finds no child, and says so.
+    (unless (eql 0 (alien-funcall (extern-alien "fork" (function int))))
+      (put lock 3)
+      (close-descriptors 4)
+      (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
+                     (sap-ref-word (int-sap arguments) 0)
+                     arguments)
+      (alien-funcall (extern-alien "_exit" (function void int)) 9))
+    ;; PR_SET_PDEATHSIG, SIGKILL.
+    (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
+
+(define-query :save-image (&key path name finisher lock errors)
   "Have a child process save the image in the file PATH, which must not exist; it ends with status 0 once that is complete.
 The image calls itself NAME from then on. Push a record `saving` with the child's `process`, the microseconds that this
 one was `stopped`, and what will not be in it: a record `thread` with its `name` for each, and the number of `timers`. For
-the thread that evaluates, while it has nothing else to do."
+the thread that evaluates, while it has nothing else to do.
+With FINISHER, the child outlives this process: it becomes the program of these arguments, as LEAVE-TO-FINISHER has them
+with LOCK and ERRORS, and a child of its own saves the image."
   (let* ((threads (user-threads))
          (before **checkpoint**)
          (process nil)
@@ -120,6 +141,8 @@ the thread that evaluates, while it has nothing else to do."
       (sb-impl::finalizer-thread-stop)
       (unwind-protect
            (when (eql 0 (setf process (fork-image)))
+             (when finisher
+               (leave-to-finisher finisher lock errors))
              (save-image path))
         (sb-impl::finalizer-thread-start))
       (setf end (monotonic-milliseconds)))
@@ -135,13 +158,29 @@ the thread that evaluates, while it has nothing else to do."
 
 (define-query :image-name (&key)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's
-`package`."
-  (push-record "image" :name **checkpoint** :package (package-name (current-package))))
+`package`; then a record `definitions` with `count` and `kind` for each kind of what the session has defined."
+  (push-record "image" :name **checkpoint** :package (package-name (current-package)))
+  (let ((counts '())
+        (systems '()))
+    (map-definitions (lambda (kind name system)
+                       (declare (ignore name))
+                       (if system
+                           (pushnew system systems :test #'equal)
+                           (incf (getf counts kind 0)))))
+    (loop for (kind text) in '((:function "function") (:macro "macro") (:variable "variable") (:class "class")
+                               (:type "type") (:package "package"))
+          for count = (getf counts kind)
+          when count
+            do (push-record "definitions" :count count :kind text))
+    (when systems
+      (push-record "definitions" :count (length systems) :kind "system"))))
 
 (defun begin-after-checkpoint ()
   "Give this image, which was booted from a checkpoint, what saving it took away."
   (destructuring-bind (a b c d e f g h i j hooks) **emptied**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))
+  ;; Nobody of those is there.
+  (clrhash **connections**)
   (setf *saving* nil
         **emptied** '()))

@@ -33,6 +33,20 @@ NIL when the session itself did.")
         ((eq kind :package) (string name))
         (t name)))
 
+(defconstant +told-definitions+ 20
+  "How many definitions of an evaluation other connections are told.")
+
+(defun note-definition-for-others (kind name)
+  "Take note that this evaluation defines NAME as KIND, as far as others are to be told."
+  (let ((defined (evaluation-defined *evaluation*))
+        (told (or *loading-system* name)))
+    (unless (or (>= (length defined) +told-definitions+)
+                (member told defined :key #'second :test #'equal))
+      (push (if *loading-system*
+                (list :system told nil)
+                (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))
+            (evaluation-defined *evaluation*)))))
+
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
   (when *evaluation*
@@ -42,6 +56,8 @@ NIL when the session itself did.")
                    (let ((symbol (function-name-symbol name)))
                      (or (not (symbolp symbol)) (system-symbol-p symbol)))))
     (note-file-definition kind name)
+    (when *evaluation*
+      (note-definition-for-others kind name))
     (setf (gethash (list kind name) **definitions**) *loading-system*)))
 
 (defun note-proclamation (form)

@@ -9,6 +9,8 @@
   (number 0 :type sb-ext:word)
   ;; How many definitions it has made, of whatever.
   (definitions 0 :type sb-ext:word)
+  ;; What others are to be told of these: lists of the kind, the name, and true if it was there before, newest first.
+  (defined '() :type list)
   ;; Weak pointers to the threads that it started, newest first. Those that have ended are dropped after every 100.
   (threads '() :type list)
   (thread-count 0 :type index)

@@ -237,19 +237,18 @@ says what does it."
 (defvar *answers* '()
   "The objects that ANSWER is to return, one after another.")
 
-(defparameter *session-variables* '(*package* * ** *** + ++ +++ / // /// -)
-  "What an evaluation that may be in the background has of its own.")
-
 (defun call-detached (function)
-  "Return the value of FUNCTION, called under copies of the session's variables, which become the session's if the host
-says that this evaluation has stayed in the foreground."
+  "Return the value of FUNCTION, called under copies of the connection's variables, which become the connection's if the
+host says that this evaluation has stayed in the foreground."
   (declare (type function function))
   (current-package)
-  (progv *session-variables* (mapcar #'symbol-value *session-variables*)
+  (progv *repl-variables* (mapcar #'symbol-value *repl-variables*)
     (prog1 (funcall function)
       (when (event *job-id* (event-code :foreground))
-        (dolist (variable *session-variables*)
-          (setf (sb-ext:symbol-global-value variable) (symbol-value variable)))))))
+        (if *connection*
+            (keep-variables)
+            (dolist (variable *repl-variables*)
+              (setf (sb-ext:symbol-global-value variable) (symbol-value variable))))))))
 
 (defun run-evaluation (job)
   "Do an :EVALUATE job. Return true when it succeeded."
@@ -270,7 +269,9 @@ says that this evaluation has stayed in the foreground."
                    (record))))
       (prog1 (if (logtest +evaluate-detached+ (job-flags job))
                  (call-detached #'measure)
-                 (measure))
+                 (prog1 (measure)
+                   (keep-variables)))
+        (tell-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))))))
 

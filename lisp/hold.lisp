@@ -37,7 +37,7 @@ does. Wherever it unwinds to, it ends here."
   "Wait for the next job and return it, or NIL when there will be none. What was to interrupt this thread meanwhile does
 so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
   (without-interrupts
-    (let ((job (next-job +evaluation-lane+)))
+    (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
         (change-job (job-id job)))
       (allow-with-interrupts
@@ -54,6 +54,8 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
         (job nil)
         (leaving nil))
     (forget-answers)
+    (keep-variables)
+    (tell-definitions)
     (event *job-id* (event-code :held))
     (flush-output)
     (done nil)
@@ -387,6 +389,7 @@ and ends and the package it was read in. Return a list of the last one's values,
                                (when (/= definitions (evaluation-definitions *evaluation*))
                                  (setf definitions (evaluation-definitions *evaluation*))
                                  (push-defining-form start end package))))
+        (tell-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))
         (and success

@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 9
+(defconstant +contract+ 10
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -28,7 +28,7 @@
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
     :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
-    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :relief 41)
+    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :relief 41 :definitions 42)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
@@ -117,7 +117,8 @@ host is served, nothing happens."
   (text "" :type text)
   (name "" :type text)
   (operation "" :type text)
-  (evaluation 0 :type (unsigned-byte 64)))
+  (evaluation 0 :type (unsigned-byte 64))
+  (connection 0 :type (unsigned-byte 64)))
 
 (defun copy-text (address length)
   "Return the LENGTH characters at the integer ADDRESS as a fresh string."
@@ -128,9 +129,11 @@ host is served, nothing happens."
         (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap text) 0 (* 4 length))))
     text))
 
-(defun next-job (lane)
-  "Wait for the next job of LANE and return it, or NIL when the lane is to end."
-  (let ((words (make-array 10 :element-type '(unsigned-byte 64) :initial-element 0)))
+(defun next-job (lane &optional (held 0))
+  "Wait for the next job of LANE and return it, or NIL when the lane is to end. HELD is the number of the job that this
+thread did last, if it holds an evaluation."
+  (let ((words (make-array 11 :element-type '(unsigned-byte 64) :initial-element 0)))
+    (setf (aref words 0) held)
     (when (eql 1 (with-pinned-objects (words)
                    (calling-host
                     (alien-funcall (sap-alien (int-sap **next-job**)
@@ -143,7 +146,8 @@ host is served, nothing happens."
                 :text (copy-text (aref words 3) (aref words 4))
                 :name (copy-text (aref words 5) (aref words 6))
                 :evaluation (aref words 7)
-                :operation (copy-text (aref words 8) (aref words 9))))))
+                :operation (copy-text (aref words 8) (aref words 9))
+                :connection (aref words 10)))))
 
 (defun prefer-large-pages ()
   "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a

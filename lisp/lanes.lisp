@@ -25,6 +25,7 @@ thread that it runs in, and those that it made."
       (ignore-errors (sb-thread:terminate-thread thread)))
     (await-threads threads))
   (setf * nil ** nil *** nil + nil ++ nil +++ nil / nil // nil /// nil - nil)
+  (clrhash **connections**)
   (let ((left (remove-definitions)))
     (when left
       (event *job-id* (event-code :notice) 0
@@ -32,9 +33,6 @@ thread that it runs in, and those that it made."
   (restore-user-variables)
   (install-standard-streams)
   t)
-
-(defglobal **user-variables** '()
-  "Printer and reader variables with the values that a session begins with.")
 
 (defun remember-user-variables ()
   "Take the present values of the printer and reader variables as those that a session begins with."
@@ -99,6 +97,10 @@ thread that it runs in, and those that it made."
              (with-server-syntax () (format nil "No thread could be started for it: ~A" failure))))))
 
 (defun run-job (job)
+  "Do JOB for its connection. Return true when it succeeded."
+  (call-for-connection (job-connection job) (lambda () (run-job-here job))))
+
+(defun run-job-here (job)
   "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."
   (case (job-kind job)
     (:evaluate (run-evaluation job))

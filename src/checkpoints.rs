@@ -3,10 +3,11 @@
 //! A core counts once its manifest is there, which is written last: what a crash leaves behind is no checkpoint. They
 //! may hold whatever was in memory, so the directory is its owner's alone, and gone when the server ends.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
 use serde::{Deserialize, Serialize};
 
 /// How long a child may take to save an image, and a throw-away process to boot it.
@@ -42,6 +43,22 @@ pub(crate) struct Checkpoint {
     pub(crate) build: String,
     /// It was saved of the server's own accord.
     pub(crate) automatic: bool,
+    /// It was saved when the server of a session that lasts ended, with all that had been evaluated in it.
+    #[serde(default)]
+    pub(crate) at_end: bool,
+    /// What the session had defined, in words.
+    #[serde(default)]
+    pub(crate) defines: String,
+}
+
+impl Checkpoint {
+    /// The program that saved it, as people call it.
+    pub(crate) fn program(&self) -> String {
+        match self.build.split(' ').collect::<Vec<_>>()[..] {
+            [version, sbcl, ..] => format!("another build of sbcl-mcp: {version}, with SBCL {sbcl}"),
+            _ => "another program".to_owned(),
+        }
+    }
 }
 
 /// Where what is kept lies, which need not exist: below XDG_STATE_HOME; `None` for a user without a home directory.
@@ -83,27 +100,31 @@ impl Checkpoints {
 
     /// Those that can be booted, oldest first.
     pub(crate) fn list(&self) -> Vec<Checkpoint> {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
-        let manifests =
-            entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
-        let mut found: Vec<Checkpoint> = manifests
-            .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
-            .filter(|checkpoint| self.is_whole(checkpoint))
-            .collect();
-        found.sort_by_key(|checkpoint| checkpoint.saved);
+        let mut found = manifests(&self.directory);
+        found.retain(|checkpoint| self.is_whole(checkpoint));
         found
     }
 
     /// True for a core of this very program that is as long as it was.
-    fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
+    pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build()
             && checkpoint.heap == self.heap
             && fs::metadata(self.path(checkpoint)).is_ok_and(|core| core.len() == checkpoint.bytes)
     }
 
-    /// The one of this name.
+    /// The heap that a checkpoint has to be booted under, if that is not the one that images have here.
+    pub(crate) fn other_heap(&self, checkpoint: &Checkpoint) -> Option<u64> {
+        Some(checkpoint.heap).filter(|heap| checkpoint.build == build() && *heap != self.heap)
+    }
+
+    /// The one of this name, the last one if there are two for a moment.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
-        self.list().into_iter().find(|checkpoint| checkpoint.name == name)
+        self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
+    }
+
+    /// The file of the forms that are in a checkpoint.
+    pub(crate) fn forms_path(&self, file: &str) -> PathBuf {
+        self.directory.join(file).with_extension("forms")
     }
 
     /// Makes the directory, if it is not there, and returns its name.
@@ -133,9 +154,42 @@ impl Checkpoints {
     /// The files cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
-        // Without its manifest it is none any more, whatever happens to the core.
+        // Without its manifest it is none any more, whatever happens to the rest.
         fs::remove_file(core.with_extension("json"))?;
+        let _ = fs::remove_file(self.forms_path(&checkpoint.file));
         fs::remove_file(core)
+    }
+
+    /// Removes what has the name of this one and is older.
+    pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
+        let is_replaced = |one: &Checkpoint| one.name == by.name && one.file != by.file && one.saved <= by.saved;
+        for checkpoint in self.list().into_iter().filter(is_replaced) {
+            let _ = self.delete(&checkpoint);
+        }
+    }
+
+    /// Removes what a process that was killed has left behind, and automatic ones that are not among `known` files.
+    pub(crate) fn clear_up(&self, known: &[String]) {
+        let all = manifests(&self.directory);
+        for checkpoint in all.iter().filter(|one| one.automatic && !known.contains(&one.file)) {
+            let _ = self.delete(checkpoint);
+        }
+        let is_left = |path: &Path| match path.extension().and_then(|extension| extension.to_str()) {
+            Some("core" | "forms") => !path.with_extension("json").exists(),
+            Some("draft") => true,
+            _ => false,
+        };
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| is_left(path)) {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// A name for one that is saved of the server's own accord.
+    pub(crate) fn automatic_name(&self) -> String {
+        let numbers = manifests(&self.directory).into_iter();
+        let last = numbers.filter_map(|one| one.name.strip_prefix("auto-")?.parse::<u64>().ok()).max();
+        format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
     /// Removes the automatic ones that came after this one, or all: the session goes on from there.
@@ -170,8 +224,9 @@ impl Checkpoints {
         remove_directory(&self.directory);
     }
 
-    /// Boots the core in a throw-away process and compares what that calls itself with `name`.
-    fn probe(&self, core: &Path, name: &str) -> Result<(), String> {
+    /// Boots the core in a throw-away process, and compares what that calls itself with `name`. What it says that its
+    /// session has defined.
+    fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
             OsString::from(format!("--heap={}", self.heap)),
@@ -186,11 +241,47 @@ impl Checkpoints {
             let _ = child.kill();
         }
         let output = child.wait_with_output().map_err(|error| error.to_string())?;
-        if ended && output.status.success() && output.stdout == name.as_bytes() {
-            return Ok(());
+        let tried: Option<Tried> = serde_json::from_slice(&output.stdout).ok();
+        match tried.filter(|tried| ended && output.status.success() && tried.name == name) {
+            Some(tried) => Ok(tried.defines),
+            None => Err("the saved image does not come up".to_owned()),
         }
-        Err("the saved image does not come up".to_owned())
     }
+
+    /// A core of this name that is being saved, by another process.
+    pub(crate) fn draft(&self, file: String) -> Draft {
+        Draft { checkpoints: self.clone(), file, finished: false }
+    }
+
+    /// Removes the automatic ones but for the last `count`.
+    pub(crate) fn keep_automatic(&self, count: usize) {
+        let automatic: Vec<_> = self.list().into_iter().filter(|one| one.automatic).collect();
+        for checkpoint in automatic.iter().rev().skip(count) {
+            let _ = self.delete(checkpoint);
+        }
+    }
+}
+
+/// What an image that is [probed](Checkpoints::probe) says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Tried {
+    /// What it is called.
+    pub(crate) name: String,
+    /// What its session has defined, in words.
+    pub(crate) defines: String,
+}
+
+/// What has been saved in a directory, whatever program did it, oldest first.
+pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
+    let mut found: Vec<Checkpoint> = paths
+        .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
+        // It names a file beside it, or it is not ours.
+        .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
+        .collect();
+    found.sort_by_key(|checkpoint| checkpoint.saved);
+    found
 }
 
 /// Removes a directory of checkpoints if it was made.
@@ -218,64 +309,124 @@ impl Draft {
         &self.file
     }
 
-    /// Waits until process `child` has saved it, tries it, and makes a checkpoint of it, in place of another one of
-    /// that name.
+    /// Those that it will be one of.
+    pub(crate) fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// Leaves it to the [finisher](Self::finisher).
+    pub(crate) fn leave(mut self) {
+        self.finished = true;
+    }
+
+    /// The address of the command line, as C has it, of the process that makes a checkpoint of this after this process'
+    /// end, when a child of its own has saved it; file number 3 there is the session's lock. It stays in memory.
+    pub(crate) fn finisher(&self, name: &str, evaluation: u64) -> u64 {
+        let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
+        let arguments: Vec<OsString> = vec![
+            "/proc/self/exe".into(),
+            "finish-saving".into(),
+            "--directory".into(),
+            directory.into(),
+            format!("--file={}", self.file).into(),
+            format!("--name={name}").into(),
+            format!("--evaluation={evaluation}").into(),
+            format!("--heap={heap}").into(),
+            format!("--control-stack={control_stack}").into(),
+        ];
+        // None of them has a NUL in it: paths have not.
+        let arguments: Vec<CString> =
+            arguments.into_iter().filter_map(|argument| CString::new(argument.into_vec()).ok()).collect();
+        let pointers = arguments.leak().iter().map(|argument| argument.as_ptr()).chain([std::ptr::null()]);
+        pointers.collect::<Vec<_>>().leak().as_ptr().expose_provenance() as u64
+    }
+
+    /// Waits until process `child` has saved it, tries it, and makes a checkpoint of it.
     ///
     /// # Errors
     /// The rest of a sentence: why there is none.
-    pub(crate) fn finish(
-        mut self,
-        child: Pid,
-        name: String,
-        evaluation: u64,
-        automatic: bool,
-    ) -> Result<Checkpoint, String> {
-        let saved = jiff::Timestamp::now();
+    pub(crate) fn finish(self, child: Pid, made: Made) -> Result<Checkpoint, String> {
         if !wait_until(child, SAVING) {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
-            Ok(Some((_, status))) if status.exit_status() == Some(0) => {}
-            Ok(Some((_, status))) => {
-                let how = match (status.exit_status(), status.terminating_signal()) {
-                    (_, Some(signal)) => format!("was killed by signal {signal}"),
-                    (status, _) => format!("ended with status {}; stderr says more", status.unwrap_or(-1)),
-                };
-                return Err(format!("the process that saved it {how}"));
-            }
-            Ok(None) => return Err("the process that saved it is gone".to_owned()),
-            Err(error) => return Err(format!("the process that saved it cannot be waited for: {error}")),
+            Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
+            Err(error) => Err(format!("the process that saved it cannot be waited for: {error}")),
+        }
+    }
+
+    /// Waits for the one child that this process has, which saves it, and does the same.
+    ///
+    /// # Errors
+    /// The rest of a sentence: why there is none.
+    pub(crate) fn finish_only_child(self, made: Made) -> Result<Checkpoint, String> {
+        let (sender, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
+        match ended.recv_timeout(SAVING) {
+            Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
+            Ok(Err(error)) => Err(format!("the process that saved it cannot be waited for: {error}")),
+            // It goes with this process.
+            Err(_) => Err("the process that saves it does not end".to_owned()),
+        }
+    }
+
+    /// Tries what a process that ended so has saved, and makes a checkpoint of it.
+    fn complete(mut self, ended: Option<WaitStatus>, made: Made) -> Result<Checkpoint, String> {
+        let status = ended.ok_or("the process that saved it is gone")?;
+        if status.exit_status() != Some(0) {
+            let how = match (status.exit_status(), status.terminating_signal()) {
+                (_, Some(signal)) => format!("was killed by signal {signal}"),
+                (status, _) => format!("ended with status {}; stderr says more", status.unwrap_or(-1)),
+            };
+            return Err(format!("the process that saved it {how}"));
         }
         let path = self.path();
-        self.checkpoints.probe(&path, &name)?;
+        let defines = self.checkpoints.probe(&path, &made.name)?;
         let written = |error: io::Error| format!("it cannot be written: {error}");
         let core = File::open(&path).map_err(written)?;
         core.sync_all().map_err(written)?;
-        let bytes = core.metadata().map_err(written)?.len();
-        let heap = self.checkpoints.heap;
-        let checkpoint =
-            Checkpoint { name, file: self.file.clone(), bytes, evaluation, saved, heap, build: build(), automatic };
-        let before = self.checkpoints.get(&checkpoint.name);
+        let Made { name, evaluation, saved, automatic, at_end } = made;
+        let checkpoint = Checkpoint {
+            name,
+            file: self.file.clone(),
+            bytes: core.metadata().map_err(written)?.len(),
+            evaluation,
+            saved,
+            heap: self.checkpoints.heap,
+            build: build(),
+            automatic,
+            at_end,
+            defines,
+        };
         write_whole(&path.with_extension("json"), &serde_json::to_vec(&checkpoint).map_err(|e| e.to_string())?)
             .map_err(written)?;
         self.finished = true;
-        if let Some(before) = before {
-            let _ = self.checkpoints.delete(&before);
-        }
         Ok(checkpoint)
     }
+}
+
+/// How a core came to be saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) name: String,
+    /// The number of the last evaluation before it.
+    pub(crate) evaluation: u64,
+    pub(crate) saved: jiff::Timestamp,
+    pub(crate) automatic: bool,
+    pub(crate) at_end: bool,
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_file(self.path());
+            let _ = fs::remove_file(self.checkpoints.forms_path(&self.file));
         }
     }
 }
 
 /// Writes a file that is there as a whole or not at all.
-fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("draft");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     file.write_all(content)?;

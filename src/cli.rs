@@ -7,6 +7,7 @@ mod editor;
 mod pages;
 mod repl;
 mod replay;
+mod sessions;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -22,7 +23,7 @@ use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Checkpoints, Tried};
 use crate::confinement::Confinement;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
@@ -36,6 +37,8 @@ use crate::{handover, mcp, supervisor};
 
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The same where it is to save a session that lasts.
+const LAST_SAVE: Duration = Duration::from_secs(15);
 
 /// The exit status of `eval` when it could not start, read the code or write the report: nothing is said of the code.
 /// It is 1 when the code failed, and 2 for a wrong command line.
@@ -97,6 +100,34 @@ enum Command {
     Repl {
         #[command(flatten)]
         serve: Box<Serve>,
+    },
+    /// List the sessions that last (`--session`), with what they take, how old they are, what they define, and who has
+    /// them; delete one; or write its definitions.
+    Sessions {
+        #[command(subcommand)]
+        action: Option<sessions::Action>,
+    },
+    /// Wait for the child that saves a session, and make a checkpoint of that: what goes on when a server has ended.
+    #[command(hide = true)]
+    FinishSaving {
+        /// Where the session is.
+        #[arg(long)]
+        directory: PathBuf,
+        /// The core that is being saved there.
+        #[arg(long)]
+        file: String,
+        /// What the image calls itself.
+        #[arg(long)]
+        name: String,
+        /// The number of its last evaluation.
+        #[arg(long)]
+        evaluation: u64,
+        /// The heap that it is booted with, in bytes.
+        #[arg(long)]
+        heap: u64,
+        /// Its control stack, in bytes.
+        #[arg(long)]
+        control_stack: u64,
     },
     /// Look whether everything is there that the server needs, and say what to do where it is not: versions, paths,
     /// limits, memory, directories, a start and an evaluation. Exits with status 0 when everything works, 1 when
@@ -161,6 +192,9 @@ enum Command {
         /// As of the worker that asks: not for this one.
         #[arg(long)]
         checkpoint_directory: Option<PathBuf>,
+        /// As of the worker that asks: not for this one.
+        #[arg(long)]
+        lock_fd: Option<i32>,
     },
     /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
     #[command(hide = true)]
@@ -176,6 +210,9 @@ enum Command {
         /// Where checkpoints are.
         #[arg(long)]
         checkpoint_directory: PathBuf,
+        /// The number of the open file that a session that lasts is locked by.
+        #[arg(long)]
+        lock_fd: Option<i32>,
     },
 }
 
@@ -184,6 +221,10 @@ enum Command {
 struct Serve {
     #[command(flatten)]
     options: Options,
+    /// Go on with the session of this name (or in this directory, when there is a slash in it), or begin it. Its image is
+    /// saved when the server ends, and now and then. `sbcl-mcp sessions` lists them.
+    #[arg(long, value_name = "NAME")]
+    session: Option<OsString>,
     /// What comes back when the Lisp process dies and is replaced.
     #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
     restore: Restore,
@@ -332,8 +373,15 @@ pub fn main() -> ! {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve_alone(serve, stdio),
             Command::Serve(serve) => supervise(serve, stdio),
-            Command::Worker { serve, status_fd, scratch, checkpoint_directory } => {
-                work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory)
+            Command::Worker { serve, status_fd, scratch, checkpoint_directory, lock_fd } => {
+                work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory, lock_fd)
+            }
+            Command::Sessions { action } => {
+                sessions::run(action, stdio.output).unwrap_or_else(|reason| complain(&reason))
+            }
+            Command::FinishSaving { directory, file, name, evaluation, heap, control_stack } => {
+                let draft = Checkpoints::new(directory, heap, control_stack).draft(file);
+                sessions::finish_saving(draft, name, evaluation).map_or_else(|reason| complain(&reason), |()| 0)
             }
             Command::Probe { options } => probe(options, stdio),
             Command::Check { fix, files } => {
@@ -388,22 +436,47 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Ok(recorder) => recorder,
         Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
     };
+    let durable = match serve.session.as_deref().map(|name| sessions::open(name, serve.restore, &stdio.input)) {
+        None => None,
+        Some(Ok(durable)) => Some(durable),
+        Some(Err(reason)) => return refuse(stdio, &reason),
+    };
     let scratch = Scratch::new();
-    let directory = Checkpoints::choose_directory(scratch.path());
+    let directory = match &durable {
+        Some((durable, _)) => durable.directory().to_owned(),
+        None => Checkpoints::choose_directory(scratch.path()),
+    };
     let checkpoints = serve.options.checkpoints(directory.clone());
     start_logging(serve.options.log);
+    let is_durable = durable.is_some();
     let options = supervisor::Options {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != Restore::None,
-        checkpoints: (serve.restore == Restore::Checkpoint).then(|| checkpoints.clone()),
+        checkpoints: checkpoints.clone(),
+        begins_with_checkpoints: serve.restore == Restore::Checkpoint,
+        durable,
         watch_interval: Duration::from_millis(serve.watch_interval),
         recorder,
     };
+    let supervisor = match supervisor::Supervisor::new(options) {
+        Ok(supervisor) => supervisor,
+        Err(reason) => return refuse(stdio, &reason),
+    };
     let Stdio { input, output, .. } = stdio;
-    let status = supervisor::serve(input, output, options)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    checkpoints.remove();
+    let status =
+        supervisor.serve(input, output).unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    if !is_durable {
+        checkpoints.remove();
+    }
     scratch.remove();
+    status
+}
+
+/// Says why there is no server, on stderr and to the client.
+fn refuse(stdio: Stdio, reason: &str) -> i32 {
+    let reason = format!("sbcl-mcp cannot start: {reason}");
+    let status = complain(&reason);
+    let _ = mcp::refuse(stdio, &reason);
     status
 }
 
@@ -416,9 +489,18 @@ fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, ch
 }
 
 /// A worker, on its supervisor's pipes.
-fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoints: PathBuf) -> i32 {
+fn work(
+    serve: Serve,
+    stdio: Stdio,
+    status_fd: i32,
+    scratch: Scratch,
+    checkpoints: PathBuf,
+    lock_fd: Option<i32>,
+) -> i32 {
+    let at_end = sessions::at_end(lock_fd, &checkpoints);
+    let last_words = if at_end.is_some() { LAST_SAVE } else { LAST_WORDS };
     let checkpoints = serve.options.checkpoints(checkpoints);
-    let automatic = (serve.checkpoints == When::Auto).then_some(serve.checkpoint_space);
+    let automatic = (serve.checkpoints == When::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
     let scratch = Arc::new(scratch);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
@@ -427,7 +509,7 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoint
         Ok(shared) => shared,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let started = outlive_nobody(&stdio, scratch.clone())
+    let started = outlive_nobody(&stdio, scratch.clone(), last_words)
         .and_then(|()| survive_accidents())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
@@ -444,9 +526,10 @@ fn work(serve: Serve, stdio: Stdio, status_fd: i32, scratch: Scratch, checkpoint
     };
     start_logging(serve.options.log);
     let (structured, tools) = (serve.structured_content, serve.tools);
-    let status = mcp::serve_supervised(stdio, &session, checkpoints, automatic, shared, structured, tools)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    supervisor::processes::end_all();
+    let saves = mcp::Saves { automatic, at_end };
+    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, structured, tools)
+        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
+    supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker, and perhaps nobody else to do it.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
         scratch.remove();
@@ -463,11 +546,11 @@ fn has_hung_up(input: &OwnedFd, wait: Option<Timespec>) -> bool {
 
 /// Ends this process when its supervisor is gone, whatever became of that, and it has not ended by itself: it may be
 /// stuck.
-fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>) -> io::Result<()> {
+fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>, last_words: Duration) -> io::Result<()> {
     let input = out_of_the_way(&stdio.input)?;
     let wait = move || {
         has_hung_up(&input, None);
-        std::thread::sleep(LAST_WORDS);
+        std::thread::sleep(last_words);
         supervisor::processes::end_all();
         scratch.remove();
         crate::exit_now(1);
@@ -530,7 +613,7 @@ fn beside(options: Options, stdio: Stdio) -> i32 {
 }
 
 fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<(), String> {
-    outlive_nobody(&stdio, scratch.clone()).map_err(|error| error.to_string())?;
+    outlive_nobody(&stdio, scratch.clone(), LAST_WORDS).map_err(|error| error.to_string())?;
     let Stdio { input, output, .. } = stdio;
     let mut request = String::new();
     // Its end is held open: there may be no more in it than the line.
@@ -552,8 +635,9 @@ fn probe(options: Options, stdio: Stdio) -> i32 {
         Ok(session) => session,
         Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
     };
-    let name = session.image_name().unwrap_or_default();
-    let written = std::fs::File::from(stdio.output).write_all(name.as_bytes());
+    let (name, defines) = session.image_name();
+    let tried = serde_json::to_vec(&Tried { name, defines }).unwrap_or_default();
+    let written = std::fs::File::from(stdio.output).write_all(&tried);
     clear_up(&scratch);
     i32::from(written.is_err())
 }

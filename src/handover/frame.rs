@@ -42,6 +42,8 @@ pub(crate) enum Kind {
     Saved,
     /// `line` asks for the image of a checkpoint: a [`Return`](super::Return).
     Return,
+    /// Process number `line` saves a session that lasts, and goes on when all others end.
+    Saver,
     /// An evaluation, or something else that Lisp does, cannot be stopped: an `Option<Outcome>`.
     Stuck,
     /// The worker ends, with `line` as its status: an `Option<String>`, why it cannot serve.
@@ -49,7 +51,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Answer,
         Self::Message,
         Self::Done,
@@ -62,6 +64,7 @@ impl Kind {
         Self::Saving,
         Self::Saved,
         Self::Return,
+        Self::Saver,
         Self::Stuck,
         Self::Bye,
     ];

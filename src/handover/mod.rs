@@ -48,10 +48,22 @@ pub(crate) struct WorkerInit {
     pub(crate) checkpoint: Option<Checkpoint>,
     /// The checkpoint that `reset` asked for, and how many evaluations there had been since.
     pub(crate) returned: Option<(Checkpoint, u64)>,
+    /// The session that goes on, with another server than the one before.
+    #[serde(default)]
+    pub(crate) resumed: Option<Resumed>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
     /// What that image had to say yet.
     pub(crate) notices: Vec<String>,
+}
+
+/// A session that lasts, as it is begun with again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Resumed {
+    /// What it is called.
+    pub(crate) session: String,
+    /// The program that has saved its image, where that is another one, and only definitions come back.
+    pub(crate) other: Option<String>,
 }
 
 /// A form to be evaluated again.

@@ -3,6 +3,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use rustix::io::FdFlags;
@@ -84,11 +86,19 @@ impl SharedStatus {
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// A new one, all zero.
-    pub(crate) fn new() -> io::Result<Self> {
-        let fd = unnamed_file()?;
-        rustix::fs::ftruncate(&fd, 4096)?;
-        Ok(Self(fd))
+    /// A new one, all zero; in this file, in place of what it was, so that it outlives everything.
+    pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
+        let Some(path) = path else {
+            let fd = unnamed_file()?;
+            rustix::fs::ftruncate(&fd, 4096)?;
+            return Ok(Self(fd));
+        };
+        let draft = path.with_extension("draft");
+        let mut options = std::fs::File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.set_len(4096)?;
+        std::fs::rename(draft, path)?;
+        Ok(Self(file.into()))
     }
 
     /// Lets the next child process inherit it; returns the number it has there.
@@ -114,6 +124,12 @@ impl WorkerStatus {
         let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), place as u64 * 8);
         bytes.map(u64::from_ne_bytes)
     }
+}
+
+/// The number of the newest evaluation of the last worker whose numbers are in this file; 0 without one.
+pub(crate) fn last_number(path: &Path) -> u64 {
+    let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
+    file.map_or(0, |status| status.get(Status::Numbered)).min(u64::MAX / 2)
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

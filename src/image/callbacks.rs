@@ -75,8 +75,10 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
         signals::take_forwarded();
         return 0;
     }
+    // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_job.
+    let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
-        match catch_unwind(AssertUnwindSafe(|| host.next_job(lane))) {
+        match catch_unwind(AssertUnwindSafe(|| host.next_job(lane, held))) {
             Ok(Some(job)) => break job,
             Ok(None) => return 0,
             // A lane that ended would leave all that comes after without an answer.

@@ -39,6 +39,24 @@ pub(crate) fn share(number: i32) -> io::Result<SharedPage> {
     }
 }
 
+/// Takes what a parent process left open under `number`. No program that this one starts inherits it.
+///
+/// # Errors
+/// When there is no such file, or it is one of the standard three.
+#[cfg(feature = "mcp")]
+pub(crate) fn inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
+    if number <= 2 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: nothing else in this process knows the number: it was opened by the parent, and this runs first.
+    let file = unsafe {
+        rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?;
+        std::os::fd::OwnedFd::from_raw_fd(number)
+    };
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(file)
+}
+
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_fork() {

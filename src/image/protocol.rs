@@ -137,6 +137,8 @@ pub(crate) struct Job {
     pub(crate) kind: JobKind,
     /// The number of the evaluation that it belongs to; 0 for none.
     pub(crate) evaluation: u64,
+    /// The number of the connection that it is done for.
+    pub(crate) connection: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
     /// What is asked by name; empty for nothing.
@@ -146,7 +148,7 @@ pub(crate) struct Job {
 impl Job {
     /// One without texts.
     pub(crate) fn empty(id: u64, kind: JobKind, evaluation: u64) -> Self {
-        Self { id, kind, evaluation, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
+        Self { id, kind, evaluation, connection: 0, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
     }
 
     /// The job in C's form. It points into `self`.
@@ -197,6 +199,7 @@ impl Job {
             evaluation: self.evaluation,
             operation: self.operation.as_ptr(),
             operation_length: self.operation.len() as u64,
+            connection: self.connection,
         }
     }
 }
@@ -284,6 +287,8 @@ pub(crate) enum Event<'a> {
     Item(Item, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
+    /// What the evaluation has defined, in words, for other connections; empty: asks whether there are any.
+    Definitions(Text<'a>),
     /// Where the form begins; where it ends and its package.
     Defined(u64, Text<'a>),
     /// The form's number, and where it begins.
@@ -370,6 +375,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
             sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
+            sbcl_event::SBCL_EVENT_DEFINITIONS => Self::Definitions(text),
             _ => return None,
         })
     }
@@ -400,8 +406,9 @@ fn item_from_code(code: i64) -> Option<Item> {
 
 /// The host's side of the contract. Called on Lisp threads, any of them at any time.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// Waits for the lane's next job; `None` ends the lane.
-    fn next_job(&self, lane: Lane) -> Option<Job>;
+    /// Waits for the lane's next job; `None` ends the lane. `held`: of a thread that holds an evaluation, the job that it
+    /// did last.
+    fn next_job(&self, lane: Lane, held: Option<u64>) -> Option<Job>;
 
     /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
     /// no more of the text begun last is kept, or as the event says.

@@ -1,5 +1,7 @@
 //! Saving checkpoints: when the client asks for one, and of the server's own accord.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,7 @@ use rustix::process::Pid;
 
 use super::worker::Worker;
 use crate::Session;
-use crate::checkpoints::{Checkpoint, Checkpoints};
+use crate::checkpoints::{Checkpoint, Checkpoints, Made};
 use crate::outcome::Record;
 use crate::session::operation::Operation;
 
@@ -20,6 +22,9 @@ const INTERVAL: Duration = Duration::from_secs(30);
 const RATE: u64 = 500 << 20;
 /// Bytes of disk and of memory that must be free beyond what the image takes.
 const RESERVE: u64 = 512 << 20;
+
+/// How long what is evaluated may take to end when its session is to be saved at the end.
+const LAST_SAVE: Duration = Duration::from_secs(10);
 
 /// A checkpoint and how it came about.
 #[derive(Debug)]
@@ -85,7 +90,8 @@ impl Saver {
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let evaluation = self.session.evaluations_so_far();
-        let worker = self.worker.clone();
+        let made = Made { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
+        let (worker, checkpoints) = (self.worker.clone(), self.checkpoints.clone());
         self.session.query_in_order(&operation, move |records| {
             let records = match records {
                 Ok(records) => records,
@@ -98,9 +104,11 @@ impl Saver {
                 return done(Err("Nothing was saved: the process that would do it did not start.".to_owned()));
             };
             let finish = move || {
-                let saved = draft.finish(child, name, evaluation, automatic);
-                if let (Some(worker), Ok(checkpoint)) = (&worker, &saved) {
-                    worker.saved(checkpoint);
+                let saved = draft.finish(child, made);
+                match (&worker, &saved) {
+                    (Some(worker), Ok(checkpoint)) => worker.saved(checkpoint),
+                    (None, Ok(checkpoint)) => checkpoints.delete_replaced(checkpoint),
+                    _ => {}
                 }
                 done(match saved {
                     Ok(checkpoint) => Ok(Saved::new(checkpoint, &records)),
@@ -111,6 +119,56 @@ impl Saver {
             // Should there be no thread for it, whoever waits is answered as what they wait with is dropped.
             let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
         });
+    }
+}
+
+/// When the image is saved of the server's own accord.
+#[derive(Debug, Default)]
+pub(crate) struct Saves {
+    /// Now and then; checkpoints may take so many bytes together.
+    pub(crate) automatic: Option<u64>,
+    /// At the end.
+    pub(crate) at_end: Option<AtEnd>,
+}
+
+/// How the image of a session that lasts is saved as its server ends.
+#[derive(Debug)]
+pub(crate) struct AtEnd {
+    /// The session's lock, which the process that saves it keeps.
+    pub(crate) lock: OwnedFd,
+    /// Where that says what goes wrong.
+    pub(crate) errors: PathBuf,
+}
+
+impl Saver {
+    /// Saves the image, if anything was evaluated since it was saved or booted, by a process that outlives this one. What
+    /// runs is ended. That process' number.
+    pub(super) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
+        if self.worker.as_ref().is_some_and(|worker| worker.is_saved(&self.session)) {
+            return Ok(None);
+        }
+        let errors = std::fs::File::create(&at_end.errors).map_err(|error| error.to_string())?;
+        let draft = self.checkpoints.begin()?;
+        let name = self.checkpoints.automatic_name();
+        let evaluation = self.session.evaluations_so_far();
+        let program = draft.finisher(&name, evaluation);
+        self.session.end_all();
+        self.session.abort_held(|_| ());
+        let descriptor = |fd: &dyn AsRawFd| u64::from(fd.as_raw_fd().unsigned_abs());
+        let operation = Operation::new("save-image")
+            .with("path", draft.path().to_string_lossy().into_owned())
+            .with("name", name)
+            .with("finisher", program)
+            .with("lock", descriptor(&at_end.lock))
+            .with("errors", descriptor(&errors));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
+        let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "what is evaluated does not end".to_owned())?;
+        let records = records.map_err(|error| error.to_string())?;
+        let saver = records.iter().find_map(|record| record.number("process"));
+        // From here on it is that process'.
+        draft.leave();
+        Ok(saver.and_then(|saver| Pid::from_raw(i32::try_from(saver).ok()?)))
     }
 }
 
@@ -150,7 +208,6 @@ impl Activity {
 /// together.
 pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
     let run = move || {
-        let mut count = saver.checkpoints.list().len();
         let mut saved = saver.session.evaluations_so_far();
         loop {
             activity.quiet();
@@ -158,9 +215,8 @@ pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
             if evaluations == saved || saver.session.is_busy() || !has_room(&saver.checkpoints) {
                 continue;
             }
-            count += 1;
             let (sender, receiver) = std::sync::mpsc::channel();
-            saver.save(format!("auto-{count}"), true, move |result| drop(sender.send(result)));
+            saver.save(saver.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
             let Ok(Ok(Saved { checkpoint, .. })) = receiver.recv() else { continue };
             saved = evaluations;
             saver.checkpoints.make_room(space);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rmcp::model::ErrorData;
+use rustix::process::Pid;
 
 use crate::Session;
 use crate::checkpoints::Checkpoints;
@@ -28,6 +29,7 @@ use crate::rpc::output::Output;
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
+pub(crate) use checkpointing::{AtEnd, Saves};
 pub(crate) use peer::{FOR_PERSON, PACKAGE};
 pub(crate) use server::revisions;
 use server::{Server, first_request};
@@ -115,28 +117,39 @@ pub(crate) fn serve(
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor. `automatic`: checkpoints are saved now and then, and may take so many bytes together.
+/// the supervisor; and the number of the process that saves the session at the end, if there is one.
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
-    automatic: Option<u64>,
+    saves: Saves,
     status: SharedStatus,
     structured: bool,
     tool_set: ToolSet,
-) -> io::Result<i32> {
+) -> io::Result<(i32, Option<Pid>)> {
     let connection = Connection::open(stdio, true)?;
     let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    if let Some(space) = automatic {
-        let (session, checkpoints, activity) = (session.clone(), checkpoints.clone(), worker.activity().clone());
-        checkpointing::save_now_and_then(Saver { session, checkpoints, worker: Some(worker.clone()) }, activity, space);
+    let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
+    if let Some(space) = saves.automatic {
+        checkpointing::save_now_and_then(saver.clone(), worker.activity().clone(), space);
     }
     let inflight = connection.inflight.clone();
-    let tools = ToolContext::new(session.clone(), inflight, Some(worker), Some(checkpoints), structured, tool_set);
+    let tools =
+        ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tool_set);
     let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
-    Ok(connection.serve(session, server))
+    let driver = connection.driver.clone();
+    let status = connection.serve(session, server);
+    let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
+        tracing::error!("the session was not saved: {reason}");
+        None
+    });
+    if let Some(saver) = saved {
+        worker.leaves(saver);
+        driver.drain(FAREWELL);
+    }
+    Ok((status, saved))
 }
 
 /// Tells the client, when it asks for the first time, why there is no server.

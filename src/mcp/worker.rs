@@ -1,16 +1,18 @@
 //! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::Pid;
 
 use super::checkpointing::Activity;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Return, WorkerInit, line_of_job};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -60,12 +62,24 @@ pub(super) struct Worker {
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
     activity: Arc<Activity>,
+    /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
+    saved_through: Arc<AtomicU64>,
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
 }
 
 impl Worker {
+    /// True when nothing was evaluated since the image was saved, or booted.
+    pub(super) fn is_saved(&self, session: &Session) -> bool {
+        session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
+    }
+
+    /// This process saves the image, and goes on when all others end.
+    pub(super) fn leaves(&self, saver: Pid) {
+        self.output.tell(Kind::Saver, saver.as_raw_nonzero().get().unsigned_abs().into(), &());
+    }
+
     /// True for a job that another image has begun.
     pub(super) fn has_begun(&self, number: u64) -> bool {
         number <= self.through
@@ -119,6 +133,7 @@ impl Worker {
 
     /// That is a checkpoint now.
     pub(super) fn saved(&self, checkpoint: &Checkpoint) {
+        self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.output.tell(Kind::Saved, 0, checkpoint);
     }
 
@@ -156,7 +171,7 @@ pub(super) fn take_over(
     }
     output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let activity = Arc::new(Activity::default());
-    let told = Mutex::new(session.last_error().map(|error| error.id));
+    let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
     session.observe(Arc::new(Keeper {
         output: output.clone(),
         status,
@@ -175,6 +190,9 @@ pub(super) fn take_over(
         if crash.in_flight {
             session.fail(&mut lost);
         }
+    }
+    if let Some(which) = &init.resumed {
+        session.add_notice(resumed(which, init, &report));
     }
     let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
         if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
@@ -195,9 +213,23 @@ pub(super) fn take_over(
         deadly_question,
         crashed,
         activity,
+        // Forms that were evaluated again are in no checkpoint.
+        saved_through: Arc::new(AtomicU64::new(match journal {
+            Some([_, ..]) => u64::MAX,
+            _ => init.evaluations,
+        })),
         lost,
         told: Arc::default(),
     }
+}
+
+/// What is said of a session that goes on with another server.
+fn resumed(resumed: &Resumed, init: &WorkerInit, report: &Report) -> String {
+    let mut text = format!("The session {:?} goes on. ", resumed.session);
+    if let Some(other) = &resumed.other {
+        text += &format!("Its image was saved by {other}. It cannot be booted here: only definitions come back. ");
+    }
+    text + &restored_since(init, report, &[])
 }
 
 /// How restoring went.
@@ -335,8 +367,8 @@ fn due(time: Duration) -> u64 {
 struct Keeper {
     output: Arc<Output>,
     status: SharedStatus,
-    /// The number of the last error as the supervisor knows it.
-    told: Mutex<Option<u64>>,
+    /// The number of each connection's last error as the supervisor knows it.
+    told: Mutex<HashMap<u64, Option<u64>>>,
     /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
     since: Mutex<Instant>,
     activity: Arc<Activity>,
@@ -373,13 +405,18 @@ impl Observer for Keeper {
         self.status.set(Status::Inspecting, job.unwrap_or(0));
     }
 
-    fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
+    fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
         let last = last.map(|error| error.id);
         let mut told = self.told.lock();
-        if added.is_some() || *told != last {
-            *told = last;
-            self.output.tell(Kind::Error, 0, &ErrorChange { added: added.cloned(), last });
+        let known = told.entry(connection).or_default();
+        if added.is_some() || *known != last {
+            *known = last;
+            self.output.tell(Kind::Error, connection, &ErrorChange { added: added.cloned(), last });
         }
+    }
+
+    fn disconnected(&self, connection: u64) {
+        self.told.lock().remove(&connection);
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {

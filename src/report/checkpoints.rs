@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::Sections;
 use crate::checkpoints::Checkpoint;
+use crate::durable::Description;
 
 /// A duration as people say it: `40 seconds`, `3 minutes`.
 #[must_use]
@@ -38,6 +39,34 @@ pub(crate) fn checkpoints(all: &[Checkpoint]) -> String {
         _ = writeln!(text, "{name:?}  evaluation {evaluation}, {age} ago, {}", size(*bytes));
     }
     text.truncate(text.trim_end().len());
+    text
+}
+
+/// The sessions that there are, a line each.
+pub(crate) fn sessions(all: &[Description]) -> String {
+    if all.is_empty() {
+        return "No sessions yet: sbcl-mcp --session NAME begins one.".to_owned();
+    }
+    let width = all.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for session in all {
+        let name = &session.name;
+        let ago =
+            session.changed.map_or_else(String::new, |at| age(jiff::Timestamp::now().duration_since(at)) + " ago, ");
+        let defines = match &session.checkpoint {
+            Some(checkpoint) if !checkpoint.defines.is_empty() => checkpoint.defines.clone(),
+            Some(_) => "no definitions".to_owned(),
+            None if session.forms == 1 => "1 form that defined something".to_owned(),
+            None => format!("{} forms that defined something", session.forms),
+        };
+        let holder = session.holder.map_or_else(String::new, |holder| format!("; {holder}"));
+        _ = writeln!(
+            text,
+            "{name:width$}  {}, {ago}evaluation {}: {defines}{holder}",
+            size(session.bytes),
+            session.evaluations
+        );
+    }
     text
 }
 

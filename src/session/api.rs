@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::aftermath::Due;
+use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::PendingReply;
@@ -91,9 +93,13 @@ impl Evaluation {
     }
 }
 
-/// A handle on the one image of this process. Clones are the same session.
+/// A handle on the one image of this process, and on one connection to it: clones are the same, another one is to be had
+/// by [`connect`](Self::connect).
 #[derive(Clone)]
-pub struct Session(pub(super) Arc<Inner>);
+pub struct Session {
+    pub(super) inner: Arc<Inner>,
+    pub(super) connection: Arc<Connection>,
+}
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -123,7 +129,8 @@ impl Session {
             .name("sbcl-clock".to_owned())
             .spawn(move || clock.clock.run(|now| clock.interrupt_overdue(now)))
             .map_err(|source| BootError::Os { what: "start a thread", source })?;
-        Ok(Self(inner))
+        let connection = inner.main.clone();
+        Ok(Self { inner, connection })
     }
 
     /// Evaluates and waits for the outcome.
@@ -140,7 +147,7 @@ impl Session {
     ///
     /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
-        self.submit_as(None, evaluation, None, Box::new(reply))
+        self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
     /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
@@ -152,7 +159,7 @@ impl Session {
         evaluation: Evaluation,
         reply: impl FnOnce(Outcome) + Send + 'static,
     ) -> JobId {
-        self.submit_as(None, evaluation, Some(operation), Box::new(reply))
+        self.submit_as(None, evaluation, Some(operation), None, Box::new(reply))
     }
 
     /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
@@ -163,13 +170,6 @@ impl Session {
         })
     }
 
-    /// Takes the outcome of an evaluation that another image did in this session's stead: its errors go into the history,
-    /// and the error state is as if this one had done it.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-    pub(crate) fn adopt(&self, outcome: &mut Outcome) {
-        self.0.adopt(outcome);
-    }
-
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
     /// evaluation `source`.
     pub(super) fn submit_as(
@@ -177,10 +177,11 @@ impl Session {
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
+        due: Option<Due>,
         reply: Reply<Outcome>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
-        let limits = *self.0.limits.lock();
+        let limits = *self.inner.limits.lock();
         let detached = background != Background::Never;
         let timeout = timeout.or(limits.timeout.filter(|_| !detached));
         let kind = JobKind::Evaluate { timing: capture_time, hold: hold && !detached, record_errors, detached };
@@ -188,55 +189,59 @@ impl Session {
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
             operation: operation.map(|operation| utf32(&operation.to_string())).unwrap_or_default(),
-            ..Job::empty(self.0.next_job_id(), kind, source.unwrap_or(0))
+            ..Job::empty(self.inner.next_job_id(), kind, source.unwrap_or(0))
         };
         let id = JobId(job.id);
         // The order of the numbers is that of the queue.
-        let mut board = self.0.board.lock();
-        let number = if source.is_some() { 0 } else { self.0.number_evaluation(&mut board, job.id, &code) };
+        let mut board = self.inner.board.lock();
+        let number = if source.is_some() { 0 } else { self.number_evaluation(&mut board, job.id, &code) };
         let mut builder = Box::new(OutcomeBuilder::new(number, code, limits, timeout));
         if operation.is_some_and(|operation| operation.has_errors) {
             builder.errors_are_records();
         } else if record_errors {
             builder.record_errors();
         }
-        let mut request = Request::new(job, timeout, PendingReply::Evaluation(builder, reply));
+        let mut request = Request::new(&self.connection, job, timeout, PendingReply::Evaluation(builder, reply));
         request.background = background == Background::AtOnce;
+        request.due = due.map(Box::new);
         if source.is_none() {
             request.job.evaluation = number;
         }
-        if request.background && board.releases_held() {
+        if request.background && board.releases_held(self.connection.id) {
             // Its call is answered before it begins, and tells of this.
-            let release = self.0.release(&mut board, super::hold::RELEASED);
+            let release = self.inner.release(&mut board, &self.connection, super::hold::RELEASED);
             board.push(Lane::Evaluation, release);
         }
         board.push(Lane::Evaluation, request);
-        self.0.leave_board(board);
+        self.inner.leave_board(board);
         id
     }
 
     /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` is called all the same, with an
     /// error of kind `CANCELLED`, which becomes the last error if it had begun. Does nothing for one that is over.
     pub fn cancel(&self, id: JobId) {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let withdrawn = board.take_waiting(id.0).map(|(lane, request)| {
             let running = Running::new(request, lane, None);
-            self.0.finish(&mut board, running, JobEnd::Withdrawn)
+            self.inner.finish(&mut board, running, JobEnd::Withdrawn)
         });
         if withdrawn.is_none() {
-            self.0.interrupt(&mut board, id.0, Interrupt::Cancel);
+            match board.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
+                Some(finishing) => finishing.cancel(),
+                None => drop(self.inner.interrupt(&mut board, id.0, Interrupt::Cancel)),
+            }
         }
-        self.0.leave_board(board);
-        self.0.deliver(withdrawn);
+        self.inner.leave_board(board);
+        self.inner.deliver(withdrawn);
     }
 
     /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait:
     /// `left` gets what there is of it when it does. That is soon; but not at all when it ends before, or as many are
     /// there as may be.
     pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Outcome) + Send + 'static) {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let leave = board.leave(id.0, Box::new(left));
-        self.0.leave_board(board);
+        self.inner.leave_board(board);
         if let Leave::Waiting(reply) = leave {
             reply(self.so_far(id));
         }
@@ -245,7 +250,7 @@ impl Session {
     /// What there is of an evaluation that is not over, and what else the next answer has to say.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let number = board.evaluations.by_job(id.0).unwrap_or(0);
         let running = board.find(id.0).and_then(|running| running.reply.outcome());
         let mut outcome = running.map_or_else(
@@ -253,7 +258,7 @@ impl Session {
             OutcomeBuilder::so_far,
         );
         drop(board);
-        self.0.state.lock().tell(&mut outcome);
+        self.connection.state().tell(&mut outcome);
         outcome
     }
 
@@ -261,7 +266,7 @@ impl Session {
     /// not run, or has printed nothing more.
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let printed = board.find(id.0)?.reply.outcome()?.stdout();
         printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
@@ -270,7 +275,7 @@ impl Session {
     /// [`output_so_far`](Self::output_so_far).
     #[cfg(feature = "mcp")]
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let text = board.find(id.0)?.reply.outcome()?.progress();
         text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
@@ -278,19 +283,19 @@ impl Session {
     /// The error that the last evaluation ended with; `None` once one has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
-        self.0.state.lock().last_error.clone()
+        self.connection.state().last_error.clone()
     }
 
     /// An error by its number; `None` when the history does not have it.
     #[must_use]
     pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
-        self.0.state.lock().error(id)
+        self.connection.state().error(id)
     }
 
     /// The last errors, newest first.
     #[must_use]
     pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
-        self.0.state.lock().history()
+        self.connection.state().history()
     }
 
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
@@ -306,8 +311,11 @@ impl Session {
             DefinitionFilter::Macros => Some(Item::Macro),
             DefinitionFilter::Classes => Some(Item::Class),
         };
-        let job =
-            self.0.job(JobKind::Definitions { only, limit: query.limit }, "", query.package.as_deref().unwrap_or(""));
+        let job = self.inner.job(
+            JobKind::Definitions { only, limit: query.limit },
+            "",
+            query.package.as_deref().unwrap_or(""),
+        );
         self.inspect(job, PendingReply::Definitions(InspectionBuilder::default(), Box::new(reply)));
     }
 
@@ -320,7 +328,7 @@ impl Session {
         source: bool,
         reply: impl FnOnce(Result<SymbolDescription, InspectError>) + Send + 'static,
     ) {
-        let job = self.0.job(JobKind::Describe { source }, name, package.unwrap_or(""));
+        let job = self.inner.job(JobKind::Describe { source }, name, package.unwrap_or(""));
         self.inspect(job, PendingReply::Symbol(InspectionBuilder::default(), Box::new(reply)));
     }
 
@@ -332,7 +340,7 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.0.job(JobKind::Query, "", "");
+        let mut job = self.inner.job(JobKind::Query, "", "");
         job.operation = utf32(&operation.to_string());
         self.inspect(job, PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
     }
@@ -344,53 +352,61 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.0.job(JobKind::Query, "", "");
+        let mut job = self.inner.job(JobKind::Query, "", "");
         job.operation = utf32(&operation.to_string());
         let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
-        self.0.enqueue(Lane::Evaluation, job, None, reply);
+        self.enqueue(Lane::Evaluation, job, None, reply);
     }
 
-    /// The name of the checkpoint that the image was booted from.
+    /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for
+    /// none.
     #[cfg(feature = "mcp")]
-    pub(crate) fn image_name(&self) -> Option<String> {
-        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).ok()?;
-        records.first()?.text("name").map(str::to_owned)
+    pub(crate) fn image_name(&self) -> (String, String) {
+        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).unwrap_or_default();
+        let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
+        let counts = records.iter().filter_map(|record| Some((record.number("count")?, record.text("kind")?)));
+        let counts: Vec<_> =
+            counts.map(|(count, kind)| format!("{count} {kind}{}", if count == 1 { "" } else { "s" })).collect();
+        (name, counts.join(", ").replace("classs", "classes"))
     }
 
     /// The number of the last evaluation.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn evaluations_so_far(&self) -> u64 {
-        self.0.board.lock().evaluations.last()
+        self.inner.board.lock().evaluations.last()
     }
 
     /// True while something is evaluated, in the background too, or held.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn is_busy(&self) -> bool {
-        let board = self.0.board.lock();
-        board.held_until.is_some() || board.background() > 0 || board.running.iter().any(Running::evaluates)
+        let board = self.inner.board.lock();
+        !board.holds.is_empty()
+            || board.background() > 0
+            || !board.finishing.is_empty()
+            || board.running.iter().any(Running::evaluates)
     }
 
     fn inspect(&self, job: Job, reply: PendingReply) {
-        self.0.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
+        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
     }
 
     /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
-        let job = self.0.job(JobKind::Reset, "", "");
+        let job = self.inner.job(JobKind::Reset, "", "");
         let reply = PendingReply::Reset(InspectionBuilder::default(), Box::new(reply));
-        self.0.enqueue(Lane::Evaluation, job, None, reply);
+        self.enqueue(Lane::Evaluation, job, None, reply);
     }
 
     /// The limits of evaluations to come.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        *self.0.limits.lock()
+        *self.inner.limits.lock()
     }
 
     /// Sets the limits of evaluations to come.
     pub fn set_limits(&self, limits: Limits) {
-        *self.0.limits.lock() = limits;
-        if let Some(observer) = self.0.observer.get() {
+        *self.inner.limits.lock() = limits;
+        if let Some(observer) = self.inner.observer.get() {
             observer.limits(&limits);
         }
     }

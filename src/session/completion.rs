@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::Resumed;
@@ -21,16 +22,21 @@ const LOCALS_UNPRINTED: &str =
 impl Inner {
     /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
     #[must_use]
-    pub(super) fn finish(&self, board: &mut Board, running: Running, end: JobEnd) -> Answer {
+    pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
         let is_background = running.is_background();
-        if running.holds {
-            let hold = self.limits.lock().hold;
-            board.held_until = Some(Instant::now().checked_add(hold));
-        }
+        let connection = running.connection.clone();
         // Whatever was asked about what was held, it has gone on.
         let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
-        if goes_on && end != JobEnd::Withdrawn && !running.unchanged {
-            self.end_question(board);
+        if goes_on && end != JobEnd::Withdrawn && !running.unchanged && running.end_question() {
+            self.asks_no_more();
+        }
+        if running.holds {
+            let time = self.limits.lock().hold;
+            board.holds.extend(running.take_hold(Instant::now().checked_add(time)).map(|hold| *hold));
+            if connection.has_ended() {
+                let release = self.release(board, &connection, super::hold::RELEASED);
+                board.push(Lane::Evaluation, release);
+            }
         }
         if let Some(observer) = self.observer.get() {
             if is_background {
@@ -43,23 +49,24 @@ impl Inner {
             }
         }
         if let Some(builder) = running.unwinding {
-            self.unwound(*builder);
+            self.unwound(&connection, *builder);
         }
         let refused = running.refused.map(HoldError::Refused);
         match running.reply {
             PendingReply::Nobody => Box::new(|| ()),
             PendingReply::Evaluation(mut builder, reply) => {
-                if running.holds {
-                    board.held_as = Some(builder.anew());
-                }
                 let before = Earlier::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 outcome.held = running.holds;
+                let over = matches!(end, JobEnd::Withdrawn | JobEnd::Interrupted(Interrupt::Cancel)) || running.holds;
+                if let Some(due) = running.due.filter(|_| !over) {
+                    return due.begin(board, (running.id, is_background, end), before, outcome, reply);
+                }
                 match end {
                     // It did nothing.
                     JobEnd::Withdrawn => {}
-                    _ if is_background => self.evaluated_in_background(board, before, end, &mut outcome),
-                    _ => self.evaluated(before, &mut outcome),
+                    _ if is_background => self.evaluated_in_background(board, &connection, before, end, &mut outcome),
+                    _ => self.evaluated(&connection, before, &mut outcome),
                 }
                 keep(board, outcome, reply)
             }
@@ -75,14 +82,14 @@ impl Inner {
                     None if running.unchanged => {
                         builder.detach();
                         let mut outcome = builder.finish(end);
-                        self.evaluated_inside(&mut outcome);
+                        self.evaluated_inside(&connection, &mut outcome);
                         answer(reply, Ok(Resumed::Outcome(outcome)))
                     }
                     None => {
                         let before = Earlier::take(&mut builder);
                         let mut outcome = builder.finish(end);
                         outcome.held = running.holds;
-                        self.evaluated(before, &mut outcome);
+                        self.evaluated(&connection, before, &mut outcome);
                         keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 }
@@ -93,7 +100,7 @@ impl Inner {
                     return answer(reply, Err(error));
                 }
                 let mut outcome = builder.finish(end);
-                self.evaluated_inside(&mut outcome);
+                self.evaluated_inside(&connection, &mut outcome);
                 keep(board, outcome, Box::new(|outcome| reply(Ok(outcome))))
             }
             PendingReply::Locals(builder, reply) => answer(
@@ -110,11 +117,21 @@ impl Inner {
             PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
             PendingReply::Reset(builder, reply) => {
                 let result: Result<(), InspectError> = builder.reset(end);
+                let mut ended = Vec::new();
                 if result.is_ok() {
+                    for mut finishing in std::mem::take(&mut board.finishing) {
+                        finishing.cancel();
+                        board.evaluations.remove(finishing.evaluation);
+                        ended.push(finishing.abandon());
+                    }
                     board.evaluations.reset();
-                    self.state.lock().reset();
+                    self.tell_others(&connection, "reset the session: all definitions are gone.");
+                    connection.state().reset();
                 }
-                answer(reply, result)
+                Box::new(move || {
+                    ended.into_iter().for_each(|answer| answer());
+                    reply(result);
+                })
             }
         }
     }
@@ -126,37 +143,38 @@ impl Inner {
                 let reason = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
                 let reason = reason.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
                 tracing::error!(reason, "whoever was given an answer panicked");
-                self.state.lock().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
+                self.main.state().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
             }
         }
     }
 
-    /// Takes the outcome of an evaluation that another image did in this session's stead.
-    pub(super) fn adopt(&self, outcome: &mut Outcome) {
-        (outcome.evaluation, outcome.kept, outcome.defined) = (0, false, Vec::new());
-        self.evaluated(Earlier { signalled: None, superseded: Vec::new() }, outcome);
-    }
-
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
-    fn evaluated(&self, before: Earlier, outcome: &mut Outcome) {
-        let mut state = self.state.lock();
-        self.record_earlier(&mut state, before, outcome);
+    pub(super) fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
+        let mut state = connection.state();
+        self.record_earlier(connection, &mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error);
+            state.record(error, &self.errors);
         }
         state.set_by(outcome);
-        self.tell_observer(&state, outcome);
+        self.tell_observer(connection, &state, outcome);
         state.tell(outcome);
     }
 
     /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
     /// is given it.
-    fn evaluated_in_background(&self, board: &mut Board, before: Earlier, end: JobEnd, outcome: &mut Outcome) {
+    pub(super) fn evaluated_in_background(
+        &self,
+        board: &mut Board,
+        connection: &Connection,
+        before: Earlier,
+        end: JobEnd,
+        outcome: &mut Outcome,
+    ) {
         let delivered = board.evaluations.is_awaited(outcome.evaluation);
-        let mut state = self.state.lock();
-        self.record_earlier(&mut state, before, outcome);
+        let mut state = connection.state();
+        self.record_earlier(connection, &mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error);
+            state.record(error, &self.errors);
             // Who cancels it is told by the answer to that.
             if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
                 state.notice(format!(
@@ -170,90 +188,96 @@ impl Inner {
         } else {
             board.evaluations.undelivered(outcome.evaluation);
         }
-        self.tell_observer(&state, outcome);
+        self.tell_observer(connection, &state, outcome);
     }
 
     /// Sets the error state by the outcome of an evaluation in the background, which is delivered now.
-    pub(super) fn delivered(&self, outcome: &Outcome) {
-        let mut state = self.state.lock();
+    pub(super) fn delivered(&self, connection: &Connection, outcome: &Outcome) {
+        let mut state = connection.state();
         state.set_by(outcome);
         if let Some(observer) = self.observer.get() {
-            observer.errors(None, state.last_error.as_ref());
+            observer.errors(connection.id, None, state.last_error.as_ref());
         }
     }
 
     /// Puts the errors into the history that came before the one that an evaluation ended with.
-    fn record_earlier(&self, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
+    fn record_earlier(&self, connection: &Connection, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
         let Earlier { signalled, superseded } = before;
         if let Some(errors) = signalled {
-            self.record_signalled(state, errors);
+            self.record_signalled(connection, state, errors);
         }
-        self.record_superseded(state, superseded, "A cleanup form failed in turn, or left, while it was unwound");
+        let why = "A cleanup form failed in turn, or left, while it was unwound";
+        self.record_superseded(connection, state, superseded, why);
         for error in &mut outcome.errors {
-            state.record(error);
-            if let Some(observer) = self.observer.get() {
-                observer.errors(Some(error), state.last_error.as_ref());
-            }
+            self.record(connection, state, error);
+        }
+    }
+
+    /// Puts an error into the history.
+    fn record(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
+        state.record(error, &self.errors);
+        if let Some(observer) = self.observer.get() {
+            observer.errors(connection.id, Some(error), state.last_error.as_ref());
         }
     }
 
     /// Puts errors into the history that the code handled, and has the next answer list them.
-    fn record_signalled(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
+    fn record_signalled(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
         state.notice(match errors.len() {
             0 => "No error was signalled that the code handled.".to_owned(),
             _ => "Errors that the code handled (get-backtrace and describe-last-error take their error-id):".to_owned(),
         });
         for mut error in errors {
-            state.record(&mut error);
-            if let Some(observer) = self.observer.get() {
-                observer.errors(Some(&error), state.last_error.as_ref());
-            }
+            self.record(connection, state, &mut error);
             state.notice(crate::report::signalled_error(&error));
         }
     }
 
     /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
-    fn record_superseded(&self, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>, why: &str) {
+    fn record_superseded(
+        &self,
+        connection: &Connection,
+        state: &mut ErrorState,
+        errors: Vec<Arc<ErrorRecord>>,
+        why: &str,
+    ) {
         for mut error in errors {
-            state.record(&mut error);
-            if let Some(observer) = self.observer.get() {
-                observer.errors(Some(&error), state.last_error.as_ref());
-            }
+            self.record(connection, state, &mut error);
             state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
         }
     }
 
     /// Takes note of what the cleanup forms of a held evaluation did that was released.
-    fn unwound(&self, builder: OutcomeBuilder) {
+    fn unwound(&self, connection: &Connection, builder: OutcomeBuilder) {
         let (errors, printed) = builder.unwound();
         let limit = self.limits.lock().max_output;
-        let mut state = self.state.lock();
+        let mut state = connection.state();
         if !printed.is_empty() {
             state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
         }
-        self.record_superseded(&mut state, errors, "It was signalled while what was held was unwound");
+        self.record_superseded(connection, &mut state, errors, "It was signalled while what was held was unwound");
     }
 
     /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
-    fn evaluated_inside(&self, outcome: &mut Outcome) {
-        let mut state = self.state.lock();
+    fn evaluated_inside(&self, connection: &Connection, outcome: &mut Outcome) {
+        let mut state = connection.state();
         if let Err(error) = &mut outcome.result {
-            state.record(error);
+            state.record(error, &self.errors);
         }
-        self.tell_observer(&state, outcome);
+        self.tell_observer(connection, &state, outcome);
         state.tell(outcome);
     }
 
     /// Has another image know of this one's error, should it come to that.
-    pub(super) fn tell_observer(&self, state: &ErrorState, outcome: &Outcome) {
+    pub(super) fn tell_observer(&self, connection: &Connection, state: &ErrorState, outcome: &Outcome) {
         if let Some(observer) = self.observer.get() {
-            observer.errors(outcome.result.as_ref().err(), state.last_error.as_ref());
+            observer.errors(connection.id, outcome.result.as_ref().err(), state.last_error.as_ref());
         }
     }
 }
 
 /// The errors of an evaluation that came before the one that it ended with.
-struct Earlier {
+pub(super) struct Earlier {
     /// Those that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
     /// Those that reached the debugger.
@@ -267,7 +291,7 @@ impl Earlier {
 }
 
 /// Keeps an outcome. What this returns gives it to whoever waits for it.
-fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
+pub(super) fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
     let waiting = board.evaluations.end(&mut outcome);
     if waiting.is_empty() {
         return answer(reply, outcome);

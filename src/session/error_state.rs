@@ -1,6 +1,7 @@
 //! What a session remembers between evaluations.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::events::ClippedBuffer;
 use super::history::History;
@@ -17,8 +18,6 @@ pub(super) struct ErrorState {
     pub(super) last_error: Option<Arc<ErrorRecord>>,
     /// The last errors.
     pub(super) history: History,
-    /// Errors so far, those of before a reset included, so that a number never means two things.
-    pub(super) errors: u64,
     /// Output of threads that outlived their evaluation, until the next answer.
     pub(super) background: Option<ClippedBuffer>,
     /// What the server has to say in the next answer.
@@ -28,14 +27,20 @@ pub(super) struct ErrorState {
 }
 
 impl ErrorState {
-    /// Gives `error` its number and puts it into the history.
-    pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>) {
-        self.errors += 1;
+    /// Gives `error` its number, the one after `errors`, and puts it into the history.
+    pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
+        let number = errors.fetch_add(1, Ordering::Relaxed) + 1;
         // Just made by the builder: nobody else has it yet.
         if let Some(record) = Arc::get_mut(error) {
-            record.id = self.errors;
+            record.id = number;
         }
         self.history.push(error.clone());
+    }
+
+    /// Takes an error of another connection's for this one's last.
+    pub(super) fn take_over(&mut self, error: &Arc<ErrorRecord>) {
+        self.history.push(error.clone());
+        self.last_error = Some(error.clone());
     }
 
     /// The error with this number, if the history still has it.
@@ -71,8 +76,8 @@ impl ErrorState {
         notices
     }
 
-    /// Forgets everything but how far the numbers have come, and what is yet to be said.
+    /// Forgets everything but what is yet to be said.
     pub(super) fn reset(&mut self) {
-        *self = Self { errors: self.errors, notices: self.take_notices(), ..Self::default() };
+        *self = Self { notices: self.take_notices(), ..Self::default() };
     }
 }

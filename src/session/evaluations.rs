@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::connection::Connection;
 use super::events::OutcomeBuilder;
 use super::scheduler::{Board, MAX_BACKGROUND};
 use super::{Answer, Inner, JobId, Reply, Session, answer};
@@ -32,6 +34,8 @@ enum Stage {
 
 struct Entry {
     id: u64,
+    /// Whose it is.
+    connection: Arc<Connection>,
     /// The job that does it.
     job: u64,
     code: String,
@@ -81,12 +85,13 @@ pub(super) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Begins with an evaluation of `code`, done by `job`, and gives it its number.
-    pub(super) fn add(&mut self, job: u64, code: &str) -> u64 {
+    /// Begins with an evaluation of `code` for a connection, done by `job`, and gives it its number.
+    pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &str) -> u64 {
         self.last += 1;
         let code = code[..byte_offset(code, MAX_CODE)].to_owned();
         self.entries.push_back(Entry {
             id: self.last,
+            connection: connection.clone(),
             job,
             code,
             stage: Stage::Queued,
@@ -187,6 +192,24 @@ impl Evaluations {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
     }
 
+    /// The connection that this job works for.
+    pub(super) fn connection(&self, job: u64) -> Option<Arc<Connection>> {
+        self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
+    }
+
+    /// What a held evaluation came to.
+    pub(super) fn held_outcome(&self, id: u64) -> Option<Arc<Outcome>> {
+        self.get(id).ok()?.outcome.clone()
+    }
+
+    /// An evaluation is this connection's from now on, and its newest.
+    pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
+        if let Some(index) = self.find(id) {
+            self.entries[index].connection = connection.clone();
+            connection.newest.fetch_max(id, Ordering::Relaxed);
+        }
+    }
+
     /// Forgets all but how far the numbers have come, and what has not run yet.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
@@ -200,10 +223,17 @@ impl Evaluations {
         self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
     }
 
-    /// The entry of the newest evaluation, or of this one.
-    fn get(&self, id: Option<u64>) -> Result<&Entry, EvaluationError> {
-        let none = self.last == 0 || id.is_none() && self.last == self.before;
-        let id = id.unwrap_or(self.last);
+    /// The entry of the newest evaluation of a connection.
+    fn newest(&self, connection: &Connection) -> Result<&Entry, EvaluationError> {
+        match connection.newest.load(Ordering::Relaxed) {
+            id if id > self.before => self.get(id),
+            _ => Err(EvaluationError::None),
+        }
+    }
+
+    /// The entry of this evaluation.
+    fn get(&self, id: u64) -> Result<&Entry, EvaluationError> {
+        let none = self.last == 0;
         match self.find(id) {
             Some(index) => Ok(&self.entries[index]),
             None if none => Err(EvaluationError::None),
@@ -237,22 +267,23 @@ impl Evaluations {
 }
 
 impl Session {
-    /// What is known of an evaluation, the newest one by default. Answers while one runs.
+    /// What is known of an evaluation, of whatever connection; the newest one of this by default. Answers while one runs.
     ///
     /// # Errors
     /// [`EvaluationError`]: there is none of this number, or it is no longer kept.
     pub fn evaluation(&self, id: Option<u64>) -> Result<EvaluationStatus, EvaluationError> {
-        let board = self.0.board.lock();
-        let entry = board.evaluations.get(id)?;
+        let board = self.inner.board.lock();
+        let entry = match id {
+            Some(id) => board.evaluations.get(id)?,
+            None => board.evaluations.newest(&self.connection)?,
+        };
         let progress = match (entry.stage, &entry.outcome) {
             (Stage::Queued, _) => Progress::Queued,
             (Stage::Running(since), _) => Progress::Running {
                 time: entry.took + since.elapsed(),
                 background: board.background_numbers().any(|number| number == entry.id),
             },
-            (Stage::Over, Some(outcome)) if outcome.held && board.held_evaluation() == Some(entry.id) => {
-                Progress::Held(outcome.clone())
-            }
+            (Stage::Over, Some(outcome)) if outcome.held && board.is_held(entry.id) => Progress::Held(outcome.clone()),
             (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
             (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
@@ -267,8 +298,8 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
-        let board = self.0.board.lock();
-        let before = board.evaluations.get(Some(id))?.outcome.clone();
+        let board = self.inner.board.lock();
+        let before = board.evaluations.get(id)?.outcome.clone();
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
@@ -279,8 +310,8 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. One that ended
-    /// in the background sets the error state by that, the first time.
+    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. One of this
+    /// connection's that ended in the background sets the error state by that, the first time.
     ///
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
@@ -289,7 +320,7 @@ impl Session {
         id: u64,
         reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
     ) -> Result<WaitId, EvaluationError> {
-        self.0.when_over(id, true, Box::new(reply))
+        self.inner.when_over(id, Some(&self.connection), Box::new(reply))
     }
 
     /// Has `reply` called when an evaluation is over, or held; at once if it is. The error state stays as it is.
@@ -297,12 +328,12 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn when_ended(&self, id: u64, reply: impl FnOnce() + Send + 'static) -> Result<WaitId, EvaluationError> {
-        self.0.when_over(id, false, Box::new(|_| reply()))
+        self.inner.when_over(id, None, Box::new(|_| reply()))
     }
 
     /// Gives up waiting for an evaluation.
     pub fn wait_no_longer(&self, wait: WaitId) {
-        self.0.board.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
+        self.inner.board.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
     }
 
     /// Ends an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for one that is over; one
@@ -311,7 +342,7 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn cancel_evaluation(&self, id: u64) -> Result<(), EvaluationError> {
-        let job = self.0.board.lock().evaluations.get(Some(id))?.job;
+        let job = self.inner.board.lock().evaluations.get(id)?.job;
         self.cancel(JobId(job));
         Ok(())
     }
@@ -320,15 +351,28 @@ impl Session {
     /// it does not wait.
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
-        let board = self.0.board.lock();
-        let waits =
-            board.evaluations.get(board.evaluations.by_job(job.0)).is_ok_and(|entry| entry.stage == Stage::Queued);
+        let board = self.inner.board.lock();
+        let waits = board
+            .evaluations
+            .by_job(job.0)
+            .and_then(|id| board.evaluations.get(id).ok())
+            .is_some_and(|entry| entry.stage == Stage::Queued);
         let first = board.running.iter().find(|running| !running.is_background() && running.evaluates())?;
-        let entry = board.evaluations.get(Some(first.evaluation)).ok()?;
+        let entry = board.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
             Stage::Running(since) if waits => Some((entry.id, entry.took + since.elapsed())),
             _ => None,
         }
+    }
+
+    /// Gives an evaluation of `code`, done by `job`, its number.
+    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &str) -> u64 {
+        let number = board.evaluations.add(&self.connection, job, code);
+        self.connection.newest.store(number, Ordering::Relaxed);
+        if let Some(observer) = self.inner.observer.get() {
+            observer.numbered(number);
+        }
+        number
     }
 
     /// True while another evaluation may be begun in the background.
@@ -336,7 +380,7 @@ impl Session {
     /// # Errors
     /// [`EvaluationError::TooMany`]: as many are there, or wait to be, as may.
     pub fn check_background(&self) -> Result<(), EvaluationError> {
-        match self.0.board.lock().background_and_waiting() {
+        match self.inner.board.lock().background_and_waiting() {
             0..MAX_BACKGROUND => Ok(()),
             count => Err(EvaluationError::TooMany { count }),
         }
@@ -344,16 +388,24 @@ impl Session {
 }
 
 impl Inner {
-    fn when_over(&self, id: u64, delivers: bool, reply: Reply<Arc<Outcome>>) -> Result<WaitId, EvaluationError> {
+    /// `to`: the connection that is given what it came to.
+    fn when_over(
+        &self,
+        id: u64,
+        to: Option<&Connection>,
+        reply: Reply<Arc<Outcome>>,
+    ) -> Result<WaitId, EvaluationError> {
         let mut board = self.board.lock();
-        let entry = board.evaluations.get(Some(id))?;
+        let entry = board.evaluations.get(id)?;
+        let connection = entry.connection.clone();
+        let delivers = to.is_some_and(|to| to.id == connection.id);
         if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {
             let mut outcome = outcome.clone();
-            if outcome.held && board.held_evaluation() != Some(id) {
+            if outcome.held && !board.is_held(id) {
                 Arc::make_mut(&mut outcome).held = false;
             }
             if delivers && board.evaluations.deliver(id) {
-                self.delivered(&outcome);
+                self.delivered(&connection, &outcome);
             }
             drop(board);
             reply(outcome);
@@ -365,24 +417,9 @@ impl Inner {
         evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
         Ok(wait)
     }
-
-    /// Gives an evaluation of `code`, done by `job`, its number.
-    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &str) -> u64 {
-        let number = board.evaluations.add(job, code);
-        if let Some(observer) = self.observer.get() {
-            observer.numbered(number);
-        }
-        number
-    }
 }
 
 impl Board {
-    /// The number of the evaluation that is held, and that nothing is being done with.
-    fn held_evaluation(&self) -> Option<u64> {
-        self.held_until?;
-        self.held_as.as_ref().map(OutcomeBuilder::evaluation)
-    }
-
     /// What an evaluation that runs comes to so far.
     fn building(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
         let mut builders = self.running.iter().filter_map(|running| running.reply.outcome());

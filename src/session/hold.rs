@@ -1,7 +1,9 @@
 //! The evaluation that is held where it failed: what can be asked of it, and when it is released.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::pending::PendingReply;
 use super::scheduler::{Board, Request};
@@ -37,10 +39,55 @@ pub enum Resumed {
 }
 
 impl Session {
-    /// True while a failed evaluation is held.
+    /// True while a failed evaluation of this connection is held.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.board.lock().held_until.is_some()
+        self.inner.board.lock().hold_of(self.connection.id).is_some()
+    }
+
+    /// Makes what another connection holds this one's: evaluation `id`, or the one that there is. It is the last error of
+    /// both from then on, and the other one is told. Its outcome as it is held.
+    ///
+    /// # Errors
+    /// [`HoldError`]: there is none, or more than one, or this connection holds one already, or somebody is being asked
+    /// about it.
+    pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
+        let refused = |reason: String| Err(HoldError::Refused(reason));
+        let Self { inner, connection } = self;
+        let mut board = inner.board.lock();
+        if board.hold_of(connection.id).is_some() {
+            return refused(
+                "This connection holds an evaluation already: go on with it, or abort it, first.".to_owned(),
+            );
+        }
+        let held: Vec<_> = board.holds.iter().map(|hold| hold.builder.evaluation()).collect();
+        let wanted = match (id, &held[..]) {
+            (_, []) => return Err(HoldError::NothingHeld),
+            (None, [one]) => *one,
+            (Some(id), all) if all.contains(&id) => id,
+            (_, all) => {
+                let all: Vec<_> = all.iter().map(u64::to_string).collect();
+                return refused(format!("Which one is to be taken over? These are held: {}.", all.join(", ")));
+            }
+        };
+        let Some(outcome) = board.evaluations.held_outcome(wanted) else {
+            return refused(format!("What evaluation {wanted} came to was too large to be kept."));
+        };
+        let until = std::time::Instant::now().checked_add(inner.limits.lock().hold);
+        let Some(before) = board.hand_over(wanted, connection, until) else {
+            return refused(format!("Somebody is being asked how evaluation {wanted} is to go on."));
+        };
+        inner.leave_board(board);
+        let who = connection.describe();
+        before.state().notice(format!("{who} took over evaluation {wanted}, which was held for debugging."));
+        let mut state = connection.state();
+        if let Err(error) = &outcome.result {
+            state.take_over(error);
+            if let Some(observer) = inner.observer.get() {
+                observer.errors(connection.id, Some(error), state.last_error.as_ref());
+            }
+        }
+        Ok(outcome)
     }
 
     /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
@@ -64,9 +111,9 @@ impl Session {
         frame: u64,
         reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
     ) -> JobId {
-        let timeout = self.0.limits.lock().timeout;
+        let timeout = self.inner.limits.lock().timeout;
         let reply = PendingReply::Locals(InspectionBuilder::default(), Box::new(reply));
-        self.0.enqueue(Lane::Evaluation, self.0.job(JobKind::FrameLocals(frame), "", ""), timeout, reply)
+        self.enqueue(Lane::Evaluation, self.inner.job(JobKind::FrameLocals(frame), "", ""), timeout, reply)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its
@@ -78,15 +125,16 @@ impl Session {
         timeout: TimeLimit,
         reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
     ) -> JobId {
-        let limits = *self.0.limits.lock();
+        let limits = *self.inner.limits.lock();
         let timeout = timeout.or(limits.timeout);
-        let mut job = self.0.job(JobKind::EvalInFrame(frame), code, "");
+        let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
         let id = JobId(job.id);
-        let mut board = self.0.board.lock();
-        job.evaluation = self.0.number_evaluation(&mut board, job.id, code);
+        let mut board = self.inner.board.lock();
+        job.evaluation = self.number_evaluation(&mut board, job.id, code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code.to_owned(), limits, timeout));
-        board.push(Lane::Evaluation, Request::new(job, timeout, PendingReply::Inside(builder, Box::new(reply))));
-        self.0.leave_board(board);
+        let reply = PendingReply::Inside(builder, Box::new(reply));
+        board.push(Lane::Evaluation, Request::new(&self.connection, job, timeout, reply));
+        self.inner.leave_board(board);
         id
     }
 
@@ -107,17 +155,17 @@ impl Session {
 
     /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
-        let job = self.0.job(JobKind::Release, "", "");
-        self.0.enqueue(Lane::Evaluation, job, Some(RELEASE_TIMEOUT), PendingReply::Release(Box::new(reply)))
+        let job = self.inner.job(JobKind::Release, "", "");
+        self.enqueue(Lane::Evaluation, job, Some(RELEASE_TIMEOUT), PendingReply::Release(Box::new(reply)))
     }
 
     /// Does what makes the held evaluation go on.
     fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
-        let limits = *self.0.limits.lock();
+        let limits = *self.inner.limits.lock();
         // What is held puts its own in place of this when it goes on.
         let builder = Box::new(OutcomeBuilder::new(0, text.to_owned(), limits, limits.timeout));
-        let job = self.0.job(kind, text, name);
-        self.0.enqueue(Lane::Evaluation, job, limits.timeout, PendingReply::Resumed(builder, reply))
+        let job = self.inner.job(kind, text, name);
+        self.enqueue(Lane::Evaluation, job, limits.timeout, PendingReply::Resumed(builder, reply))
     }
 }
 
@@ -133,20 +181,24 @@ fn never_aborted(reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static
 }
 
 impl Inner {
-    /// Nobody is asked about a held evaluation any more: what has waited for that may begin.
-    pub(super) fn end_question(&self, board: &mut Board) {
-        if board.end_question()
-            && let Some(observer) = self.observer.get()
-        {
+    /// Nobody is asked any more about what a connection holds: what has waited for that may begin.
+    pub(super) fn end_question(&self, board: &mut Board, connection: &Connection) {
+        if board.end_question(connection.id) {
+            self.asks_no_more();
+        }
+    }
+
+    pub(super) fn asks_no_more(&self) {
+        if let Some(observer) = self.observer.get() {
             observer.asks(false);
         }
     }
 
-    /// What releases the held evaluation; the next answer says why.
-    pub(super) fn release(&self, board: &mut Board, notice: &str) -> Request {
-        self.end_question(board);
-        self.state.lock().notice(notice.to_owned());
-        Request::new(self.job(JobKind::Release, "", ""), Some(RELEASE_TIMEOUT), PendingReply::Nobody)
+    /// What releases what a connection holds; its next answer says why.
+    pub(super) fn release(&self, board: &mut Board, connection: &Arc<Connection>, notice: &str) -> Request {
+        self.end_question(board, connection);
+        connection.state().notice(notice.to_owned());
+        Request::new(connection, self.job(JobKind::Release, "", ""), Some(RELEASE_TIMEOUT), PendingReply::Nobody)
     }
 
     /// Answers what concerns a held evaluation when there is none.

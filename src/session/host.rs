@@ -1,9 +1,10 @@
 //! What Lisp's threads ask for and tell.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Inner;
+use super::connection::Connection;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::RELEASE_TIMEOUT;
 use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
@@ -11,8 +12,11 @@ use super::pending::PendingReply;
 use super::scheduler::{Next, Place, Running};
 use crate::image::{Event, Host, Job, Lane};
 
+/// How long to wait after a thread could not be started.
+const START_PAUSE: Duration = Duration::from_millis(10);
+
 impl Host for Inner {
-    fn next_job(&self, lane: Lane) -> Option<Job> {
+    fn next_job(&self, lane: Lane, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation && self.idle.get().is_none() {
             // Not by looking at the board itself: whoever pushes would wait for its lock.
             let pushes = self.pushes.load(Ordering::Acquire);
@@ -23,7 +27,7 @@ impl Host for Inner {
         loop {
             let now = Instant::now();
             let mut board = self.board.lock();
-            match board.next(lane, now) {
+            match board.next(lane, held, now) {
                 Next::Run(job) => {
                     self.begun(board.find(job.id), now);
                     match (lane, self.observer.get()) {
@@ -34,9 +38,13 @@ impl Host for Inner {
                     self.leave_board(board);
                     return Some(job);
                 }
-                Next::Release(notice) => {
-                    let request = self.release(&mut board, notice);
-                    let job = board.begin(lane, request, now);
+                Next::Release(hold, notice) => {
+                    let connection = hold.connection.clone();
+                    // With the question that somebody may be asked about it.
+                    board.holds.push(*hold);
+                    let request = self.release(&mut board, &connection, notice);
+                    let hold = board.holds.pop().map(Box::new);
+                    let job = board.begin(lane, request, hold, now);
                     self.begun(board.find(job.id), now);
                     self.leave_board(board);
                     return Some(job);
@@ -48,6 +56,13 @@ impl Host for Inner {
                 }
                 Next::Wait(until) => {
                     self.notify(board.take_changed());
+                    if held.is_some_and(|job| board.is_parked(job)) {
+                        match until {
+                            None => self.parked.wait(&mut board),
+                            Some(until) => drop(self.parked.wait_until(&mut board, until)),
+                        }
+                        continue;
+                    }
                     match self.idle.get().filter(|_| lane == Lane::Evaluation) {
                         Some(idle) => {
                             drop(board);
@@ -67,15 +82,20 @@ impl Host for Inner {
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         let mut board = self.board.lock();
         if let Event::Relief = event {
+            if board.relieve_held() {
+                return true;
+            }
             let Some((id, reply)) = board.relieve() else { return false };
-            let outcome = board.find(id).and_then(|running| running.reply.outcome()).map(OutcomeBuilder::so_far);
+            let outcome = board.find(id).and_then(|running| {
+                Some((running.connection.clone(), running.reply.outcome().map(OutcomeBuilder::so_far)?))
+            });
             if let Some(observer) = self.observer.get() {
                 observer.in_background(&mut board.background_numbers());
                 observer.ended(id);
             }
             self.leave_board(board);
-            self.deliver(outcome.map(|mut outcome| {
-                self.state.lock().tell(&mut outcome);
+            self.deliver(outcome.map(|(connection, mut outcome)| {
+                connection.state().tell(&mut outcome);
                 super::answer(reply, outcome)
             }));
             return true;
@@ -87,8 +107,8 @@ impl Host for Inner {
                 Some(reason) => JobEnd::Interrupted(reason),
                 None => JobEnd::Failed,
             };
-            // Its thread has gone with it into the background, and ends there.
-            let ends_thread = running.is_background();
+            // Its thread has gone with it into the background, or was parked, and ends there.
+            let ends_thread = running.is_background() || running.is_parked() && !running.holds;
             let settled = std::mem::take(&mut running.settled);
             let answer = self.finish(&mut board, running, end);
             // Whoever finds that nothing runs finds what came of it.
@@ -110,8 +130,17 @@ impl Host for Inner {
                 self.deliver([answer]);
                 return false;
             }
+            if let Event::Refused(_) = event
+                && board.stay(job, Instant::now())
+            {
+                self.leave_board(board);
+                // Threads may be to be had in a moment.
+                std::thread::sleep(START_PAUSE);
+                return false;
+            }
+            let connection = board.evaluations.connection(job).unwrap_or_else(|| self.main.clone());
             drop(board);
-            self.stray(event);
+            self.stray(&connection, event);
             return false;
         };
         match event {
@@ -127,10 +156,7 @@ impl Host for Inner {
                 running.released = true;
                 running.deadline = Some(end);
                 self.clock.arm(end);
-                let unwinding = board.held_as.as_ref().map(|held| Box::new(held.anew()));
-                if let Some(running) = board.find(job) {
-                    running.unwinding = unwinding;
-                }
+                running.unwinding = running.hold.as_ref().map(|hold| Box::new(hold.builder.anew()));
             }
             Event::Foreground => {
                 // What ends before its call is answered is in the foreground.
@@ -154,9 +180,11 @@ impl Host for Inner {
             }
             Event::Notice(text) if running.is_background() => return running.reply.event(Event::Notice(text)),
             Event::Notice(text) => {
-                drop(board);
-                self.state.lock().notice(text.to_owned());
+                running.connection.state().notice(text.to_owned());
             }
+            // Asked before it is told.
+            Event::Definitions(text) if text.len() == 0 => return self.is_shared(&running.connection),
+            Event::Definitions(text) => self.tell_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {
                 running.reply.event(event);
                 let form = running.reply.outcome().and_then(|builder| builder.last_defined());
@@ -196,15 +224,15 @@ impl Inner {
         }
     }
 
-    /// Takes what comes from nothing that runs now.
-    fn stray(&self, event: Event<'_>) {
+    /// Takes what comes from nothing that runs now, but once did for `connection`.
+    fn stray(&self, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {
                 let limit = self.limits.lock().max_output;
-                let mut state = self.state.lock();
+                let mut state = connection.state();
                 state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => self.state.lock().notice(text.to_owned()),
+            Event::Notice(text) => connection.state().notice(text.to_owned()),
             _ => {}
         }
     }

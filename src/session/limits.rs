@@ -93,7 +93,7 @@ impl Inner {
             self.clock.arm(since + INTERRUPTION_GRACE);
         }
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
-        board.push(Lane::Control, Request::new(job, None, PendingReply::Nobody));
+        board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
         true
     }
 

@@ -2,11 +2,13 @@
 //!
 //! A request is put on the [scheduler](scheduler)'s board by the [api], taken from there by a thread of Lisp's, built up
 //! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
-//! [evaluations], and answered.
+//! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
 
+mod aftermath;
 mod api;
 mod clock;
 mod completion;
+mod connection;
 mod error_state;
 mod evaluations;
 mod events;
@@ -32,7 +34,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
 use clock::Clock;
-use error_state::ErrorState;
+use connection::Connection;
 use idle::Idle;
 use observer::Observer;
 use pending::PendingReply;
@@ -40,6 +42,8 @@ use pending::PendingReply;
 pub(crate) use scheduler::MAX_BACKGROUND;
 use scheduler::{Board, Request};
 
+#[cfg(feature = "mcp")]
+pub(crate) use aftermath::Aftermath;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};
@@ -65,8 +69,16 @@ struct Inner {
     changed: [Condvar; Lane::COUNT],
     /// What the evaluation lane's thread does while there is nothing, if it is more than sleeping.
     idle: OnceCell<Arc<dyn Idle>>,
+    /// For threads that hold an evaluation and are not the evaluation lane's any more: the same.
+    parked: Condvar,
     limits: Mutex<Limits>,
-    state: Mutex<ErrorState>,
+    /// The session's own connection.
+    main: Arc<Connection>,
+    /// Those that joined it, in their order. Nothing else is locked under this.
+    guests: Mutex<Vec<Arc<Connection>>>,
+    next_connection: AtomicU64,
+    /// Errors so far, of all connections, those of before a reset included, so that a number never means two things.
+    errors: AtomicU64,
     clock: Clock,
     /// Evaluations so far, and how many there were when the heap was last looked at.
     begun: AtomicU64,
@@ -84,8 +96,12 @@ impl Inner {
             board: Mutex::default(),
             changed: Default::default(),
             idle: OnceCell::new(),
+            parked: Condvar::new(),
             limits: Mutex::new(limits),
-            state: Mutex::default(),
+            main: Connection::new(0),
+            guests: Mutex::default(),
+            next_connection: AtomicU64::new(1),
+            errors: AtomicU64::new(0),
             clock: Clock::default(),
             begun: AtomicU64::new(0),
             watched: AtomicU64::new(0),
@@ -114,6 +130,7 @@ impl Inner {
     fn notify(&self, changed: [bool; Lane::COUNT]) {
         if changed[Lane::Evaluation as usize] {
             self.pushes.fetch_add(1, Ordering::Release);
+            self.parked.notify_all();
         }
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             match self.idle.get().filter(|_| lane == Lane::Evaluation as usize) {
@@ -122,12 +139,14 @@ impl Inner {
             }
         }
     }
+}
 
+impl Session {
     fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, reply: PendingReply) -> JobId {
         let id = JobId(job.id);
-        let mut board = self.board.lock();
-        board.push(lane, Request::new(job, timeout, reply));
-        self.leave_board(board);
+        let mut board = self.inner.board.lock();
+        board.push(lane, Request::new(&self.connection, job, timeout, reply));
+        self.inner.leave_board(board);
         id
     }
 }

@@ -21,10 +21,12 @@ pub(crate) trait Observer: Send + Sync {
     fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>);
     /// The inspection lane does this job, or none.
     fn inspects(&self, job: Option<u64>);
-    /// The error that an evaluation added to the history, and the error state after it, changed or not.
-    fn errors(&self, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
+    /// The error that an evaluation added to a connection's history, and the error state after it, changed or not.
+    fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>);
     /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64);
+    /// A connection has ended.
+    fn disconnected(&self, connection: u64);
     /// An evaluation got this number.
     fn numbered(&self, evaluation: u64);
     /// The limits were set.

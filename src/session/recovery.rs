@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use super::aftermath::Finishing;
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
@@ -89,53 +90,52 @@ impl ErrorState {
     /// Takes over what another session knew.
     fn restore(&mut self, errors: Errors) {
         // What restoring had to say is told elsewhere.
-        let Errors { last, history, count } = errors;
+        let Errors { last, history, .. } = errors;
         *self = Self::default();
-        (self.last_error, self.history, self.errors) = (last, history, count);
+        (self.last_error, self.history) = (last, history);
     }
 }
 
 impl Session {
     /// Has `observer` told of everything from here on. Only the first one counts.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
-        let _ = self.0.observer.set(observer);
+        let _ = self.inner.observer.set(observer);
     }
 
     /// Has the evaluation thread do this while there is nothing to evaluate. Only the first one counts. From then on
     /// [`Session::evaluate`] must not be called where this is done.
     pub(crate) fn idle_with(&self, idle: Arc<dyn Idle>) {
-        let _ = self.0.idle.set(idle);
+        let _ = self.inner.idle.set(idle);
         // It may be asleep. The lock: or about to be.
-        drop(self.0.board.lock());
-        self.0.changed[Lane::Evaluation as usize].notify_one();
+        drop(self.inner.board.lock());
+        self.inner.changed[Lane::Evaluation as usize].notify_one();
     }
 
     /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
     /// of its own.
     pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
         super::api::wait(|reply: Reply<Outcome>| {
-            self.submit_as(Some(source), evaluation, operation, reply);
+            self.submit_as(Some(source), evaluation, operation, None, reply);
         })
     }
 
     /// Evaluations to come get numbers above this one.
     pub(crate) fn count_evaluations_from(&self, number: u64) {
-        self.0.board.lock().evaluations.count_from(number);
+        self.inner.board.lock().evaluations.count_from(number);
     }
 
     /// The next jobs get numbers from this one on.
     pub(crate) fn number_from(&self, number: u64) {
-        self.0.next_id.fetch_max(number, Ordering::Relaxed);
+        self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
     /// Calls `question`, which is about the error state, when nothing that was cancelled is yet to become part of it.
     pub(crate) fn when_settled(&self, question: impl FnOnce() + Send + 'static) {
-        let mut board = self.0.board.lock();
-        match board.foreground() {
-            Some(running) if running.interrupted() == Some(Interrupt::Cancel) => {
-                running.settled.push(Box::new(question));
-            }
-            _ => {
+        let mut board = self.inner.board.lock();
+        let own = board.foreground().filter(|running| running.connection.id == self.connection.id);
+        match own.filter(|running| running.interrupted() == Some(Interrupt::Cancel)) {
+            Some(running) => running.settled.push(Box::new(question)),
+            None => {
                 drop(board);
                 question();
             }
@@ -145,73 +145,79 @@ impl Session {
     /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself. Returns what is to be
     /// said of it.
     pub(crate) fn end_all(&self) -> Vec<String> {
-        let mut board = self.0.board.lock();
-        let mut answers = self.0.end_waiting(&mut board, Lane::Evaluation);
-        answers.extend(self.0.end_waiting(&mut board, Lane::Inspection));
+        let mut board = self.inner.board.lock();
+        let mut answers = self.inner.end_waiting(&mut board, Lane::Evaluation);
+        answers.extend(self.inner.end_waiting(&mut board, Lane::Inspection));
         let said = said_of(&board);
-        answers.extend(self.0.end_waiting(&mut board, Lane::Background));
+        answers.extend(self.inner.end_waiting(&mut board, Lane::Background));
         let running: Vec<_> = board.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {
-            self.0.interrupt(&mut board, job, Interrupt::Cancel);
+            self.inner.interrupt(&mut board, job, Interrupt::Cancel);
         }
-        self.0.leave_board(board);
-        self.0.deliver(answers);
+        board.finishing.iter_mut().for_each(Finishing::cancel);
+        self.inner.leave_board(board);
+        self.inner.deliver(answers);
         said
     }
 
     /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced.
     pub(crate) fn abandon(&self) {
-        let mut board = self.0.board.lock();
+        let mut board = self.inner.board.lock();
         let mut notices = said_of(&board);
         let mut answers = Vec::new();
         for mut running in std::mem::take(&mut board.running) {
             let settled = std::mem::take(&mut running.settled);
-            answers.push(self.0.finish(&mut board, running, JobEnd::Withdrawn));
+            answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
             answers.extend(settled);
         }
         for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
-            answers.extend(self.0.end_waiting(&mut board, lane));
+            answers.extend(self.inner.end_waiting(&mut board, lane));
         }
-        if board.held_until.take().is_some() {
+        for mut finishing in std::mem::take(&mut board.finishing) {
+            finishing.cancel();
+            answers.push(finishing.abandon());
+        }
+        if board.hold_of(self.connection.id).is_some() {
             notices.push(RELEASED.to_owned());
         }
-        self.0.leave_board(board);
+        self.inner.leave_board(board);
         for notice in notices {
             self.add_notice(notice);
         }
-        self.0.deliver(answers);
+        self.inner.deliver(answers);
     }
 
     /// Takes the errors over.
     pub(crate) fn set_errors(&self, errors: Errors) {
-        self.0.state.lock().restore(errors);
+        self.inner.errors.fetch_max(errors.count, Ordering::Relaxed);
+        self.connection.state().restore(errors);
     }
 
     /// Takes an error for the last one, as if an evaluation had failed with it.
     pub(crate) fn fail(&self, outcome: &mut Outcome) {
-        let mut state = self.0.state.lock();
+        let mut state = self.connection.state();
         if let Err(error) = &mut outcome.result {
             *error = Arc::new(ErrorRecord::clone(error));
-            state.record(error);
+            state.record(error, &self.inner.errors);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
-        self.0.tell_observer(&state, outcome);
+        self.inner.tell_observer(&self.connection, &state, outcome);
     }
 
     /// What the next answer has to say, which it will not say now.
     pub(crate) fn take_notices(&self) -> Vec<String> {
-        self.0.state.lock().take_notices()
+        self.connection.state().take_notices()
     }
 
     /// Has the next answer not say this after all.
     pub(crate) fn withdraw_notice(&self, notice: &str) {
         // What is kept of it may be shorter.
-        self.0.state.lock().notices.retain(|kept| kept.lines().next() != notice.lines().next());
+        self.connection.state().notices.retain(|kept| kept.lines().next() != notice.lines().next());
     }
 
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
-        self.0.state.lock().notice(notice);
+        self.connection.state().notice(notice);
     }
 }
 
@@ -226,10 +232,10 @@ impl Session {
     /// Has it known that a person is being asked about the held evaluation, who may take any time: what does not concern
     /// it waits until that is over.
     pub(crate) fn asking(&self) -> Asking {
-        let question = self.0.next_job_id();
-        let mut board = self.0.board.lock();
-        if board.ask(question)
-            && let Some(observer) = self.0.observer.get()
+        let question = self.inner.next_job_id();
+        let mut board = self.inner.board.lock();
+        if board.ask(self.connection.id, question)
+            && let Some(observer) = self.inner.observer.get()
         {
             observer.asks(true);
         }
@@ -239,10 +245,10 @@ impl Session {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let inner = &self.session.0;
+        let inner = &self.session.inner;
         let mut board = inner.board.lock();
         if board.asks(self.question) {
-            inner.end_question(&mut board);
+            inner.end_question(&mut board, &self.session.connection);
         }
         inner.leave_board(board);
     }

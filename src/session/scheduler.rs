@@ -2,10 +2,16 @@
 //!
 //! One evaluation at a time is in the foreground, on the evaluation lane's thread. Those in the background have a thread
 //! each: of the background lane, or the one on which they began in the foreground; another one takes its place there.
+//!
+//! An evaluation that is held keeps its thread, too. As long as nobody else wants to evaluate, that stays the evaluation
+//! lane's; then it is *parked*: another thread takes the lane over, and it goes on by itself when its turn comes.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::aftermath::{Due, Finishing};
+use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::OutcomeBuilder;
 use super::hold::{RELEASED, TIME_UP};
@@ -18,19 +24,38 @@ use crate::outcome::Outcome;
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
+/// How long after a thread could not be started the next one is tried.
+const START_AGAIN: Duration = Duration::from_secs(1);
+
 /// A job that waits, with what is to become of its answer.
 pub(super) struct Request {
+    /// Whose it is.
+    pub(super) connection: Arc<Connection>,
     pub(super) job: Job,
     pub(super) timeout: Option<Duration>,
     pub(super) reply: PendingReply,
     /// It is to be done in the background.
     pub(super) background: bool,
+    /// What is to be done after it.
+    pub(super) due: Option<Box<Due>>,
 }
 
 impl Request {
     /// One for the foreground, or for another lane than that of evaluations.
-    pub(super) fn new(job: Job, timeout: Option<Duration>, reply: PendingReply) -> Self {
-        Self { job, timeout, reply, background: false }
+    pub(super) fn new(
+        connection: &Arc<Connection>,
+        mut job: Job,
+        timeout: Option<Duration>,
+        reply: PendingReply,
+    ) -> Self {
+        job.connection = connection.id;
+        Self { connection: connection.clone(), job, timeout, reply, background: false, due: None }
+    }
+
+    /// The start of a thread that pulls from `lane`; the job `instead` is refused when that cannot be done.
+    fn start(connection: &Arc<Connection>, lane: Lane, instead: u64) -> Self {
+        let job = Job::empty(0, JobKind::StartThread { lane, instead }, 0);
+        Self::new(connection, job, None, PendingReply::Nobody)
     }
 
     /// Moves the job out and leaves its number.
@@ -48,9 +73,33 @@ pub(super) enum Place {
     Background,
 }
 
+/// An evaluation that is held, with nothing being done about it.
+pub(super) struct Hold {
+    pub(super) connection: Arc<Connection>,
+    /// The job that its thread did last, by which that thread names it.
+    pub(super) job: u64,
+    /// When it is released at last.
+    pub(super) until: Option<Instant>,
+    /// What it comes to is built from this when it goes on: its code, under its limits.
+    pub(super) builder: OutcomeBuilder,
+    /// Its evaluation binds the package.
+    local: bool,
+    /// The number of the question that a person is asked about it: until that is over, only what concerns it is done of
+    /// its connection's requests.
+    question: Option<u64>,
+    /// Its thread is no more that of the evaluation lane.
+    parked: bool,
+    /// No thread could be started in its stead; not again before this time.
+    start_again: Option<Instant>,
+}
+
 /// A job in Lisp's hands.
 pub(super) struct Running {
     pub(super) id: u64,
+    /// Whose it is.
+    pub(super) connection: Arc<Connection>,
+    /// What was held, if this is about that.
+    pub(super) hold: Option<Box<Hold>>,
     pub(super) lane: Lane,
     pub(super) place: Place,
     /// The evaluation that it belongs to; 0 for none.
@@ -65,6 +114,8 @@ pub(super) struct Running {
     /// It was interrupted because it keeps more.
     pub(super) filled_heap: bool,
     pub(super) interruption: Option<Interruption>,
+    /// What is to be done after it.
+    pub(super) due: Option<Box<Due>>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.
@@ -83,6 +134,8 @@ impl Running {
     pub(super) fn new(request: Request, lane: Lane, deadline: Option<Instant>) -> Self {
         Self {
             id: request.job.id,
+            connection: request.connection,
+            hold: None,
             lane,
             place: if request.background { Place::Background } else { Place::Foreground },
             evaluation: request.job.evaluation,
@@ -92,6 +145,7 @@ impl Running {
             heap_limit: None,
             filled_heap: false,
             interruption: None,
+            due: request.due,
             holds: false,
             unchanged: false,
             released: false,
@@ -110,6 +164,33 @@ impl Running {
         matches!(self.place, Place::Background)
     }
 
+    /// True when its thread is not the one that the next job of its lane is for.
+    pub(super) fn is_parked(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.parked)
+    }
+
+    /// Nobody is asked any more about what this is about.
+    pub(super) fn end_question(&mut self) -> bool {
+        self.hold.as_mut().is_some_and(|hold| hold.question.take().is_some())
+    }
+
+    /// The evaluation is held from here on, as before or for the first time.
+    pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Box<Hold>> {
+        let hold = self.hold.take().or_else(|| {
+            Some(Box::new(Hold {
+                connection: self.connection.clone(),
+                job: self.id,
+                until,
+                builder: self.reply.outcome()?.anew(),
+                local: self.local,
+                question: None,
+                parked: false,
+                start_again: None,
+            }))
+        });
+        hold.map(|hold| Box::new(Hold { job: self.id, until, ..*hold }))
+    }
+
     /// Why it was first interrupted, if it was.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
         self.interruption.as_ref().map(|interruption| interruption.reason)
@@ -122,8 +203,8 @@ pub(super) enum Next {
     Run(Job),
     /// Ask again: this cannot be done, since nothing is held.
     Refuse(Request),
-    /// Ask again when what is held is to be released, which this says why.
-    Release(&'static str),
+    /// Ask again when what this thread holds is to be released, which this says why.
+    Release(Box<Hold>, &'static str),
     /// Ask again when something changes, or it is this time.
     Wait(Option<Instant>),
     /// End.
@@ -138,14 +219,12 @@ pub(super) struct Board {
     /// The lanes whose threads have something new to look at.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
-    /// Set while an evaluation is held and nothing is being done with it: when it is released at last.
-    pub(super) held_until: Option<Option<Instant>>,
-    /// The number of the question that a person is asked about it: until that is over, only what concerns it is done.
-    question: Option<u64>,
-    /// What the evaluation that was held last comes to is built from this when it goes on: its code, under its limits.
-    pub(super) held_as: Option<OutcomeBuilder>,
-    /// The evaluation in the foreground, or held, binds the package.
-    local: bool,
+    /// The evaluations that Lisp has done its part of.
+    pub(super) finishing: Vec<Finishing>,
+    /// What is held and nothing is being done about; at most one of a connection.
+    pub(super) holds: Vec<Hold>,
+    /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
+    relieving: Option<(u64, Arc<Connection>)>,
     /// Until when a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
 }
@@ -167,53 +246,100 @@ impl Board {
         std::mem::take(&mut self.changed)
     }
 
-    /// What a thread of `lane` is to do. `begin` says, of an evaluation that begins, when it is to be interrupted.
-    pub(super) fn next(&mut self, lane: Lane, now: Instant) -> Next {
+    /// What a thread of `lane` is to do. `held`: one that holds an evaluation, with the job that it did last.
+    pub(super) fn next(&mut self, lane: Lane, held: Option<u64>, now: Instant) -> Next {
         match lane {
-            Lane::Evaluation => self.next_evaluation(now),
+            Lane::Evaluation => match held {
+                None => self.next_evaluation(now),
+                Some(job) => self.next_held(job, now),
+            },
             Lane::Background => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Next::Run(self.begin(lane, request, now)),
+                Some(request) => Next::Run(self.begin(lane, request, None, now)),
                 // It was cancelled meanwhile.
                 None => Next::End,
             },
             Lane::Signals => Next::End,
             Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Next::Run(self.begin(lane, request, now)),
+                Some(request) => Next::Run(self.begin(lane, request, None, now)),
                 None => Next::Wait(None),
             },
         }
     }
 
-    fn next_evaluation(&mut self, now: Instant) -> Next {
-        let first = self.first_evaluation();
-        let concerns_held = first.map(|first| self.waiting[Lane::Evaluation as usize][first].job.kind.concerns_held());
-        match (self.held_until, concerns_held) {
-            (Some(_), Some(true)) => {
+    /// What a thread is to do that holds an evaluation.
+    fn next_held(&mut self, job: u64, now: Instant) -> Next {
+        let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Next::Wait(None) };
+        if self.foreground().is_some() {
+            return Next::Wait(None);
+        }
+        let first = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
+        let (until, parked, start_again) = {
+            let hold = &self.holds[own];
+            (hold.until, hold.parked, hold.start_again)
+        };
+        match first.map(|first| (self.thread_for(first), first.job.kind.concerns_held())) {
+            Some((Some(target), concerns_held)) if target == own => {
+                if !concerns_held {
+                    return Next::Release(Box::new(self.holds.swap_remove(own)), RELEASED);
+                }
                 let mut request = self.pop_evaluation();
-                self.held_until = None;
-                if let (PendingReply::Resumed(builder, _), Some(held)) = (&mut request.reply, &self.held_as) {
+                let hold = Box::new(self.holds.swap_remove(own));
+                if let PendingReply::Resumed(builder, _) = &mut request.reply {
                     // What was held goes on under its own limits. An error is in a form of its code.
-                    request.timeout = held.timeout();
-                    **builder = held.anew();
+                    request.timeout = hold.builder.timeout();
+                    **builder = hold.builder.anew();
                     request.job.evaluation = builder.evaluation();
                 }
-                Next::Run(self.begin(Lane::Evaluation, request, now))
+                Next::Run(self.begin(Lane::Evaluation, request, Some(hold), now))
             }
-            (Some(until), None) if until.is_none_or(|until| now < until) => Next::Wait(until),
-            (Some(_), waits) => {
-                self.held_until = None;
-                Next::Release(if waits.is_some() { RELEASED } else { TIME_UP })
+            _ if until.is_some_and(|until| until <= now) => {
+                Next::Release(Box::new(self.holds.swap_remove(own)), TIME_UP)
             }
-            (None, None) => Next::Wait(None),
-            (None, Some(true)) => Next::Refuse(self.pop_evaluation()),
-            (None, Some(false)) => self.next_new(now),
+            Some((None, _)) if !parked => {
+                if let Some(time) = start_again.filter(|time| now < *time) {
+                    return Next::Wait(Some(until.map_or(time, |until| until.min(time))));
+                }
+                let hold = &mut self.holds[own];
+                hold.parked = true;
+                let start = Request::start(&hold.connection, Lane::Evaluation, job);
+                self.relieving = Some((job, hold.connection.clone()));
+                self.push(Lane::Control, start);
+                Next::Wait(until)
+            }
+            _ => Next::Wait(until),
+        }
+    }
+
+    /// Which of the holds a request is for; `None` when it is for the thread of the evaluation lane. What is held comes
+    /// to its end before a reset.
+    fn thread_for(&self, request: &Request) -> Option<usize> {
+        match request.job.kind {
+            JobKind::Reset if self.holds.is_empty() => None,
+            JobKind::Reset => Some(0),
+            _ => self.holds.iter().position(|hold| hold.connection.id == request.connection.id),
+        }
+    }
+
+    /// What the evaluation lane's thread is to do, which holds nothing.
+    fn next_evaluation(&mut self, now: Instant) -> Next {
+        // One at a time: what was held goes on by itself.
+        let Some(first) = self.first_evaluation() else { return Next::Wait(None) };
+        if self.foreground().is_some() {
+            return Next::Wait(None);
+        }
+        let request = &self.waiting[Lane::Evaluation as usize][first];
+        match self.thread_for(request) {
+            Some(_) => Next::Wait(None),
+            None if request.job.kind.concerns_held() => Next::Refuse(self.pop_evaluation()),
+            None => self.next_new(now),
         }
     }
 
     /// What is to be done about the first evaluation that waits, or reset, when nothing runs or is held.
     fn next_new(&mut self, now: Instant) -> Next {
         let background = self.background();
-        let Some(first) = self.waiting[Lane::Evaluation as usize].front() else { return Next::Wait(None) };
+        let Some(first) = self.first_evaluation() else { return Next::Wait(None) };
+        let first = &self.waiting[Lane::Evaluation as usize][first];
         if first.job.kind == JobKind::Reset && background > 0 {
             // They are being ended, and would go on in what is reset.
             let until = *self.reset_at.get_or_insert(now + INTERRUPTION_GRACE);
@@ -224,23 +350,25 @@ impl Board {
         if first.background {
             if background < MAX_BACKGROUND {
                 let request = self.pop_evaluation();
-                let thread = JobKind::StartThread { lane: Lane::Background, instead: request.job.id };
+                let start = Request::start(&request.connection, Lane::Background, request.job.id);
                 self.push(Lane::Background, request);
-                self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
+                self.push(Lane::Control, start);
                 return self.next_evaluation(now);
             }
             return Next::Wait(None);
         }
         self.reset_at = None;
         let request = self.pop_evaluation();
-        Next::Run(self.begin(Lane::Evaluation, request, now))
+        Next::Run(self.begin(Lane::Evaluation, request, None, now))
     }
 
     /// Where the first request is that may be done now.
     fn first_evaluation(&self) -> Option<usize> {
-        let asks = self.held_until.is_some() && self.question.is_some();
+        let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
-        waiting.position(|request| !asks || request.job.kind.concerns_held() || request.job.kind == JobKind::Reset)
+        waiting.position(|request| {
+            request.job.kind.concerns_held() || request.job.kind == JobKind::Reset || !asks(request)
+        })
     }
 
     fn pop_evaluation(&mut self) -> Request {
@@ -248,33 +376,70 @@ impl Board {
         self.waiting[Lane::Evaluation as usize].remove(first).expect("it is there")
     }
 
-    /// True when what comes next releases what is held.
-    pub(super) fn releases_held(&self) -> bool {
-        self.held_until.is_some() && self.question.is_none() && self.waiting[Lane::Evaluation as usize].is_empty()
+    /// What a connection holds, with nothing being done about it.
+    pub(super) fn hold_of(&self, connection: u64) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.connection.id == connection)
     }
 
-    /// A person is asked about what is held: `question` is the number of that, perhaps in place of one that is asked
-    /// again. True for the first one.
+    /// True when what comes next of a connection releases what it holds.
+    pub(super) fn releases_held(&self, connection: u64) -> bool {
+        self.hold_of(connection).is_some_and(|hold| hold.question.is_none())
+            && self.waiting[Lane::Evaluation as usize].iter().all(|request| request.connection.id != connection)
+    }
+
+    /// All that is held, also while something is being done about it.
+    fn all_holds(&mut self) -> impl Iterator<Item = &mut Hold> {
+        let busy = self.running.iter_mut().filter_map(|running| running.hold.as_deref_mut());
+        self.holds.iter_mut().chain(busy)
+    }
+
+    /// A person is asked about what a connection holds: `question` is the number of that, perhaps in place of one that is
+    /// asked again. True for the first one.
     #[cfg(feature = "mcp")]
-    pub(super) fn ask(&mut self, question: u64) -> bool {
-        self.held_until.is_some() && self.question.replace(question).is_none()
+    pub(super) fn ask(&mut self, connection: u64, question: u64) -> bool {
+        let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
+        hold.is_some_and(|hold| hold.question.replace(question).is_none())
     }
 
     /// True while this is what a person is asked.
     #[cfg(feature = "mcp")]
-    pub(super) fn asks(&self, question: u64) -> bool {
-        self.question == Some(question)
+    pub(super) fn asks(&mut self, question: u64) -> bool {
+        self.all_holds().any(|hold| hold.question == Some(question))
     }
 
-    /// Nobody is asked any more. False when nobody was.
-    pub(super) fn end_question(&mut self) -> bool {
-        let ended = self.question.take().is_some();
+    /// Nobody is asked any more about what a connection holds. False when nobody was.
+    pub(super) fn end_question(&mut self, connection: u64) -> bool {
+        let hold = self.all_holds().find(|hold| hold.connection.id == connection);
+        let ended = hold.is_some_and(|hold| hold.question.take().is_some());
         self.changed[Lane::Evaluation as usize] |= ended;
         ended
     }
 
-    /// Has a request run from now on.
-    pub(super) fn begin(&mut self, lane: Lane, mut request: Request, now: Instant) -> Job {
+    /// Makes a held evaluation another connection's, until this time. Whose it was; `None` when a person is asked about it.
+    pub(super) fn hand_over(
+        &mut self,
+        evaluation: u64,
+        to: &Arc<Connection>,
+        until: Option<Instant>,
+    ) -> Option<Arc<Connection>> {
+        let hold = self.holds.iter_mut().find(|hold| hold.builder.evaluation() == evaluation)?;
+        if hold.question.is_some() {
+            return None;
+        }
+        hold.until = until;
+        let before = std::mem::replace(&mut hold.connection, to.clone());
+        self.evaluations.set_connection(evaluation, to);
+        self.changed[Lane::Evaluation as usize] = true;
+        Some(before)
+    }
+
+    /// True while nothing is being done about this evaluation, which is held.
+    pub(super) fn is_held(&self, evaluation: u64) -> bool {
+        self.holds.iter().any(|hold| hold.builder.evaluation() == evaluation)
+    }
+
+    /// Has a request run from now on; `hold` is what it is about.
+    pub(super) fn begin(&mut self, lane: Lane, mut request: Request, hold: Option<Box<Hold>>, now: Instant) -> Job {
         let deadline = request.timeout.and_then(|timeout| now.checked_add(timeout));
         // Lisp gets the job, the rest stays here.
         let job = request.take_job();
@@ -283,18 +448,17 @@ impl Board {
         }
         let mut running = Running::new(request, lane, deadline);
         if job.kind == JobKind::Release {
-            running.unwinding = self.held_as.as_ref().map(|held| Box::new(held.anew()));
+            running.unwinding = hold.as_ref().map(|hold| Box::new(hold.builder.anew()));
         }
         if running.evaluates() {
             running.heap_limit = heap_limit();
-            running.local = match job.kind {
-                JobKind::Evaluate { .. } => !job.name.is_empty(),
-                _ => self.local,
-            };
-            if lane == Lane::Evaluation {
-                self.local = running.local;
-            }
+            running.local = running.connection.is_guest()
+                || match job.kind {
+                    JobKind::Evaluate { .. } => !job.name.is_empty(),
+                    _ => hold.as_ref().is_some_and(|hold| hold.local),
+                };
         }
+        running.hold = hold;
         if let Some(evaluation) = running.reply.evaluation() {
             self.evaluations.begin(evaluation, job.id);
         }
@@ -311,7 +475,7 @@ impl Board {
     pub(super) fn take_running(&mut self, job: u64) -> Option<Running> {
         let index = self.running.iter().position(|running| running.id == job)?;
         let running = self.running.swap_remove(index);
-        if running.is_background() {
+        if running.is_background() || running.hold.is_some() || !self.holds.is_empty() {
             self.changed[Lane::Evaluation as usize] = true;
         }
         Some(running)
@@ -324,6 +488,19 @@ impl Board {
             let index = queue.iter().position(|request| request.job.id == job)?;
             Some((lane, queue.remove(index)?))
         })
+    }
+
+    /// Takes out what a connection has waiting, with the lane that it waits for.
+    pub(super) fn take_waiting_of(&mut self, connection: u64) -> Vec<(Lane, Request)> {
+        let mut taken = Vec::new();
+        for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
+            let (of_it, others): (VecDeque<_>, _) = std::mem::take(&mut self.waiting[lane as usize])
+                .into_iter()
+                .partition(|request| request.connection.id == connection);
+            self.waiting[lane as usize] = others;
+            taken.extend(of_it.into_iter().map(|request| (lane, request)));
+        }
+        taken
     }
 
     /// Takes out all that waits for this lane.
@@ -351,7 +528,35 @@ impl Board {
     /// The numbers of the evaluations in the background.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let waiting = self.waiting[Lane::Background as usize].iter().map(|request| request.job.evaluation);
-        self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation).chain(waiting)
+        let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
+        let finishing = self.finishing.iter().filter(|finishing| finishing.background);
+        running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
+    }
+
+    /// A thread is there for the evaluation lane, whose last one holds an evaluation. False when that is not so.
+    pub(super) fn relieve_held(&mut self) -> bool {
+        self.relieving.take().is_some()
+    }
+
+    /// True when the thread that holds an evaluation after this job is not the evaluation lane's any more.
+    pub(super) fn is_parked(&self, job: u64) -> bool {
+        self.holds.iter().any(|hold| hold.job == job && hold.parked)
+    }
+
+    /// No thread could be started that would relieve the one that holds an evaluation after this job: it stays the
+    /// evaluation lane's. False when there is no such thread.
+    pub(super) fn stay(&mut self, job: u64, now: Instant) -> bool {
+        let Some((_, connection)) = self.relieving.take_if(|(of, _)| *of == job) else { return false };
+        self.changed[Lane::Evaluation as usize] = true;
+        match self.holds.iter_mut().find(|hold| hold.job == job) {
+            Some(hold) => (hold.parked, hold.start_again) = (false, Some(now + START_AGAIN)),
+            // It goes on, and its thread will end with it: somebody must be there then.
+            None => {
+                self.push(Lane::Control, Request::start(&connection, Lane::Evaluation, job));
+                self.relieving = Some((job, connection));
+            }
+        }
+        true
     }
 
     /// A thread is there to take over the foreground: the evaluation there goes on in the background, and this gets what
@@ -380,12 +585,16 @@ impl Board {
             self.changed[Lane::Evaluation as usize] = true;
             return Leave::Waiting(reply);
         }
+        if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
+            finishing.background = true;
+            return Leave::Waiting(reply);
+        }
         let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {
             return Leave::Stays;
         };
         running.place = Place::Leaving(reply);
-        let thread = JobKind::StartThread { lane: Lane::Evaluation, instead: job };
-        self.push(Lane::Control, Request::new(Job::empty(0, thread, 0), None, PendingReply::Nobody));
+        let start = Request::start(&running.connection, Lane::Evaluation, job);
+        self.push(Lane::Control, start);
         Leave::Soon
     }
 }
@@ -431,12 +640,15 @@ mod tests {
     impl Model {
         fn submit(&self, id: u64, background: bool) {
             let mut board = self.board.lock().unwrap();
-            let number = board.evaluations.add(id, "code");
+            let number = board.evaluations.add(&Connection::new(0), id, "code");
             assert_eq!(number, id);
             let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
             let builder = Box::new(OutcomeBuilder::new(id, String::new(), Limits::default(), None));
             let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
-            board.push(Lane::Evaluation, Request { background, ..Request::new(Job::empty(id, kind, id), None, reply) });
+            board.push(
+                Lane::Evaluation,
+                Request { background, ..Request::new(&Connection::new(0), Job::empty(id, kind, id), None, reply) },
+            );
             drop(board);
             self.changed.notify_all();
         }
@@ -461,7 +673,7 @@ mod tests {
             loop {
                 let mut board = self.board.lock().unwrap();
                 let job = loop {
-                    let next = board.next(lane, Instant::now());
+                    let next = board.next(lane, None, Instant::now());
                     match next {
                         Next::Run(job) => break job,
                         Next::Wait(_) => {
@@ -472,7 +684,7 @@ mod tests {
                             board = self.changed.wait(board).unwrap();
                         }
                         Next::End => return,
-                        Next::Refuse(_) | Next::Release(_) => unreachable!("nothing is held"),
+                        Next::Refuse(_) | Next::Release(..) => unreachable!("nothing is held"),
                     }
                 };
                 drop(board);
@@ -537,19 +749,22 @@ mod tests {
     fn what_is_to_be_in_the_background_begins_in_its_turn() {
         let mut board = Board::default();
         let job = |id| Job::empty(id, JobKind::Reset, 0);
-        let now = Instant::now();
-        board.push(Lane::Evaluation, Request::new(job(1), None, PendingReply::Nobody));
-        let background = Request { background: true, ..Request::new(job(2), None, PendingReply::Nobody) };
+        let (now, main) = (Instant::now(), Connection::new(0));
+        board.push(Lane::Evaluation, Request::new(&main, job(1), None, PendingReply::Nobody));
+        let background = Request { background: true, ..Request::new(&main, job(2), None, PendingReply::Nobody) };
         board.push(Lane::Evaluation, background);
-        board.push(Lane::Evaluation, Request::new(job(3), None, PendingReply::Nobody));
-        assert!(matches!(board.next(Lane::Evaluation, now), Next::Run(Job { id: 1, .. })));
-        assert!(matches!(board.next(Lane::Background, now), Next::End));
+        board.push(Lane::Evaluation, Request::new(&main, job(3), None, PendingReply::Nobody));
+        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Run(Job { id: 1, .. })));
+        assert!(matches!(board.next(Lane::Background, None, now), Next::End));
         board.take_running(1).unwrap();
         // Another evaluation would begin; a reset waits for the one in the background.
-        assert!(matches!(board.next(Lane::Evaluation, now), Next::Wait(Some(_))));
-        assert!(matches!(board.next(Lane::Control, now), Next::Run(Job { kind: JobKind::StartThread { .. }, .. })));
-        assert!(matches!(board.next(Lane::Background, now), Next::Run(Job { id: 2, .. })));
+        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Wait(Some(_))));
+        assert!(matches!(
+            board.next(Lane::Control, None, now),
+            Next::Run(Job { kind: JobKind::StartThread { .. }, .. })
+        ));
+        assert!(matches!(board.next(Lane::Background, None, now), Next::Run(Job { id: 2, .. })));
         assert!(board.take_running(2).unwrap().is_background());
-        assert!(matches!(board.next(Lane::Evaluation, now), Next::Run(Job { id: 3, .. })));
+        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Run(Job { id: 3, .. })));
     }
 }

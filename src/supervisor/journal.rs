@@ -66,9 +66,9 @@ impl Journal {
         self.dropped += excess;
     }
 
-    /// Notes that there was a form too long to be kept.
-    pub(super) fn miss(&mut self) {
-        self.dropped += 1;
+    /// Notes that there were so many more that are not kept.
+    pub(super) fn count_dropped(&mut self, count: usize) {
+        self.dropped += count;
     }
 
     /// Forgets the forms at these places after `mark`.
@@ -111,6 +111,11 @@ impl Journal {
     /// The forms that came after `mark`, 0 for all.
     pub(super) fn since(&self, mark: u64) -> Vec<Entry> {
         self.entries[self.first_since(mark)..].iter().map(|(_, entry)| entry.clone()).collect()
+    }
+
+    /// All forms, each with how many had come before it.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (u64, &Entry)> {
+        self.entries.iter().map(|(place, entry)| (*place, entry))
     }
 
     /// Forgets the forms that came after `mark`.

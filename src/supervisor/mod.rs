@@ -22,7 +22,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::checkpoints::Checkpoints;
+use crate::durable::Durable;
+use crate::durable::lock::Lock;
 use crate::rpc::recorder::Recorder;
+use recovery::RecoveryState;
 use relay::Relay;
 
 /// How to supervise.
@@ -32,17 +35,43 @@ pub(crate) struct Options {
     pub(crate) arguments: Vec<OsString>,
     /// Definitions come back when an image is lost.
     pub(crate) restore: bool,
-    /// Where checkpoints are; `None` when a new image does not begin with the last one.
-    pub(crate) checkpoints: Option<Checkpoints>,
+    /// Where checkpoints are.
+    pub(crate) checkpoints: Checkpoints,
+    /// A new image begins with the last one.
+    pub(crate) begins_with_checkpoints: bool,
+    /// The session that lasts, which this process has locked.
+    pub(crate) durable: Option<(Durable, Lock)>,
     /// How often to look whether the worker does anything.
     pub(crate) watch_interval: Duration,
     /// What records the conversation.
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal
-/// comes; returns the exit status.
-pub(crate) fn serve(input: OwnedFd, output: OwnedFd, options: Options) -> io::Result<i32> {
-    processes::adopt_orphans();
-    Ok(Relay::new(input, output, options)?.run())
+/// What is remembered between workers, before the first one.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    options: Options,
+    recovery: RecoveryState,
+}
+
+impl Supervisor {
+    /// One that goes on where a session that lasts was left, or begins with nothing.
+    ///
+    /// # Errors
+    /// A sentence: that session cannot be gone on with.
+    pub(crate) fn new(options: Options) -> Result<Self, String> {
+        let mut recovery =
+            RecoveryState::new(options.restore, options.checkpoints.clone(), options.begins_with_checkpoints);
+        if let Some((durable, _)) = &options.durable {
+            recovery.go_on(durable)?;
+        }
+        Ok(Self { options, recovery })
+    }
+
+    /// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal
+    /// comes; returns the exit status.
+    pub(crate) fn serve(self, input: OwnedFd, output: OwnedFd) -> io::Result<i32> {
+        processes::adopt_orphans();
+        Ok(Relay::new(input, output, self.options, self.recovery)?.run())
+    }
 }

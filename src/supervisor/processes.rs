@@ -21,8 +21,13 @@ pub(super) fn ended() -> Option<(Pid, WaitStatus)> {
 
 /// Kills everything that descends from this process.
 pub(crate) fn end_all() {
+    end_all_but(&[]);
+}
+
+/// Kills everything that descends from this process, but for these and what descends from them.
+pub(crate) fn end_all_but(these: &[Pid]) {
     for _ in 0..ROUNDS {
-        let found = descendants();
+        let found = descendants(these);
         for (pid, parent) in &found {
             kill(*pid, *parent);
         }
@@ -70,8 +75,8 @@ fn stat(pid: Pid) -> Option<(u8, Pid)> {
     Some((state, Pid::from_raw(fields.next()?.parse().ok()?)?))
 }
 
-/// What descends from this process and still runs, with the parent of each.
-fn descendants() -> Vec<(Pid, Pid)> {
+/// What descends from this process, and not from `but`, and still runs, with the parent of each.
+fn descendants(but: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
@@ -85,7 +90,7 @@ fn descendants() -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut pending = vec![getpid()];
     while let Some(parent) = pending.pop() {
-        for child in children.remove(&parent).unwrap_or_default() {
+        for child in children.remove(&parent).unwrap_or_default().into_iter().filter(|child| !but.contains(child)) {
             found.push((child, parent));
             pending.push(child);
         }

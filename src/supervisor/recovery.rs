@@ -7,10 +7,12 @@ use std::path::PathBuf;
 use super::journal::Journal;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
-use crate::checkpoints::{Checkpoint, Checkpoints};
+use crate::checkpoints::{self, Checkpoint, Checkpoints};
+use crate::durable::Durable;
+use crate::durable::log::{self, Log, Note};
 use crate::handover::frame::{Frame, Kind};
-use crate::handover::shared_status::Status;
-use crate::handover::{CrashReport, ErrorChange, Restored, Return, WorkerInit, line_of_job};
+use crate::handover::shared_status::{Status, last_number};
+use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
 
@@ -57,8 +59,12 @@ pub(super) struct RecoveryState {
     keep: Vec<(u64, String)>,
     /// `None` when nothing is to be restored.
     journal: Option<Journal>,
-    /// Where checkpoints are; `None` when images do not begin with them.
-    checkpoints: Option<Checkpoints>,
+    /// Where checkpoints are.
+    checkpoints: Checkpoints,
+    /// Images begin with them.
+    begins_with_checkpoints: bool,
+    /// What the next server of a session that lasts is told.
+    log: Option<Log>,
     /// Files in which images are being saved, each with the mark of that moment.
     saving: VecDeque<(String, u64)>,
     /// What the next image may begin with: the last one, else the one before.
@@ -70,18 +76,97 @@ pub(super) struct RecoveryState {
 }
 
 impl RecoveryState {
-    /// `restore`: definitions come back when an image is lost.
-    pub(super) fn new(restore: bool, checkpoints: Option<Checkpoints>) -> Self {
+    /// `restore`: definitions come back when an image is lost; `begins_with_checkpoints`: values, too.
+    pub(super) fn new(restore: bool, checkpoints: Checkpoints, begins_with_checkpoints: bool) -> Self {
         let journal = restore.then(Journal::default);
         Self {
             requests: Requests::new(),
             keep: Vec::new(),
             journal,
             checkpoints,
+            begins_with_checkpoints,
+            log: None,
             saving: VecDeque::new(),
             bases: VecDeque::new(),
             suspect: None,
             next: WorkerInit::default(),
+        }
+    }
+
+    /// Goes on where the last server of a session that lasts has stopped.
+    ///
+    /// # Errors
+    /// A sentence: its image needs another heap, or its log cannot be written.
+    pub(super) fn go_on(&mut self, durable: &Durable) -> Result<(), String> {
+        let loaded = durable.load();
+        let files: Vec<_> = loaded.marks.iter().map(|(file, _)| file.clone()).collect();
+        let mut journal = Journal::default();
+        for entry in loaded.entries {
+            journal.add(entry);
+        }
+        journal.count_dropped(loaded.dropped);
+        let all = checkpoints::manifests(durable.directory());
+        let mut other = None;
+        for (file, mark) in loaded.marks {
+            let Some(checkpoint) = all.iter().find(|checkpoint| checkpoint.file == file).cloned() else { continue };
+            other = None;
+            if self.checkpoints.is_whole(&checkpoint) {
+                self.add_base(Base { checkpoint, mark: mark as u64 });
+            } else if let Some(heap) = self.checkpoints.other_heap(&checkpoint) {
+                return Err(format!(
+                    "The session {:?} was saved with another heap: start it with --heap {}M.",
+                    durable.name,
+                    heap >> 20
+                ));
+            } else {
+                other = Some(checkpoint.program());
+            }
+        }
+        if other.is_some() {
+            // Older ones would be a step back: the forms are more.
+            self.bases.clear();
+        }
+        self.checkpoints.clear_up(&files);
+        self.next.errors = loaded.errors;
+        self.next.evaluations = loaded.evaluations.max(last_number(&durable.status_file()));
+        if !self.bases.is_empty() || journal.mark() > 0 {
+            self.next.resumed = Some(Resumed { session: durable.name.clone(), other });
+        }
+        self.journal = Some(journal);
+        self.log = Some(Log::new(durable.directory()));
+        self.write_log().map_err(|error| format!("The session {:?} cannot be written: {error}.", durable.name))
+    }
+
+    /// Writes the log anew, where there is one.
+    fn write_log(&mut self) -> io::Result<()> {
+        let (Some(log), Some(journal)) = (&mut self.log, &self.journal) else { return Ok(()) };
+        let from = Note::From { evaluations: self.next.evaluations, dropped: journal.dropped() };
+        let mut marks: Vec<_> = self.bases.iter().map(|base| (base.mark, &base.checkpoint.file)).collect();
+        marks.extend(self.saving.iter().map(|(file, mark)| (*mark, file)));
+        marks.sort_by_key(|(mark, _)| *mark);
+        let mut marks = marks.into_iter().peekable();
+        let mut notes = vec![from, Note::Errors(self.next.errors.clone())];
+        for (place, entry) in journal.numbered() {
+            while let Some((_, file)) = marks.next_if(|(mark, _)| *mark <= place) {
+                notes.push(Note::Saving(file.clone()));
+            }
+            notes.push(Note::Form(entry.clone()));
+        }
+        notes.extend(marks.map(|(_, file)| Note::Saving(file.clone())));
+        log.rewrite(notes.into_iter())
+    }
+
+    /// The same after the session has left its line.
+    fn begin_log(&mut self) {
+        if let Err(error) = self.write_log() {
+            tracing::warn!("the session's log cannot be written: {error}");
+        }
+    }
+
+    fn add_note(&mut self, note: impl FnOnce() -> Option<Note>) {
+        let Some(log) = &mut self.log else { return };
+        if note().is_some_and(|note| log.add(note)) {
+            self.begin_log();
         }
     }
 
@@ -101,23 +186,25 @@ impl RecoveryState {
                 self.keep.push((line, String::from_utf8_lossy(payload).into_owned()));
             }
             Kind::Defined => {
-                if let Some(journal) = &mut self.journal {
-                    match serde_json::from_slice(payload) {
-                        Ok(entry) => journal.add(entry),
-                        Err(_) => journal.miss(),
-                    }
+                let entry: Option<Entry> = serde_json::from_slice(payload).ok();
+                match (&mut self.journal, entry.clone()) {
+                    (Some(journal), Some(entry)) => journal.add(entry),
+                    (Some(journal), None) => journal.count_dropped(1),
+                    (None, _) => {}
                 }
+                self.add_note(|| entry.map(Note::Form));
             }
             Kind::Error => {
                 if let Ok(ErrorChange { added, last }) = serde_json::from_slice(payload) {
-                    self.next.errors.note(added, last);
+                    self.next.errors.note(added.clone(), last);
+                    self.add_note(|| Some(Note::Error(ErrorChange { added, last })));
                 }
             }
             Kind::Limits => self.next.limits = serde_json::from_slice(payload).ok(),
             Kind::Saving => {
-                let mark = self.journal.as_ref().map_or(0, Journal::mark);
-                self.saving.extend(serde_json::from_slice(payload).ok().map(|file| (file, mark)));
-                self.saving.truncate(MAX_SAVING);
+                if let Ok(file) = serde_json::from_slice(payload) {
+                    self.saves(file);
+                }
             }
             Kind::Saved => self.saved(serde_json::from_slice(payload).ok()),
             _ => {}
@@ -150,6 +237,7 @@ impl RecoveryState {
         let mut further = false;
         if worker.ready {
             self.next.notices.clear();
+            self.next.resumed = None;
         } else {
             // The crash that this one was to make good is what the client must hear of.
             crash = self.next.crash.take().unwrap_or(crash);
@@ -183,8 +271,10 @@ impl RecoveryState {
         self.bases.clear();
         self.note_numbers(worker);
         self.next.reset = Some(line);
-        self.next.returned = None;
+        (self.next.returned, self.next.resumed) = (None, None);
         self.next.notices = notices;
+        self.begin_log();
+        self.checkpoints.forget_since(None);
     }
 
     /// Notes which line's question the worker was about to answer.
@@ -210,16 +300,36 @@ impl RecoveryState {
                     journal.go_back(self.bases[place].mark);
                 }
             }
-            // The session has not come through it: its forms are in it and nowhere else.
+            // The session has not come through it: its forms are beside it.
             None => {
-                self.journal = self.journal.take().map(|_| Journal::default());
-                self.bases = VecDeque::from([Base { checkpoint: checkpoint.clone(), mark: 0 }]);
+                let forms = log::load_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
+                let mut journal = Journal::default();
+                forms.entries.into_iter().for_each(|entry| journal.add(entry));
+                self.bases = VecDeque::from([Base { checkpoint: checkpoint.clone(), mark: journal.mark() }]);
+                self.journal = self.journal.take().map(|_| journal);
             }
         }
         self.note_numbers(worker);
         self.next.reset = Some(line);
         self.next.returned = Some((checkpoint.clone(), self.next.evaluations.saturating_sub(checkpoint.evaluation)));
+        self.next.resumed = None;
         self.next.notices = notices;
+        self.begin_log();
+        self.checkpoints.forget_since(Some(&checkpoint));
+    }
+
+    /// Notes that the image is being saved from here on.
+    fn saves(&mut self, file: String) {
+        let mark = self.journal.as_ref().map_or(0, Journal::mark);
+        if let Some(journal) = &self.journal
+            && mark > 0
+        {
+            // Without them going back to it from elsewhere still brings the image.
+            let _ = log::write_forms(&self.checkpoints.forms_path(&file), &journal.since(0));
+        }
+        self.add_note(|| Some(Note::Saving(file.clone())));
+        self.saving.push_back((file, mark));
+        self.saving.truncate(MAX_SAVING);
     }
 
     /// Has the next image begin with a checkpoint that was just finished.
@@ -228,20 +338,26 @@ impl RecoveryState {
         let Some(place) = self.saving.iter().position(|(file, _)| *file == checkpoint.file) else { return };
         if let Some((_, mark)) = self.saving.remove(place) {
             self.bases.retain(|base| base.checkpoint.name != checkpoint.name);
-            // One that was begun before another may be finished after it.
-            let place = self.bases.partition_point(|base| base.mark <= mark);
-            self.bases.insert(place, Base { checkpoint, mark });
-            if self.bases.len() > MAX_BASES {
-                self.bases.pop_front();
-            }
+            // Not before this: until now the image would have begun with it.
+            self.checkpoints.delete_replaced(&checkpoint);
+            self.add_base(Base { checkpoint, mark });
+        }
+    }
+
+    fn add_base(&mut self, base: Base) {
+        // One that was begun before another may be finished after it.
+        let place = self.bases.partition_point(|other| other.mark <= base.mark);
+        self.bases.insert(place, base);
+        if self.bases.len() > MAX_BASES {
+            self.bases.pop_front();
         }
     }
 
     /// The core that the next image begins with, if that is not the plain one.
     pub(super) fn image(&mut self) -> Option<PathBuf> {
-        let checkpoints = self.checkpoints.as_ref()?;
+        let checkpoints = &self.checkpoints;
         // Named ones may have been deleted since.
-        self.bases.retain(|base| checkpoints.path(&base.checkpoint).is_file());
+        self.bases.retain(|base| self.begins_with_checkpoints && checkpoints.path(&base.checkpoint).is_file());
         self.bases.back().map(|base| checkpoints.path(&base.checkpoint))
     }
 

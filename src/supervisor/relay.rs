@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::getpid;
+use rustix::process::{Pid, getpid};
 
 use super::recovery::{Crash, RecoveryState};
 use super::restart_policy::{RestartPolicy, Stage};
@@ -14,6 +14,8 @@ use super::shutdown::Shutdown;
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess, cause};
 use super::{Options, messages, processes};
+use crate::durable::Durable;
+use crate::durable::lock::{Doing, Lock};
 use crate::handover::Return;
 use crate::handover::frame::{Kind, Malformed};
 use crate::image::heap::LOST_TO_HEAP;
@@ -64,10 +66,14 @@ pub(super) struct Relay {
     shutdown: Option<Shutdown>,
     /// The status that the last worker said it would end with.
     bye: Option<i32>,
+    /// The session that lasts.
+    durable: Option<(Durable, Lock)>,
+    /// The process that saves it at the end, and outlives this one.
+    saver: Option<Pid>,
 }
 
 impl Relay {
-    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options) -> io::Result<Self> {
+    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options, recovery: RecoveryState) -> io::Result<Self> {
         Ok(Self {
             input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
             output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
@@ -78,9 +84,11 @@ impl Relay {
             has_served: false,
             watchdog: Watchdog::new(options.watch_interval),
             restarts: RestartPolicy::default(),
-            recovery: RecoveryState::new(options.restore, options.checkpoints),
+            recovery,
             shutdown: None,
             bye: None,
+            durable: options.durable,
+            saver: None,
         })
     }
 
@@ -100,7 +108,7 @@ impl Relay {
                 Err(Verdict::End) => break,
             }
         }
-        processes::end_all();
+        self.leave_processes();
         self.shutdown.map_or(0, |shutdown| shutdown.finish(&self.recovery.requests, &mut self.output, self.bye))
     }
 
@@ -142,8 +150,9 @@ impl Relay {
         if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
             return Ok(());
         }
+        let image = self.recovery.image();
         let started =
-            worker_process::start(&self.arguments, self.recovery.image().as_deref()).and_then(|mut worker| {
+            worker_process::start(&self.arguments, image.as_deref(), self.durable.as_ref()).and_then(|mut worker| {
                 self.recovery.hand_over(&mut worker)?;
                 Ok(worker)
             });
@@ -232,6 +241,7 @@ impl Relay {
                         None => return Err(Verdict::Replace(Crash::new("lost its connection and was ended"))),
                     }
                 }
+                Kind::Saver => self.saver = i32::try_from(line).ok().and_then(Pid::from_raw),
                 // Restoring is all that it does before it is ready.
                 _ if !is_ready => return Err(malformed(Malformed)),
                 Kind::Answer if recovery.finished(line) => {
@@ -317,9 +327,24 @@ impl Relay {
         }
     }
 
+    /// Ends the processes that descend from this one, but for what saves a session that lasts.
+    fn leave_processes(&mut self) {
+        if self.durable.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.until_asked) {
+            // Whatever it has still to say: it may be about that.
+            let _ = self.read_worker();
+            let worker = self.worker.as_ref().filter(|worker| worker.ready).map(|worker| worker.pid);
+            processes::end_all_but(&[worker, self.saver].into_iter().flatten().collect::<Vec<_>>());
+        } else {
+            processes::end_all();
+        }
+    }
+
     /// Begins the end: nothing more is read, and what runs has a moment.
     fn shut_down(&mut self, status: i32) {
         self.input = None;
+        if let Some((_, lock)) = &mut self.durable {
+            lock.say(Doing::Saving);
+        }
         if self.shutdown.is_none() {
             self.shutdown = Some(Shutdown::graceful(status));
         }
@@ -356,12 +381,13 @@ impl Relay {
     /// Ends what is left of a worker that is lost, and has another one started, unless all is over or there is no point
     /// in that.
     fn replace(&mut self, crash: Crash) {
-        processes::end_all();
-        let worker = self.worker.take();
         if self.shutdown.is_some() {
-            self.bye = worker.and_then(|worker| worker.bye);
+            self.leave_processes();
+            self.bye = self.worker.take().and_then(|worker| worker.bye);
             return;
         }
+        processes::end_all();
+        let worker = self.worker.take();
         let cause = crash.cause.clone();
         tracing::warn!("the Lisp image {cause}");
         let stage = match &worker {

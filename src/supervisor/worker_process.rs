@@ -2,14 +2,17 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
 
+use rustix::io::FdFlags;
 use rustix::process::{Pid, WaitStatus};
 
 use crate::checkpoints::this_program;
+use crate::durable::Durable;
+use crate::durable::lock::Lock;
 use crate::handover::frame::{Frame, Malformed, parse};
 use crate::handover::shared_status::WorkerStatus;
 use crate::image::heap;
@@ -21,9 +24,14 @@ const CHUNK: usize = 64 << 10;
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
 
-/// Starts a worker with these arguments, which boots `image`, or the plain one.
-pub(super) fn start(arguments: &[OsString], image: Option<&Path>) -> io::Result<WorkerProcess> {
-    let status = WorkerStatus::new()?;
+/// Starts a worker with these arguments, which boots `image`, or the plain one. It gets the lock of a session that lasts,
+/// too, and its numbers stay with that.
+pub(super) fn start(
+    arguments: &[OsString],
+    image: Option<&Path>,
+    durable: Option<&(Durable, Lock)>,
+) -> io::Result<WorkerProcess> {
+    let status = WorkerStatus::new(durable.map(|(durable, _)| durable.status_file()).as_deref())?;
     let (requests, to) = io::pipe()?;
     let (from, answers) = io::pipe()?;
     let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
@@ -32,11 +40,17 @@ pub(super) fn start(arguments: &[OsString], image: Option<&Path>) -> io::Result<
     if let Some(image) = image {
         command.arg("--image").arg(image);
     }
+    let lock = durable.map(|(_, lock)| lock.as_fd());
+    if let Some(lock) = lock {
+        rustix::io::fcntl_setfd(lock, FdFlags::empty())?;
+        command.arg(format!("--lock-fd={}", lock.as_raw_fd()));
+    }
     command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
     // What the terminal sends to everybody is for the supervisor, and what a child of the worker's sends to its process
     // group is not.
     let child = command.process_group(0).spawn();
     status.inherit(false)?;
+    lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
     Ok(WorkerProcess {
         pid: Pid::from_child(&child?),
         status,

@@ -115,7 +115,6 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             "Nothing was restored: with --no-supervisor there is no process that could replace the image.".to_owned(),
         );
     };
-    let Some(checkpoints) = call.context.checkpoints.clone() else { return };
     let line = line_of_job(call.number);
     match worker.returned_for(line) {
         Some(Ok(returned)) => {
@@ -135,7 +134,6 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             call.leave();
             session.abandon();
             inflight.withdraw_all(WITHDRAWN);
-            checkpoints.forget_since(Some(&checkpoint));
             worker.go_back(line, checkpoint, &session);
         }
     }

@@ -36,9 +36,6 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             if worker.is_fresh_for(line) {
                 return answer(call, Vec::new());
             }
-            if let Some(checkpoints) = &call.context.checkpoints {
-                checkpoints.forget_since(None);
-            }
             // The next worker answers.
             let context = call.context.clone();
             call.leave();

@@ -1,0 +1,201 @@
+//! Sessions that last: images that outlive their server, each in a directory of its own.
+//!
+//! There are its checkpoints ([`crate::checkpoints`]), the [`log`] of what must be known besides, a file that whoever
+//! serves or saves it has [locked](lock), and the numbers of its last [worker](crate::handover::shared_status). A
+//! process that is killed at any moment leaves what was there before or what is there now: a core counts once its
+//! manifest is there, and the log grows by lines or is replaced as a whole.
+
+mod export;
+pub(crate) mod lock;
+pub(crate) mod log;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoints::{self, Checkpoint, MAX_NAME};
+use lock::Lock;
+use log::Loaded;
+
+/// The file with the numbers of a session's last worker.
+const STATUS: &str = "status";
+/// Where the process that saves at the end says what went wrong.
+pub(crate) const ERRORS: &str = "errors";
+
+/// A session that lasts, whether it was begun yet or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Durable {
+    /// What it is called.
+    pub(crate) name: String,
+    directory: PathBuf,
+}
+
+impl Durable {
+    /// The one of this name, or in this directory when there is a slash in it.
+    ///
+    /// # Errors
+    /// A sentence: it is no name, or there is no place for it.
+    pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
+        let text = name.to_string_lossy();
+        if name.as_bytes().contains(&b'/') {
+            let directory = std::path::absolute(name).map_err(|error| format!("{text}: {error}"))?;
+            return Ok(Self { name: text.into_owned(), directory });
+        }
+        let is_plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
+        match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME) {
+            Some(name) => Ok(Self { name: name.to_owned(), directory: root()?.join(name) }),
+            None => Err(format!(
+                "A session's name has at most {MAX_NAME} characters and begins with no dot; or it is a path."
+            )),
+        }
+    }
+
+    /// Those of this user, by name; not those that are elsewhere.
+    pub(crate) fn all() -> Result<Vec<Self>, String> {
+        let entries = match fs::read_dir(root()?) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(format!("The sessions cannot be read: {error}.")),
+        };
+        let mut all: Vec<_> = entries
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| Self { name: entry.file_name().to_string_lossy().into_owned(), directory: entry.path() })
+            .collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    /// Where it is.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// True when it was begun.
+    pub(crate) fn exists(&self) -> bool {
+        self.directory.is_dir()
+    }
+
+    /// Makes its directory, for nobody but its owner.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn make_directory(&self) -> Result<(), String> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        made.map_err(|error| {
+            format!("The session {:?} has no place: {}: {error}.", self.name, self.directory.display())
+        })
+    }
+
+    /// The file for the numbers of its worker.
+    pub(crate) fn status_file(&self) -> PathBuf {
+        self.directory.join(STATUS)
+    }
+
+    /// The file for what goes wrong when it is saved at the end.
+    pub(crate) fn errors_file(&self) -> PathBuf {
+        self.directory.join(ERRORS)
+    }
+
+    /// What it was when it was saved last, and the forms since. For whoever has locked it, or only looks.
+    pub(crate) fn load(&self) -> Loaded {
+        let mut loaded = log::load(&self.directory);
+        // One that was saved at the end has all of the log in it.
+        let last = checkpoints::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
+        if let Some(last) = last
+            && loaded.marks.iter().all(|(file, _)| *file != last.file)
+        {
+            loaded.evaluations = loaded.evaluations.max(last.evaluation);
+            loaded.marks.push((last.file, loaded.entries.len()));
+        }
+        loaded
+    }
+
+    /// Its last checkpoint, whatever program saved it.
+    fn last_checkpoint(&self, loaded: &Loaded) -> Option<Checkpoint> {
+        let all = checkpoints::manifests(&self.directory);
+        loaded.marks.iter().rev().find_map(|(file, _)| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
+    }
+
+    /// What there is to be known of it.
+    pub(crate) fn describe(&self) -> Description {
+        let loaded = self.load();
+        let checkpoint = self.last_checkpoint(&loaded);
+        let files = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let metadata: Vec<_> = files.filter_map(|file| file.metadata().ok()).collect();
+        Description {
+            name: self.name.clone(),
+            bytes: metadata.iter().map(fs::Metadata::len).sum(),
+            changed: metadata.iter().filter_map(|file| file.modified().ok()).max().and_then(|at| at.try_into().ok()),
+            forms: loaded.entries.len(),
+            evaluations: loaded.evaluations,
+            checkpoint,
+            holder: lock::holder(&self.directory),
+        }
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// A sentence: there is none, it runs, or its files cannot be removed.
+    pub(crate) fn delete(&self) -> Result<(), String> {
+        let _lock = self.lock_for("deleted")?;
+        let removed = fs::remove_dir_all(&self.directory);
+        removed.map_err(|error| format!("The session {:?} cannot be deleted: {error}.", self.name))
+    }
+
+    /// Its definitions, as the text of a file that SBCL loads.
+    ///
+    /// # Errors
+    /// A sentence: there is none.
+    pub(crate) fn export(&self) -> Result<String, String> {
+        if !self.exists() {
+            return Err(self.missing());
+        }
+        Ok(export::export(&self.name, &self.load()))
+    }
+
+    fn missing(&self) -> String {
+        let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|one| one.name).collect();
+        let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        format!("There is no session {:?}. There are: {there_are}.", self.name)
+    }
+
+    fn lock_for(&self, what: &str) -> Result<Lock, String> {
+        if !self.exists() {
+            return Err(self.missing());
+        }
+        Lock::take(&self.directory)
+            .map_err(|error| format!("The session {:?} cannot be {what}: {error}.", self.name))?
+            .map_err(|holder| format!("The session {:?} is {holder}, and cannot be {what} meanwhile.", self.name))
+    }
+}
+
+/// A session as `sbcl-mcp sessions` lists it.
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(crate) name: String,
+    /// What its files take.
+    pub(crate) bytes: u64,
+    /// When one of them was written last.
+    pub(crate) changed: Option<jiff::Timestamp>,
+    /// The forms that defined something.
+    pub(crate) forms: usize,
+    /// The number of its last evaluation, as far as that is known.
+    pub(crate) evaluations: u64,
+    /// Its last checkpoint.
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// Who has it.
+    pub(crate) holder: Option<lock::Holder>,
+}
+
+/// Where sessions are.
+fn root() -> Result<PathBuf, String> {
+    let state = checkpoints::state_directory();
+    state.map(|state| state.join("sessions")).ok_or_else(|| {
+        "There is no place for sessions: neither XDG_STATE_HOME nor a home directory. `--session` takes a path, too.".to_owned()
+    })
+}

@@ -1,0 +1,148 @@
+//! One of those who share a session. Its error state, what it holds for debugging, its `*package*`, and the REPL's and
+//! printer's variables are its own; the image, its definitions and the limits are everybody's. The evaluations of all
+//! take turns.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::error_state::ErrorState;
+use super::events::JobEnd;
+use super::pending::PendingReply;
+use super::scheduler::{Request, Running};
+use super::{INSPECTION_TIMEOUT, Inner, Session, utf32};
+use crate::image::{Interrupt, JobKind, Lane};
+use crate::session::operation::{Operation, RecordsBuilder};
+
+/// Characters of a connection's name.
+const MAX_NAME: usize = 60;
+
+/// What belongs to one connection.
+pub(super) struct Connection {
+    /// 0 for the session's own, whose variables are the global ones.
+    pub(super) id: u64,
+    name: Mutex<String>,
+    state: Mutex<ErrorState>,
+    ended: AtomicBool,
+    /// The number of its newest evaluation, 0 before the first.
+    pub(super) newest: AtomicU64,
+}
+
+impl Connection {
+    pub(super) fn new(id: u64) -> Arc<Self> {
+        let name = Mutex::new(if id == 0 { String::new() } else { format!("number {id}") });
+        Arc::new(Self { id, name, state: Mutex::default(), ended: AtomicBool::new(false), newest: AtomicU64::new(0) })
+    }
+
+    /// Its error state, and what waits for its next answer.
+    pub(super) fn state(&self) -> MutexGuard<'_, ErrorState> {
+        self.state.lock()
+    }
+
+    /// What the others call it, as a sentence begins.
+    pub(super) fn describe(&self) -> String {
+        let name = self.name.lock();
+        match (name.is_empty(), self.is_guest()) {
+            (true, _) => "Another connection".to_owned(),
+            (false, true) => format!("Another connection ({name})"),
+            (false, false) => format!("The session's own connection ({name})"),
+        }
+    }
+
+    /// True for one that joined the session's own.
+    pub(super) fn is_guest(&self) -> bool {
+        self.id != 0
+    }
+
+    /// True when nobody is there any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Session {
+    /// Joins the session by another connection: a handle on the same image whose error state, held evaluation,
+    /// `*package*`, and REPL and printer variables are its own, and begin as a session's do. Evaluations of all
+    /// connections take turns. What one defines is told to the others, as notices of their next outcome.
+    ///
+    /// [`disconnect`](Self::disconnect) ends it.
+    #[must_use]
+    pub fn connect(&self) -> Self {
+        self.connect_as(self.inner.next_connection.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The same under a number that was never one's before.
+    pub(crate) fn connect_as(&self, id: u64) -> Self {
+        self.inner.next_connection.fetch_max(id + 1, Ordering::Relaxed);
+        let connection = Connection::new(id);
+        self.inner.guests.lock().push(connection.clone());
+        Self { inner: self.inner.clone(), connection }
+    }
+
+    /// Ends this connection, unless it is the session's own: what it has waiting or running, in the background too, is
+    /// cancelled, and what it holds is released. The others notice nothing of it.
+    pub fn disconnect(&self) {
+        let Self { inner, connection } = self;
+        if !connection.is_guest() || connection.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        inner.guests.lock().retain(|guest| guest.id != connection.id);
+        let mut board = inner.board.lock();
+        let mut answers = Vec::new();
+        for (lane, request) in board.take_waiting_of(connection.id) {
+            answers.push(inner.finish(&mut board, Running::new(request, lane, None), JobEnd::Withdrawn));
+        }
+        let of_it = |running: &&Running| running.connection.id == connection.id && running.evaluates();
+        let running: Vec<_> = board.running.iter().filter(of_it).map(|running| running.id).collect();
+        for job in running {
+            inner.interrupt(&mut board, job, Interrupt::Cancel);
+        }
+        if board.hold_of(connection.id).is_some() {
+            let release = inner.release(&mut board, connection, super::hold::RELEASED);
+            board.push(Lane::Evaluation, release);
+        }
+        // Its variables.
+        let mut job = inner.job(JobKind::Query, "", "");
+        job.operation = utf32(&Operation::new("forget-connection").with("connection", connection.id).to_string());
+        let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(|_| ()));
+        board.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), reply));
+        inner.leave_board(board);
+        inner.deliver(answers);
+        if let Some(observer) = inner.observer.get() {
+            observer.disconnected(connection.id);
+        }
+    }
+
+    /// What the other connections call this one.
+    pub fn set_name(&self, name: &str) {
+        *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
+    }
+
+    /// What the connections are called, the session's own first.
+    #[must_use]
+    pub fn connection_names(&self) -> Vec<String> {
+        self.inner.connections().map(|connection| connection.name.lock().clone()).collect()
+    }
+}
+
+impl Inner {
+    /// All of them.
+    fn connections(&self) -> impl Iterator<Item = Arc<Connection>> + use<> {
+        let guests = self.guests.lock().clone();
+        std::iter::once(self.main.clone()).chain(guests)
+    }
+
+    /// True when somebody else than `connection` is there.
+    pub(super) fn is_shared(&self, connection: &Connection) -> bool {
+        connection.is_guest() || !self.guests.lock().is_empty()
+    }
+
+    /// Has the next answer of every other connection say what this one did.
+    pub(super) fn tell_others(&self, connection: &Connection, what: &str) {
+        let who = connection.describe();
+        for other in self.connections().filter(|other| other.id != connection.id) {
+            other.state().notice(format!("{who} {what}"));
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Sessions that last: `--session`, and the command `sessions`.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+#[path = "common/processes.rs"]
+mod processes;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{BINARY, Server, bad, good};
+use processes::{children, is_alive, kill_worker, signal, until, worker};
+use serde_json::json;
+
+/// A state directory of a test's own, removed at the end.
+struct State(PathBuf);
+
+impl State {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sbcl-mcp-sessions-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn start(&self, arguments: &[&str]) -> Server {
+        Server::start_with_environment(arguments, &[("XDG_STATE_HOME", &self.0)])
+    }
+
+    /// A server of this session, which has shaken hands.
+    fn serve(&self, session: &str) -> Server {
+        let mut server = self.start(&["--session", session]);
+        server.initialize("2025-11-25");
+        server
+    }
+
+    /// `sbcl-mcp sessions` with these arguments.
+    fn sessions(&self, arguments: &[&str]) -> Output {
+        Command::new(BINARY).arg("sessions").args(arguments).env("XDG_STATE_HOME", &self.0).output().unwrap()
+    }
+
+    fn list(&self) -> String {
+        let output = self.sessions(&[]);
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn directory(&self, session: &str) -> PathBuf {
+        self.0.join("sbcl-mcp/sessions").join(session)
+    }
+
+    /// Waits until nobody has the session.
+    fn is_free(&self, session: &str) {
+        until("the session is free", || {
+            let list = self.list();
+            list.lines().any(|line| line.starts_with(session) && !line.contains("by process"))
+        });
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The files in a directory with this extension.
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+}
+
+#[test]
+fn a_session_goes_on_where_it_was() {
+    let state = State::new("goes-on");
+    assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
+    let mut server = state.serve("work");
+    assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    server.evaluate("(defpackage :app (:use :cl)) (in-package :app)");
+    let end = server.finish();
+    assert!(end.status.success() && end.stderr.is_empty(), "{}", end.stderr);
+
+    // The next server waits for the process that saves it.
+    let mut server = state.serve("work");
+    let text = server.evaluate("(list cl-user::*x* (cl-user::f))");
+    assert!(
+        text.starts_with("[notice]\nThe session \"work\" goes on. Restored: the checkpoint \"auto-1\" of "),
+        "{text}"
+    );
+    assert!(text.contains(" ago (evaluation 3). Nothing was defined since.\n\n=> (41 41)"), "{text}");
+    assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
+    // Numbers are never used again, and the errors are those of the session.
+    assert!(good(&mut server, "error-history", json!({})).contains("E1 "));
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 2 0)"}));
+    assert!(good(&mut server, "describe-last-error", json!({})).contains("Id: E2"));
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 6"));
+
+    let list = state.list();
+    assert!(list.starts_with("work  ") && list.contains(&format!("; served by process {}", server.pid())), "{list}");
+    assert!(list.contains(" ago, evaluation "), "{list}");
+    assert!(list.contains(": 1 function, 1 variable, 1 package; "), "{list}");
+    assert_eq!(std::fs::metadata(state.directory("work")).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_session_has_one_server() {
+    let state = State::new("one");
+    let server = state.serve("only");
+    let second = state.start(&["--session", "only"]);
+    let end = second.end();
+    assert_eq!(end.status.code(), Some(1));
+    let reason =
+        format!("The session \"only\" is served by process {}. A session has one server at a time.", server.pid());
+    assert!(end.stderr.contains(&reason), "{}", end.stderr);
+    // The client is told, too.
+    let mut third = state.start(&["--session", "only"]);
+    let answer = third.request(
+        "initialize",
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}),
+    );
+    assert!(answer["error"]["message"].as_str().unwrap().contains(&reason), "{answer}");
+    let output = state.sessions(&["delete", "only"]);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be deleted meanwhile"));
+    assert!(server.finish().status.success());
+    // Nothing was evaluated: there is nothing to save, and it is free.
+    state.is_free("only");
+    assert!(state.sessions(&["delete", "only"]).status.success());
+    assert!(!state.directory("only").exists());
+    let output = state.sessions(&["delete", "only"]);
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session \"only\". There are: none."));
+    for name in ["", ".", "..", ".x", "a\nb"] {
+        let end = state.start(&["--session", name]).end();
+        assert!(end.stderr.contains("A session's name has at most 100 characters"), "{}", end.stderr);
+    }
+    let end = state.start(&["--session", "x", "--restore", "none"]).end();
+    assert!(end.stderr.contains("cannot be had with --restore"), "{}", end.stderr);
+}
+
+#[test]
+fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save() {
+    let state = State::new("runs");
+    let directory = state.0.join("a place");
+    let path = directory.to_str().unwrap();
+    let mut server = state.serve(path);
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 3) (/ 1 0)", "on-error": "debug"}));
+    assert!(server.finish().status.success());
+    let mut server = state.serve(path);
+    assert!(server.evaluate("*x*").ends_with("=> 3"));
+    good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
+    server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
+    let programs: Vec<_> = children(worker(&server));
+    assert_eq!(programs.len(), 1);
+    signal(server.pid(), "-TERM");
+    assert_eq!(server.end().status.code(), Some(143));
+    until("the program is gone", || !programs.iter().any(|program| is_alive(*program)));
+    let mut server = state.serve(path);
+    assert!(server.evaluate("(list *x* *y*)").ends_with("=> (4 5)"));
+    assert!(directory.join("log").exists());
+}
+
+#[test]
+fn it_is_saved_while_it_is_idle_and_on_request() {
+    let state = State::new("idle");
+    let mut server = state.serve("idle");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    until("it is saved", || good(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
+    server.evaluate("(setf *x* 3)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(setf *x* 4) (defun f () :f)");
+    let pids: Vec<_> = children(server.pid()).into_iter().chain([server.pid()]).collect();
+    pids.iter().for_each(|pid| signal(*pid, "-KILL"));
+    until("all are gone", || !pids[..1].iter().any(|pid| is_alive(*pid)));
+    drop(server);
+    let mut server = state.serve("idle");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(text.contains("the checkpoint \"mine\" of "), "{text}");
+    assert!(text.contains("and the one form that defined something since.\n\n=> (3 :F)"), "{text}");
+    // Evaluations that left nothing behind have had their numbers, too.
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 4"));
+    // A named one is still there, and what was defined since a return is forgotten.
+    let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    assert!(text.contains("Forgotten: the 2 evaluations since."), "{text}");
+    assert_eq!(server.evaluate("(list *x* (fboundp 'f))"), "=> (3 NIL)");
+    good(&mut server, "reset-session", json!({}));
+    assert!(server.finish().status.success());
+    let mut server = state.serve("idle");
+    assert_eq!(server.evaluate("(boundp '*x*)"), "=> NIL");
+    // Going back to one that the session has not come through brings its definitions along.
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    kill_worker(&server);
+    assert!(server.evaluate("*x*").ends_with("=> 3"));
+    let export = String::from_utf8(state.sessions(&["export", "idle"]).stdout).unwrap();
+    assert!(export.contains("(defvar *x* 1)"), "{export}");
+}
+
+#[test]
+fn the_image_of_another_build_is_not_booted() {
+    let state = State::new("build");
+    let mut server = state.serve("old");
+    server.evaluate("(defvar *x* 1) (setf *x* 2) (defun f () :f)");
+    assert!(server.finish().status.success());
+    state.is_free("old");
+    for manifest in files(&state.directory("old"), "json") {
+        let text = std::fs::read_to_string(&manifest).unwrap();
+        let mut checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
+        checkpoint["build"] = json!("0.0.1 2.0.0 x y");
+        std::fs::write(manifest, checkpoint.to_string()).unwrap();
+    }
+    let mut server = state.serve("old");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(
+        text.starts_with(
+            "[notice]\nThe session \"old\" goes on. Its image was saved by another build of sbcl-mcp: 0.0.1, with SBCL \
+             2.0.0. It cannot be booted here: only definitions come back. Restored: all 2 forms that defined something."
+        ),
+        "{text}"
+    );
+    assert!(text.ends_with("=> (1 :F)"), "{text}");
+    assert!(server.finish().status.success());
+    let end = state.start(&["--session", "old", "--heap", "1G"]).end();
+    assert!(
+        end.stderr.contains("The session \"old\" was saved with another heap: start it with --heap 8192M."),
+        "{}",
+        end.stderr
+    );
+}
+
+#[test]
+fn definitions_are_exported_for_any_sbcl() {
+    let state = State::new("export");
+    let mut server = state.serve("app");
+    server.evaluate(
+        "(defpackage :app (:use :cl) (:export #:area)) (in-package :app)
+         (defun side () 2)
+         (defun area () (* (side) (side)))
+         (defstruct point x y)",
+    );
+    server.evaluate("(defun side () 3) (setf (get 'x 'y) 1)");
+    server.evaluate("(in-package :cl-user) (defun pid () (sb-posix:getpid)) (defvar *list* (list 1 (app:area)))");
+    let file = state.0.join("app.lisp");
+    let path = file.to_str().unwrap();
+    // Also while it runs.
+    until("all is in the log", || {
+        assert!(state.sessions(&["export", "app", "--output", path]).status.success());
+        std::fs::read_to_string(&file).unwrap().contains("*list*")
+    });
+    let text = std::fs::read_to_string(&file).unwrap();
+    let body: Vec<_> = text.lines().filter(|line| !line.starts_with(";;;;") && !line.is_empty()).collect();
+    let expected = [
+        "(require :sb-posix)",
+        "(defpackage :app (:use :cl) (:export #:area))",
+        "(in-package :app)",
+        "(defun area () (* (side) (side)))",
+        "(defstruct point x y)",
+        "(defun side () 3)",
+        "(in-package :common-lisp-user)",
+        "(defun pid () (sb-posix:getpid))",
+        "(defvar *list* (list 1 (app:area)))",
+    ];
+    assert_eq!(body, [&expected[..3], &["(defun side () 2)"], &expected[3..]].concat());
+    let Some(mut bare) = bare() else { return };
+    let check = "(assert (equal (list (list 1 9) (integerp (pid))) (list *list* t)))";
+    let output = bare.args(["--load", path, "--eval", check, "--quit"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Bare SBCL, where there is one.
+fn bare() -> Option<Command> {
+    let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
+        eprintln!("skipped: {} names no bare SBCL to load it with", sbcl_core::settings::PREBUILT);
+        return None;
+    };
+    let mut command = Command::new(bare.program);
+    command.arg("--core").arg(bare.core).args(["--noinform", "--non-interactive", "--no-sysinit", "--no-userinit"]);
+    command.env("SBCL_HOME", bare.home);
+    Some(command)
+}
+
+/// Kills all processes that have to do with this state directory, at once.
+fn kill_all(state: &State) {
+    let mark = format!("XDG_STATE_HOME={}\0", state.0.display());
+    loop {
+        let mut found = Vec::new();
+        for pid in processes::processes().into_keys().filter(|pid| *pid != std::process::id()) {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            if String::from_utf8_lossy(&environment).contains(&mark) {
+                found.push(pid.to_string());
+            }
+        }
+        if found.is_empty() {
+            return;
+        }
+        let _ = Command::new("kill").arg("-KILL").args(found).output();
+    }
+}
+
+/// `SBCL_MCP_SESSION_KILLS` says how often.
+#[test]
+fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now() {
+    let rounds = std::env::var("SBCL_MCP_SESSION_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(8);
+    let state = State::new("kills");
+    // How long saving takes here.
+    let mut server = state.serve("killed");
+    server.evaluate("(setf *a* 0 *b* (list 0)) (defun f () (list *a* (first *b*)))");
+    let begin = std::time::Instant::now();
+    server.finish();
+    state.is_free("killed");
+    let time = begin.elapsed().as_micros();
+    let mut random = 1_u64;
+    let mut known = 0;
+    let mut outcomes = [0, 0];
+    for round in 1..=rounds {
+        let mut server = state.serve("killed");
+        let text = server.evaluate("(f)");
+        let is = |n: u64| text.ends_with(&format!("=> ({n} {n})"));
+        let found = if is(round - 1) { round - 1 } else { known };
+        assert!(is(found), "after round {round}: {text}, with {known} before");
+        outcomes[usize::from(found == known)] += 1;
+        known = found;
+        server.evaluate(&format!("(setf *a* {round} *b* (list {round}))"));
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let delay = u128::from(random >> 33) * time * 5 / 4 / u128::from(u32::MAX >> 1);
+        match round % 3 {
+            0 => drop(server.post_call("checkpoint", json!({"action": "save", "name": "kept"}))),
+            1 => server.close(),
+            _ => signal(server.pid(), "-TERM"),
+        }
+        // Not to wait for anything: the moment is to be any.
+        std::thread::sleep(std::time::Duration::from_micros(delay.try_into().unwrap()));
+        kill_all(&state);
+        drop(server);
+    }
+    eprintln!("{} of {rounds} kills left the new state, {} the one before", outcomes[0], outcomes[1]);
+    // What was cut off takes no room.
+    let mut server = state.serve("killed");
+    server.evaluate("(f)");
+    let (cores, manifests) = (files(&state.directory("killed"), "core"), files(&state.directory("killed"), "json"));
+    assert_eq!(cores.len(), manifests.len());
+    assert!(cores.len() <= 4, "{cores:?}");
+}
