@@ -8,6 +8,7 @@ mod pages;
 mod repl;
 mod replay;
 mod sessions;
+mod tools;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -34,6 +35,7 @@ use crate::scratch::Scratch;
 use crate::supervisor::log::Log;
 use crate::{Evaluation, ImageConfig, Limits, Session, report};
 use crate::{handover, mcp, supervisor};
+use client::Client;
 
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -43,6 +45,9 @@ const LAST_SAVE: Duration = Duration::from_secs(15);
 /// The exit status of `eval` when it could not start, read the code or write the report: nothing is said of the code.
 /// It is 1 when the code failed, and 2 for a wrong command line.
 const EVAL_IMPOSSIBLE: i32 = 3;
+
+/// The exit status of `load` and `test` when there is no answer.
+const CALL_IMPOSSIBLE: i32 = 2;
 
 /// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
 /// it runs in (`sb-ext:*runtime-pathname*`) passes these.
@@ -89,15 +94,41 @@ enum Command {
     /// Lisp could not start or the report could not be written.
     Eval {
         #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
         options: Options,
         /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
+    /// Load a system through ASDF, or a file, and print what `load` says. Exits with status 0 when it is loaded, 1 when
+    /// it is not, and 2 when that could not be tried: no server, or a wrong command line.
+    Load {
+        #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
+        options: Options,
+        /// A system's name, or a file.
+        what: String,
+    },
+    /// Run tests and print what `run-tests` says. Exits with status 0 when all pass, 1 when some fail, and 2 when they
+    /// could not be run: nothing to run, a system that does not load, no server, or a wrong command line.
+    Test {
+        #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
+        options: Options,
+        /// A system's name; a test's or suite's, with its package (`my-tests::parsing`); or a package's, with a colon
+        /// behind it.
+        what: String,
+    },
     /// A REPL: forms of several lines, history, completion (Tab), the debugger when something fails (Ctrl-C interrupts,
     /// `:help` lists commands). From a pipe or a file, without prompts: each line's or form's values are printed, and it
     /// exits with status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
     Repl {
+        /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
+        #[arg(long, value_name = "NAME", num_args = 0..=1)]
+        attach: Option<Option<String>>,
         #[command(flatten)]
         serve: Box<Serve>,
     },
@@ -214,6 +245,14 @@ enum Command {
         #[arg(long)]
         lock_fd: Option<i32>,
     },
+}
+
+/// Whose image.
+#[derive(Debug, Args)]
+struct Attach {
+    /// Use the image of a server that runs (`serve --socket`), by its name or the only one.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+    attach: Option<Option<String>>,
 }
 
 /// How to serve.
@@ -390,7 +429,9 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
-            Command::Repl { serve: _ } => repl(stdio),
+            Command::Repl { attach, serve: _ } => repl(attach, stdio),
+            Command::Load { attach, what, .. } => call_tool(attach, &tools::Request::Load(what), stdio),
+            Command::Test { attach, what, .. } => call_tool(attach, &tools::Request::Test(what), stdio),
             Command::Doctor { options } => {
                 let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
                 doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
@@ -405,7 +446,10 @@ pub fn main() -> ! {
             Command::Completions { shell } => pages::print_completions(shell, stdio.output),
             Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside(serve.options, stdio),
-            Command::Eval { options, code } => eval(options, &code, stdio),
+            Command::Eval { attach, options, code } => match attach.attach {
+                Some(name) => eval_attached(name, &code, stdio),
+                None => eval(options, &code, stdio),
+            },
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
     };
@@ -642,20 +686,75 @@ fn probe(options: Options, stdio: Stdio) -> i32 {
     i32::from(written.is_err())
 }
 
-/// A person's REPL on an image of its own.
-fn repl(stdio: Stdio) -> i32 {
-    let given: Vec<_> = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
+/// A person's REPL, on an image of its own or that of a server that runs.
+fn repl(attach: Option<Option<String>>, stdio: Stdio) -> i32 {
+    let given = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
     let talk = || {
         give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
-        let arguments = for_person(given);
-        let client = client::Client::start_with(arguments, std::process::Stdio::inherit())
-            .map_err(|error| format!("no server can be started: {error}"))?;
-        repl::run(client, &repl::Options { joined: None })
+        let joined = attach.clone().map(Option::unwrap_or_default);
+        repl::run(client_of(attach, given)?, &repl::Options { joined })
     };
     talk().unwrap_or_else(|reason| {
         say(&format!("sbcl-mcp repl: {reason}"));
         EVAL_IMPOSSIBLE
     })
+}
+
+/// A client of a server that runs, or else of a new one with these arguments.
+fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
+    match attach {
+        None => Client::start_with(for_person(arguments), std::process::Stdio::inherit())
+            .map_err(|error| format!("no server can be started: {error}")),
+        Some(name) => {
+            let stream = crate::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
+            let to = stream.try_clone().map_err(|error| error.to_string())?;
+            Ok(Client::over(stream, to))
+        }
+    }
+}
+
+/// Calls a tool of a server that runs, or of one for this alone.
+fn call_tool(attach: Attach, request: &tools::Request, stdio: Stdio) -> i32 {
+    let (command, what) = match request {
+        tools::Request::Load(what) => ("load", what),
+        tools::Request::Test(what) => ("test", what),
+        tools::Request::Evaluate(code) => ("eval", code),
+    };
+    let mut given: Vec<_> = std::env::args_os().skip_while(|argument| argument != command).skip(1).collect();
+    // The rest is a server's.
+    if let Some(at) = given.iter().rposition(|argument| *argument == **what) {
+        given.remove(at);
+    }
+    given.retain(|argument| argument != "--");
+    let done = client_of(attach.attach, given).and_then(|client| tools::run(client, request, stdio.output));
+    done.unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp {command}: {reason}"));
+        CALL_IMPOSSIBLE
+    })
+}
+
+/// Evaluates code in the image of a server that runs.
+fn eval_attached(name: Option<String>, code: &[String], stdio: Stdio) -> i32 {
+    let evaluated = || {
+        let text = code_of(code, stdio.input)?;
+        let client = client_of(Some(name), Vec::new())?;
+        tools::run(client, &tools::Request::Evaluate(text), stdio.output)
+    };
+    evaluated().unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp eval: {reason}"));
+        EVAL_IMPOSSIBLE
+    })
+}
+
+/// The code that arguments are, or stdin has.
+fn code_of(code: &[String], input: OwnedFd) -> Result<String, String> {
+    if code != ["-"] {
+        return Ok(code.join("\n"));
+    }
+    let mut bytes = Vec::new();
+    let read = std::fs::File::from(input).read_to_end(&mut bytes);
+    read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Makes stdin and stdout what they were: Lisp is in another process.
@@ -668,7 +767,7 @@ fn give_back(stdio: Stdio) -> io::Result<()> {
 /// The arguments of a server for a person, who has time, a terminal that is not cut, and Ctrl-C; unless told otherwise.
 fn for_person(given: Vec<OsString>) -> Vec<OsString> {
     let mut arguments = Vec::new();
-    for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000")] {
+    for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {
         let is_it = |argument: &OsString| {
             let argument = argument.to_string_lossy();
             argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
@@ -691,13 +790,7 @@ fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
 /// Evaluates code; returns the exit status, or a sentence that says why there is no report.
 fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
     let Stdio { input, output, .. } = stdio;
-    let mut text = code.join("\n");
-    if code == ["-"] {
-        let mut bytes = Vec::new();
-        let read = std::fs::File::from(input).read_to_end(&mut bytes);
-        read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
-        text = String::from_utf8_lossy(&bytes).into_owned();
-    }
+    let text = code_of(code, input)?;
     let scratch = Scratch::new();
     let session = options.session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);

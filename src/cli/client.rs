@@ -15,6 +15,8 @@ use crate::rpc::framing::MAX_LINE;
 
 /// The revision that it speaks.
 const REVISION: &str = "2025-11-25";
+/// How long a server may take to start, with what it has to restore.
+pub(super) const START: Duration = Duration::from_secs(60);
 /// How long a server may take to end once nobody asks it any more.
 const END: Duration = Duration::from_secs(3);
 /// What is kept of what a server says on stderr, in bytes.

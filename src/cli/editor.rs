@@ -58,7 +58,8 @@ impl Editor {
         let completions = ColumnarMenu::default()
             .with_name(menu[0])
             .with_columns(1)
-            .with_marker("")
+            // In the place of the prompt's indicator.
+            .with_marker(" ")
             .with_text_style(plain)
             .with_selected_text_style(Style::new().reverse())
             .with_description_text_style(if colours { Style::new().dimmed() } else { plain });
@@ -223,7 +224,7 @@ impl Completer for Symbols {
                 name.to_lowercase().starts_with(&lower).then_some(())?;
                 let kind = symbol["kind"].as_str().unwrap_or_default();
                 if kind == "package" {
-                    return Some(suggest(format!("{name}:"), Some(kind.to_owned())));
+                    return Some(suggest(format!("{}:", name.trim_end_matches(':')), Some(kind.to_owned())));
                 }
                 let words = [symbol["lambdaList"].as_str(), symbol["documentation"].as_str()];
                 let words: Vec<_> = words.into_iter().flatten().collect();

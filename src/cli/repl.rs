@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{Answer, Client, Event, Failure, answered};
+use super::client::{Answer, Client, Event, Failure, START, answered};
 use super::editor::{Editor, Typed};
 use crate::check::is_unfinished;
 use crate::rpc::inflight::OUTPUT_FROM;
@@ -22,10 +22,8 @@ const FINE: i32 = 0;
 const FAILED: i32 = 1;
 const GONE: i32 = 3;
 
-/// How long a server may take to start.
-const START: Duration = Duration::from_secs(60);
-/// Ctrl-C once more within this replaces the image.
-const TWICE: Duration = Duration::from_secs(1);
+/// How long an evaluation may take to end before the user is told what else there is.
+const SOON: Duration = Duration::from_millis(200);
 /// How long what is interrupted may take to unwind before the prompt comes back without it.
 const UNWINDING: Duration = Duration::from_secs(15);
 /// The name of a checkpoint that got none.
@@ -328,7 +326,7 @@ impl Repl {
         }
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
-             Tab completes, Ctrl-C interrupts; twice within a second, it replaces the image.\n",
+             Tab completes. Ctrl-C interrupts; once more, where that takes long, replaces the image and restores it.\n",
         );
         self.print(Ink::Plain, &text)
     }
@@ -452,8 +450,9 @@ impl Repl {
         let begin = Instant::now();
         // It is answered when what was cancelled is over.
         let settled = client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| Stop::Gone)?;
+        let mut wait = SOON;
         loop {
-            match client.next(Some(UNWINDING.saturating_sub(begin.elapsed()))) {
+            match client.next(Some(wait.saturating_sub(begin.elapsed()))) {
                 Some(Event::Message(message)) => {
                     if let Some(Ok(result)) = answered(message, settled) {
                         let answer = Answer::of(&result);
@@ -461,24 +460,17 @@ impl Repl {
                         if answer.text.starts_with("Backtrace for CANCELLED") {
                             self.print(Ink::Note, &format!("{}\n", answer.text))?;
                         }
-                        return self.replace_if_asked(client, begin);
+                        return Ok(());
                     }
                 }
                 Some(Event::Interrupted) => return self.replace(client),
                 Some(Event::Closed) => return Err(Stop::Gone),
-                None => {
-                    return self.print(Ink::Failure, "; It does not end. Ctrl-C twice replaces the image.\n");
+                None if wait == SOON => {
+                    wait = UNWINDING;
+                    self.print(Ink::Note, "; It is being interrupted. Ctrl-C once more replaces the image.\n")?;
                 }
+                None => return self.print(Ink::Failure, "; It does not end.\n"),
             }
-        }
-    }
-
-    /// Replaces the image if the user has insisted since `begin`.
-    fn replace_if_asked(&mut self, client: &mut Client, begin: Instant) -> Result<(), Stop> {
-        match client.next(Some(Duration::ZERO)) {
-            Some(Event::Interrupted) if begin.elapsed() < TWICE => self.replace(client),
-            Some(Event::Closed) => Err(Stop::Gone),
-            _ => Ok(()),
         }
     }
 
@@ -505,8 +497,7 @@ impl Repl {
                         if answer.package.is_some() {
                             self.package.clone_from(&answer.package);
                         }
-                        let text = answer.text.trim_end_matches("; No values").trim_end();
-                        return self.print(Ink::Note, &format!("{text}\n"));
+                        return self.show_notices(&answer.content);
                     }
                 }
                 Event::Interrupted => {}
@@ -542,9 +533,7 @@ impl Repl {
         let Some(stdout) = content["stdout"].as_str() else {
             return self.print(if *is_error { Ink::Failure } else { Ink::Plain }, &format!("{text}\n"));
         };
-        for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            self.print(Ink::Note, &format!("; {}\n", notice.replace('\n', "\n; ")))?;
-        }
+        self.show_notices(content)?;
         for (ink, part) in [(Ink::Plain, content["background"].as_str().unwrap_or_default()), (Ink::Plain, stdout)] {
             self.print(ink, part)?;
         }
@@ -557,8 +546,8 @@ impl Repl {
             self.print_aside(&stderr)?;
         }
         // What is left of the text is as the tools have it: its markers are real ones.
-        if let Some(loaded) =
-            content.get("loaded").and_then(|_| text.split("\n\n").find(|part| part.starts_with("Loaded ")))
+        if content.get("loaded").is_some()
+            && let Some(loaded) = text.split("\n\n").find(|part| !part.starts_with('['))
         {
             self.print(Ink::Plain, &format!("{loaded}\n"))?;
         }
@@ -593,6 +582,14 @@ impl Repl {
         }
         if values.is_empty() && content.get("loaded").is_none() && content.get("inBackground").is_none() {
             self.print(Ink::Plain, "; No values\n")?;
+        }
+        Ok(())
+    }
+
+    /// Shows what the server itself has to say.
+    fn show_notices(&mut self, content: &Value) -> Result<(), Stop> {
+        for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            self.print(Ink::Note, &format!("; {}\n", notice.replace('\n', "\n; ")))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
 /// What a request's `_meta` says, as `true`, to get what a person's client needs: structured content whatever the server
-/// was started with, the session's package in the result's `_meta` ([`PACKAGE`]), and progress in long pieces.
+/// was started with, the session's package in the result's `_meta` ([`PACKAGE`]), and all of the output in reports of progress.
 pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
 /// Where a result's `_meta` has the name of the package that the session is in.
 pub(crate) const PACKAGE: &str = "sbcl-mcp/package";

@@ -23,8 +23,10 @@ pub(crate) const MAX_BYTES: usize = 128 << 20;
 const PROGRESS_EVERY: Duration = Duration::from_secs(4);
 /// How often output is looked for.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
-/// Where the `_meta` of a report of progress says with which byte of the output its message begins; what is not output
-/// has none.
+/// Bytes of output in one report, unless the client wants all of it.
+const MESSAGE_BYTES: usize = 1000;
+/// Where the `_meta` of a report of progress says with which byte of the output its message begins, for who wants all of
+/// the output; what is not output has none.
 pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
 /// How long a question may stay open at most.
 const DAY: Duration = Duration::from_secs(86_400);
@@ -113,8 +115,8 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
-    /// Bytes of output in one report.
-    piece: usize,
+    /// All of the output is told, and not its last lines.
+    whole: bool,
     begin: Instant,
     told: Instant,
     /// Bytes of output that were reported.
@@ -311,13 +313,13 @@ impl Inflight {
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
-    /// more - the last `piece` bytes of it - and now and then that it goes on, in the words of `goes_on` if that has any.
-    /// Output has in its `_meta` where it begins, in bytes.
+    /// more, and now and then that it goes on, in the words of `goes_on` if that has any. Of the output the last line or
+    /// so is told, or the `whole`, with where it begins.
     pub(crate) fn report_progress(
         &self,
         call: u64,
         token: ProgressToken,
-        piece: usize,
+        whole: bool,
         printed: impl Fn(usize) -> Option<String> + Send + 'static,
         goes_on: impl Fn() -> Option<String> + Send + 'static,
     ) {
@@ -326,7 +328,7 @@ impl Inflight {
         let begin = Instant::now();
         let next = begin + OUTPUT_EVERY;
         let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
-        known.progress = Some(Progress { token, piece, begin, told: begin, seen: 0, next, printed, goes_on });
+        known.progress = Some(Progress { token, whole, begin, told: begin, seen: 0, next, printed, goes_on });
         table.timers.insert((next, Timer::Progress(call)));
     }
 
@@ -441,10 +443,9 @@ impl Table {
         let mut meta = None;
         let message = match (progress.printed)(progress.seen) {
             Some(output) => {
+                meta = progress.whole.then(|| json!({OUTPUT_FROM: progress.seen}));
                 progress.seen += output.len();
-                let shown = tail(&output, progress.piece);
-                meta = Some(json!({OUTPUT_FROM: progress.seen - shown.len()}));
-                shown.to_owned()
+                if progress.whole { output } else { tail(&output).to_owned() }
             }
             None if now - progress.told >= PROGRESS_EVERY => {
                 (progress.goes_on)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
@@ -462,8 +463,8 @@ impl Table {
 }
 
 /// The end of `output`, as much as fits a message.
-fn tail(output: &str, bytes: usize) -> &str {
-    let start = output.len().saturating_sub(bytes);
+fn tail(output: &str) -> &str {
+    let start = output.len().saturating_sub(MESSAGE_BYTES);
     let start = (start..output.len()).find(|index| output.is_char_boundary(*index)).unwrap_or(0);
     output[start..].trim_end()
 }
@@ -574,7 +575,7 @@ mod tests {
             inflight.report_progress(
                 responder.call(),
                 ProgressToken(RequestId::Number(9)),
-                1000,
+                false,
                 |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
                 || None,
             );

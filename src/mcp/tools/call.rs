@@ -17,10 +17,6 @@ use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::session::operation::Operation;
 use crate::{JobId, Session};
 
-/// Bytes of output in one report of progress: what a client may show in a line, and what a person reads on a terminal.
-const SHORT_PIECE: usize = 1000;
-const LONG_PIECE: usize = 256 << 10;
-
 /// A call that waits for its answer. Dropping it answers an internal error.
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
@@ -88,7 +84,7 @@ impl Call {
             inflight: self.context.inflight.clone(),
             call: self.responder.call(),
             token: self.peer.meta.get_progress_token(),
-            piece: if self.peer.is_for_person() { LONG_PIECE } else { SHORT_PIECE },
+            whole: self.peer.is_for_person(),
         }
     }
 
@@ -115,8 +111,8 @@ pub(super) struct Waiting {
     inflight: Arc<Inflight>,
     call: u64,
     token: Option<ProgressToken>,
-    /// Bytes of output in one report.
-    piece: usize,
+    /// Reports of progress have all of the output.
+    whole: bool,
 }
 
 impl Waiting {
@@ -134,7 +130,7 @@ impl Waiting {
     /// and then that it goes on.
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.call, token.clone(), self.piece, printed, || None);
+            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, || None);
         }
     }
 
@@ -148,7 +144,7 @@ impl Waiting {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
             let printed = move |from| reports(&printing, job, from);
-            self.inflight.report_progress(self.call, token.clone(), self.piece, printed, move || {
+            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, move || {
                 let (first, time) = waiting.waits_behind(job)?;
                 Some(format!("waiting for evaluation {first}, which has run for {:.0} seconds", time.as_secs_f64()))
             });
