@@ -24,6 +24,7 @@ use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
+use crate::attach::Listener;
 use crate::checkpoints::{Checkpoints, Tried};
 use crate::confinement::Confinement;
 use crate::handover::shared_status::SharedStatus;
@@ -281,6 +282,9 @@ struct Serve {
     /// others are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     tools: mcp::ToolSet,
+    /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
+    #[arg(long)]
+    socket: bool,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
@@ -304,6 +308,24 @@ impl Serve {
             arguments: std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect(),
         };
         Recorder::begin(path, &header).map(Some)
+    }
+
+    /// Where others may join, if they may: under the name of a session that lasts, else under the number of this process;
+    /// or a sentence that says why they cannot.
+    fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
+        if !self.socket && session.is_none() {
+            return Ok(None);
+        }
+        let name = session.map_or_else(|| std::process::id().to_string(), str::to_owned);
+        match Listener::bind(&name).map_err(|error| format!("others cannot join: {error}")) {
+            Ok(listener) => Ok(Some(listener)),
+            Err(reason) if self.socket => Err(reason),
+            // It was not asked for.
+            Err(reason) => {
+                say(&format!("sbcl-mcp: {reason}"));
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -485,6 +507,10 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Some(Ok(durable)) => Some(durable),
         Some(Err(reason)) => return refuse(stdio, &reason),
     };
+    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+        Ok(listener) => listener,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     let directory = match &durable {
         Some((durable, _)) => durable.directory().to_owned(),
@@ -499,6 +525,7 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         checkpoints: checkpoints.clone(),
         begins_with_checkpoints: serve.restore == Restore::Checkpoint,
         durable,
+        listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
         recorder,
     };
@@ -621,6 +648,10 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         Ok(recorder) => Stdio { recorder, ..stdio },
         Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
     };
+    let listener = match serve.listener(None) {
+        Ok(listener) => listener,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     mcp::beside::allow(std::env::args_os().skip(1));
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
@@ -633,7 +664,7 @@ fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
         }
     };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), serve.structured_content, serve.tools)
+    let status = mcp::serve(stdio, &session, checkpoints.clone(), listener, serve.structured_content, serve.tools)
         .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
     checkpoints.remove();
     clear_up(&scratch);

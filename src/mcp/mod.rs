@@ -1,7 +1,9 @@
-//! The MCP server: the session's tools over the client's stdin and stdout.
+//! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
 pub(crate) mod beside;
 mod checkpointing;
+mod conversation;
+mod embedded;
 mod incoming;
 mod peer;
 mod reply;
@@ -19,6 +21,7 @@ use rmcp::model::ErrorData;
 use rustix::process::Pid;
 
 use crate::Session;
+use crate::attach::Listener;
 use crate::checkpoints::Checkpoints;
 use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
@@ -30,9 +33,11 @@ use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
 pub(crate) use checkpointing::{AtEnd, Saves};
+use conversation::first_request;
+pub(crate) use conversation::revisions;
+pub use embedded::{Served, Stream, spawn};
 pub(crate) use peer::{FOR_PERSON, PACKAGE};
-pub(crate) use server::revisions;
-use server::{Server, first_request};
+use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::ToolSet;
@@ -43,6 +48,9 @@ const FAREWELL: Duration = Duration::from_millis(150);
 const BAD_NEWS: Duration = Duration::from_secs(2);
 /// How long a supervisor may take to say where the last worker stopped.
 const HANDOVER: Duration = Duration::from_secs(30);
+
+/// What whoever still waits is told at the end.
+const SHUTTING_DOWN: &str = "the server is shutting down; this was not finished";
 
 /// The two ends of a connection.
 struct Connection {
@@ -70,13 +78,14 @@ impl Connection {
         session.idle_with(reader.clone());
         let status = self.driver.follow(&reader.server);
         if !reader.server.is_orphaned() {
+            reader.server.abandon(SHUTTING_DOWN);
             self.end(status);
         }
         status
     }
 
     fn end(&self, status: i32) {
-        self.inflight.abandon("the server is shutting down; this was not finished");
+        self.inflight.abandon(SHUTTING_DOWN);
         self.inflight.output.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
         self.driver.drain(FAREWELL);
     }
@@ -98,22 +107,31 @@ impl Idle for Reader {
     }
 }
 
-/// Serves until the client closes its end or a signal comes. `structured`: results have structured content, too;
-/// `tool_set`: which tools there are.
+/// Serves until the client closes its end or a signal comes. `listener`: where others may join; `structured`: results
+/// have structured content, too; `tool_set`: which tools there are.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
+    listener: Option<Listener>,
     structured: bool,
     tool_set: ToolSet,
 ) -> io::Result<i32> {
     let connection = Connection::open(stdio, false)?;
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, None, Some(checkpoints), structured, tool_set);
-    let server = Server::new(tools, connection.inflight.clone());
-    Ok(connection.serve(session, server))
+    let server = Server::new(tools);
+    let listener = listener.map(Arc::new);
+    if let Some(listener) = &listener {
+        embedded::accept(listener.clone(), server.main().clone())?;
+    }
+    let status = connection.serve(session, server);
+    if let Some(listener) = listener {
+        listener.remove();
+    }
+    Ok(status)
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
@@ -138,7 +156,7 @@ pub(crate) fn serve_supervised(
     let inflight = connection.inflight.clone();
     let tools =
         ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tool_set);
-    let server = Server::new(tools, connection.inflight.clone()).of_worker(&init, status);
+    let server = Server::new(tools).of_worker(&init, status);
     let driver = connection.driver.clone();
     let status = connection.serve(session, server);
     let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {

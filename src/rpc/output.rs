@@ -18,8 +18,10 @@ use crate::handover::frame::{self, HEADER, Kind};
 #[derive(Debug)]
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
-    buffer: Mutex<Buffer>,
+    buffer: Arc<Mutex<Buffer>>,
     framed: bool,
+    /// Whom a supervisor hands on what is no answer: the number of the client's connection.
+    connection: u64,
     /// Wakes the thread that flushes.
     waker: Arc<Waker>,
 }
@@ -35,13 +37,23 @@ impl Output {
     pub(crate) fn new(fd: OwnedFd, framed: bool, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
         let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
-        Ok(Self { fd, buffer: Mutex::new(buffer), framed, waker })
+        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), framed, connection: 0, waker })
+    }
+
+    /// The same way out, for another client of the supervisor's.
+    pub(crate) fn for_connection(&self, connection: u64) -> Self {
+        let Self { fd, buffer, framed, waker, .. } = self;
+        Self { fd: fd.clone(), buffer: buffer.clone(), framed: *framed, connection, waker: waker.clone() }
+    }
+
+    /// True when a supervisor hands on what goes out.
+    pub(crate) fn is_framed(&self) -> bool {
+        self.framed
     }
 
     /// Has all lines recorded.
-    pub(crate) fn recorded(mut self, recorder: Option<Recorder>) -> Self {
-        let buffer = self.buffer.get_mut();
-        buffer.bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
         self
     }
 
@@ -52,7 +64,7 @@ impl Output {
 
     /// Sends what is no answer.
     pub(crate) fn send(&self, message: &impl Serialize) {
-        self.put(Kind::Message, 0, message);
+        self.put(Kind::Message, self.connection, message);
     }
 
     /// Notes that `line` gets no answer.
