@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BINARY, DEADLINE};
+use common::{BINARY, DEADLINE, Server, last_error};
 
 /// A terminal with a REPL in it.
 struct Terminal {
@@ -356,4 +356,100 @@ fn pipes_get_values_and_a_status() {
     let unstarted = piped(&["--heap", "5"], "1\n");
     let said = String::from_utf8(unstarted.stderr).unwrap();
     assert!(unstarted.status.code() == Some(3) && said.contains("heap 5 is out of range"), "{said}");
+}
+
+/// Runs a command with a directory for sockets.
+fn joined(runtime: &std::path::Path, arguments: &[&str], input: &str) -> (String, String, Option<i32>) {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).env("XDG_RUNTIME_DIR", runtime);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that does not read is free not to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr), output.status.code())
+}
+
+#[test]
+fn commands_join_an_image_that_runs() {
+    let runtime = std::env::temp_dir().join(format!("sbcl-mcp-joined-{}", std::process::id()));
+    std::fs::create_dir_all(&runtime).unwrap();
+    std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).unwrap();
+    let none = joined(&runtime, &["eval", "--attach", "1"], "");
+    assert!(none.2 == Some(3) && none.1.contains("no session runs that can be joined"), "{none:?}");
+    assert_eq!(joined(&runtime, &["repl", "--attach"], "1\n").2, Some(3));
+    assert_eq!(joined(&runtime, &["test", "--attach", "x"], "").2, Some(2));
+
+    let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defpackage agent (:use :cl)) (in-package agent) (defun cl-user::f (x) (* 2 x))");
+    common::fail(&mut server, "(error \"the agent's own\")");
+    let fine = |arguments: &[&str], input: &str, expected: &str| {
+        let answer = joined(&runtime, arguments, input);
+        assert!(answer.0.ends_with(expected) && answer.2 == Some(0), "{arguments:?}: {answer:?}");
+    };
+    fine(&["eval", "--attach", "(f 21)"], "", "=> 42\n");
+    fine(&["eval", "--attach", "-"], "(f 4)", "=> 8\n");
+    let name = format!("--attach={}", server.pid());
+    fine(&["eval", &name, "(f 1)"], "", "=> 2\n");
+    let failed = joined(&runtime, &["eval", "--attach", "(error \"boo\")"], "");
+    assert!(failed.0.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && failed.2 == Some(1), "{failed:?}");
+    // A person's package, errors and values are his own.
+    fine(&["repl", "--attach"], "(defpackage person)\n(defvar cl-user::*x* (f 2))\n*x*\n", "=> 4\n");
+    fine(&["repl", "--attach", &server.pid().to_string()], "*x*\n", "=> 4\n");
+    assert!(last_error(&mut server).contains("the agent's own"));
+    assert!(server.evaluate("(list (package-name *package*) cl-user::*x*)").ends_with("=> (\"AGENT\" 4)"));
+    let file = runtime.join("file.lisp");
+    std::fs::write(&file, "(in-package :cl-user) (defun loaded () :loaded)").unwrap();
+    let loaded = joined(&runtime, &["load", "--attach", file.to_str().unwrap()], "");
+    assert!(loaded.0.contains("Loaded ") && loaded.2 == Some(0), "{loaded:?}");
+    assert!(server.evaluate("(cl-user::loaded)").ends_with("=> :LOADED"));
+    let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
+    assert_eq!(terminal.answers("(f 3)", "CL-USER>"), "=> 6");
+    assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
+    assert!(server.evaluate("1").ends_with("=> 1"));
+    assert_eq!(terminal.answers(":abort", "CL-USER>"), "Evaluation aborted.");
+    server.finish();
+    terminal.line("1");
+    terminal.shows("status 3");
+    std::fs::remove_dir_all(&runtime).unwrap();
+}
+
+#[test]
+fn load_and_test_have_statuses_for_scripts() {
+    let directory = std::env::temp_dir().join(format!("sbcl-mcp-tools-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    let test = |plus: &str| {
+        format!(
+            "(defpackage sums (:use :cl :sb-rt)) (in-package :sums) (deftest one (+ 1 1) 2) (deftest two (+ 1 {plus}) 3)"
+        )
+    };
+    write("sums.asd", "(defsystem \"sums\" :depends-on (\"sb-rt\") :components ((:file \"sums\")))");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(&directory).env("CL_SOURCE_REGISTRY", directory.join(":"));
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    };
+    write("sums.lisp", &test("2"));
+    let (text, status) = run(&["load", "sums", "--heap", "1G"]);
+    assert!(text.starts_with("Loaded sums: ") && status == Some(0), "{text}");
+    let (text, status) = run(&["test", "sums"]);
+    assert!(text.contains("2 passed, 0 failed") && status == Some(0), "{text}");
+    write("sums.lisp", &test("3"));
+    let (text, status) = run(&["test", "--timeout", "60", "sums"]);
+    assert!(text.contains("1 passed, 1 failed") && status == Some(1), "{text}");
+    for (arguments, expected) in [
+        (&["test", "no-such-system"][..], 2),
+        (&["test"], 2),
+        (&["test", "sums", "--heap", "5"], 2),
+        (&["load", "no-such-system"], 1),
+        (&["load", "no-such-file.lisp"], 1),
+        (&["load"], 2),
+    ] {
+        let (text, status) = run(arguments);
+        assert_eq!(status, Some(expected), "{arguments:?}: {text}");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
 }
