@@ -105,6 +105,12 @@ impl Terminal {
         lines[..lines.len() - 1].join("\n")
     }
 
+    /// Presses Ctrl-C at the prompt.
+    fn gives_up(&self) {
+        self.keys(&["C-c"]);
+        self.asks("CL-USER>");
+    }
+
     /// Clears what can be seen.
     fn clear(&self) {
         let prompt = self.pane(&[]).lines().last().unwrap_or_default().to_owned();
@@ -185,16 +191,16 @@ fn names_are_completed_with_their_lambda_lists() {
         assert!(menu.contains(known), "{menu}");
     }
     assert!(menu.contains("(VARS VALUE-FORM &BODY BODY)"), "{menu}");
-    terminal.keys(&["C-c"]);
+    terminal.gives_up();
     // A package, and a variable with its earmuffs.
     terminal.keys(&["-l", "caf"]);
     terminal.keys(&["Tab"]);
     terminal.shows("CL-USER> cafe:");
-    terminal.keys(&["C-c"]);
+    terminal.gives_up();
     terminal.keys(&["-l", "*print-readab"]);
     terminal.keys(&["Tab"]);
     terminal.shows("CL-USER> *print-readably*");
-    terminal.keys(&["C-c"]);
+    terminal.gives_up();
     terminal.keys(&["-l", ":che"]);
     terminal.keys(&["Tab"]);
     terminal.shows("list checkpoints");
@@ -264,7 +270,7 @@ fn ctrl_c_interrupts_and_twice_replaces_the_image() {
     // At the prompt it gives up what was typed.
     terminal.keys(&["-l", "(f"]);
     terminal.shows("> (f");
-    terminal.keys(&["C-c"]);
+    terminal.gives_up();
     assert_eq!(terminal.answers("2", "CL-USER>"), "=> 2");
 }
 
@@ -437,8 +443,9 @@ fn load_and_test_have_statuses_for_scripts() {
     assert!(text.starts_with("Loaded sums: ") && status == Some(0), "{text}");
     let (text, status) = run(&["test", "sums"]);
     assert!(text.contains("2 passed, 0 failed") && status == Some(0), "{text}");
-    write("sums.lisp", &test("3"));
-    let (text, status) = run(&["test", "--timeout", "60", "sums"]);
+    write("wrong.asd", "(defsystem \"wrong\" :depends-on (\"sb-rt\") :components ((:file \"wrong\")))");
+    write("wrong.lisp", &test("3"));
+    let (text, status) = run(&["test", "--timeout", "60", "wrong"]);
     assert!(text.contains("1 passed, 1 failed") && status == Some(1), "{text}");
     for (arguments, expected) in [
         (&["test", "no-such-system"][..], 2),
