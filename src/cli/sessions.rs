@@ -11,6 +11,7 @@ use clap::Subcommand;
 use rustix::event::Timespec;
 
 use super::{Restore, has_hung_up, say};
+use crate::attach;
 use crate::checkpoints::{Draft, Made};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
@@ -53,7 +54,7 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     let text = match action {
         None | Some(Action::List) => {
             let all: Vec<_> = Durable::all()?.iter().map(Durable::describe).collect();
-            report::sessions(&all)
+            report::sessions(&all).trim_end().to_owned() + &report::running(&attach::running())
         }
         Some(Action::Delete { name }) => {
             let session = Durable::named(&name)?;
