@@ -1,6 +1,7 @@
 //! The conversation: how it is opened, and what its messages ask for.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::handover::{WorkerInit, job_number};
 use crate::rpc::driver::Service;
-use crate::rpc::framing::{Line, MAX_LINE};
+use crate::rpc::framing::{Line, LineReader, MAX_LINE};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
 
 /// The revisions that are tested. The last one has no handshake.
@@ -48,8 +49,8 @@ pub(super) struct Server {
     listed: ListToolsResult,
     opened: Mutex<Option<Opened>>,
     lines: Mutex<Numbers>,
-    /// Present where a supervisor is between this process and the client.
-    supervised: Option<Supervised>,
+    /// Present where another image may take this one's place.
+    replaceable: Option<Replaceable>,
 }
 
 /// How the conversation was opened.
@@ -69,8 +70,9 @@ struct Numbers {
 }
 
 #[derive(Debug)]
-struct Supervised {
+struct Replaceable {
     status: SharedStatus,
+    /// The supervisor, where there is one.
     parent: Option<rustix::process::Pid>,
 }
 
@@ -91,13 +93,14 @@ impl Server {
             inflight,
             opened: Mutex::default(),
             lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
-            supervised: None,
+            replaceable: None,
         }
     }
 
-    /// The same in a worker process, where another one stopped.
+    /// The same where another image stopped.
     pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
-        self.supervised = Some(Supervised { status, parent: rustix::process::getppid() });
+        let parent = rustix::process::getppid().filter(|_| self.inflight.output.memory().is_none());
+        self.replaceable = Some(Replaceable { status, parent });
         self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
         for line in &init.handshake {
             if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
@@ -109,13 +112,16 @@ impl Server {
     }
 
     /// The number of the line that was just read.
-    fn number(&self) -> u64 {
+    fn number(&self, text: &[u8]) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
+            if let Some(memory) = self.inflight.output.memory() {
+                memory.add(text);
+            }
             lines.next += 1;
             lines.next - 1
         });
-        if let Some(Supervised { status, .. }) = self.supervised {
+        if let Some(Replaceable { status, .. }) = self.replaceable {
             status.set(Status::Heard, number);
         }
         number
@@ -123,7 +129,8 @@ impl Server {
 
     /// True when the supervisor is gone, and nobody hears what is said.
     pub(super) fn is_orphaned(&self) -> bool {
-        self.supervised.as_ref().is_some_and(|supervised| rustix::process::getppid() != supervised.parent)
+        let parent = self.replaceable.as_ref().and_then(|replaceable| replaceable.parent);
+        parent.is_some_and(|parent| rustix::process::getppid() != Some(parent))
     }
 
     fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
@@ -181,7 +188,7 @@ impl Server {
     /// Does what a request asks for, or says why not.
     fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
         let result = if method == "initialize" {
-            let kept = self.supervised.is_some().then(|| params.clone());
+            let kept = self.replaceable.is_some().then(|| params.clone());
             let result = self.initialize(params);
             if let (Ok(_), Some(params)) = (&result, kept) {
                 let id = id.into_json_value();
@@ -275,7 +282,10 @@ impl Server {
 
 impl Service for Server {
     fn line(&self, line: Line<'_>) {
-        let number = self.number();
+        let number = self.number(match line {
+            Line::Text(text) => text,
+            Line::TooLong(_) => b"\n",
+        });
         let text = match line {
             Line::Text(text) => text,
             Line::TooLong(id) => {
@@ -309,7 +319,11 @@ impl Service for Server {
 
     /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
     fn heeds_signals(&self) -> bool {
-        self.supervised.is_none() || self.is_orphaned()
+        self.replaceable.as_ref().is_none_or(|replaceable| replaceable.parent.is_none()) || self.is_orphaned()
+    }
+
+    fn replace(&self, input: &LineReader) {
+        self.inflight.output.replace(input.as_fd(), input.unread());
     }
 }
 

@@ -112,7 +112,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
     let Some(worker) = call.context.worker.clone() else {
         return refuse(
             call,
-            "Nothing was restored: with --no-supervisor there is no process that could replace the image.".to_owned(),
+            "Nothing was restored: this image is another program's, which cannot go back to it.".to_owned(),
         );
     };
     let line = line_of_job(call.number);
