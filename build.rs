@@ -1,15 +1,14 @@
 //! Has the shared core made by [`sbcl_core`] and puts it, with `libsbcl`, into the library's rlib, so that a program
 //! linked with it is one file.
 //!
-//! Dependants' build scripts get the paths of the two files as `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. On docs.rs
-//! nothing is built and nothing embedded; the code sees `cfg(docsrs_build)`.
+//! Without the feature `core` the library alone goes there, and the program brings a core of its own. Dependants' build
+//! scripts get paths in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE` (what is embedded) and those that `sbcl-build` makes a core
+//! with. On docs.rs nothing is built and nothing embedded; the code sees `cfg(docsrs_build)`.
 
 use std::path::{Path, PathBuf};
 
+use sbcl_build::Contents;
 use sbcl_core::{Built, Platform, Progress, Recipe, Settings, settings};
-
-/// The assembly file that embeds both files.
-const EMBED: &str = "ffi/embed.S";
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(docsrs_build)");
@@ -44,10 +43,16 @@ fn recipe() -> Recipe {
     let fallback_cache = PathBuf::from(variable("OUT_DIR")).join("sbcl-core");
     Recipe {
         target: Platform { arch: variable("CARGO_CFG_TARGET_ARCH"), os: variable("CARGO_CFG_TARGET_OS") },
+        wants_core: wants_core(),
         settings: Settings::from_environment(&fallback_cache),
         progress: Progress::terminal(),
         ..Recipe::in_checkout(&root)
     }
+}
+
+/// Whether the program is to carry the plain core.
+fn wants_core() -> bool {
+    std::env::var_os("CARGO_FEATURE_CORE").is_some()
 }
 
 fn declare_inputs(recipe: &Recipe) {
@@ -59,29 +64,25 @@ fn declare_inputs(recipe: &Recipe) {
     }
 }
 
-/// Assembles both files into a static library that goes into the rlib.
+/// Puts both files, or the library alone, into the rlib.
 fn embed(built: &Built) {
-    // Also where they are made again if someone clears the cache.
-    for file in [&built.library, &built.core] {
-        println!("cargo::rerun-if-changed={}", file.display());
+    let core = wants_core().then_some(built.core.as_path());
+    let metadata = |key: &str, path: &Path| println!("cargo::metadata={key}={}", path.display());
+    metadata("library", &built.library);
+    if let Some(core) = core {
+        metadata("core", core);
     }
-    println!("cargo::metadata=library={}", built.library.display());
-    println!("cargo::metadata=core={}", built.core.display());
+    if let (Some(bare), Some(host)) = (&built.bare, &built.host) {
+        metadata("bare_program", &bare.program);
+        metadata("bare_core", &bare.core);
+        metadata("bare_home", &bare.home);
+        metadata("host", host);
+        println!("cargo::rerun-if-changed={}", host.display());
+    }
     // What a core that this program saves is told by: no other program can boot it.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
-    cc::Build::new()
-        .file(EMBED)
-        .define("SBCL_CORE_FILE", Some(quoted(&built.core).as_str()))
-        .define("SBCL_LIBRARY_FILE", Some(quoted(&built.library).as_str()))
-        .cargo_debug(false)
-        .compile("sbcl_embedded");
-}
-
-/// A path as a string of the assembler.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
+    sbcl_build::embed("sbcl_embedded", &Contents { core, library: Some(&built.library) });
 }
 
 /// Writes the Rust side of `ffi/sbcl_host.h` anew.

@@ -1,5 +1,6 @@
 ;;;; Compiles and loads the Lisp side and saves the core. Run by the build with a plain SBCL; SBCL_MCP_CORE_OUTPUT
-;;;; names the core to write, SBCL_MCP_FASL_DIR a directory for compiled files.
+;;;; names the core to write, SBCL_MCP_HOST_OUTPUT the file that all that was compiled is put into (for cores with more in
+;;;; them), SBCL_MCP_FASL_DIR a directory for compiled files.
 
 (in-package "COMMON-LISP-USER")
 
@@ -9,6 +10,7 @@
 (mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
 
 (let ((system (asdf:find-system "sbcl-host"))
+      (compiled '())
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
       (clean t)
       (homes (make-hash-table)))
@@ -18,6 +20,11 @@
                  (warning (lambda (warning)
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
+    ;; What is compiled is loaded where only SBCL is.
+    (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
+      (with-open-file (file source :direction :output)
+        (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" (asdf:system-depends-on system)))
+      (push (compile-file source) compiled))
     ;; Not by ASDF, and each file a compilation unit of its own: what a later file serves is undefined here.
     (dolist (component (asdf:component-children system))
       (let* ((name (asdf:component-name component))
@@ -26,6 +33,7 @@
              (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
         (load (or (compile-file (asdf:component-pathname component) :output-file fasl)
                   (error "~A does not compile." name)))
+        (push fasl compiled)
         ;; What two files call alike is the last one's in both.
         (do-symbols (symbol "SBCL-HOST")
           (when (and (fboundp symbol) (eq (symbol-package symbol) (find-package "SBCL-HOST")))
@@ -37,13 +45,13 @@
                       (t (error "~A defines ~S, as ~A does." name symbol home))))))))))
   (unless clean
     (format *error-output* "~&The Lisp side does not compile without a warning.~%")
-    (sb-ext:exit :code 1 :abort t)))
+    (sb-ext:exit :code 1 :abort t))
+  ;; Fasls one after another are a fasl.
+  (uiop:concatenate-files (reverse compiled)
+                          (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
 
 ;;; The image that is saved does not know where this was.
 (asdf:clear-system "sbcl-host")
 (asdf:clear-system "sbcl-host/tests")
-(funcall (intern "PREPARE-CORE" "SBCL-HOST"))
-(sb-ext:lock-package "SBCL-HOST")
-(sb-ext:save-lisp-and-die (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT")
-                          :callable-exports (list (intern "SBCL-HOST-START" "SBCL-HOST")
-                                                  (intern "SBCL-HOST-STACK-LOST" "SBCL-HOST")))
+(funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))
+(funcall (intern "SAVE-CORE" "SBCL-HOST") (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT"))

@@ -248,6 +248,9 @@ what it defines, and the name of its parameter that says which."
     (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
       (multiple-value-call #'values (stood-for name arguments) info))))
 
+(define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
+  #'wrap-traced-method)
+
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)
 

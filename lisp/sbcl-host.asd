@@ -18,7 +18,7 @@
                (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt")
                (:file "parachute") (:file "rove") (:file "lisp-unit2") (:file "suspects") (:file "test-operation")
                (:file "threads") (:file "values") (:file "calls") (:file "lanes") (:file "embedding")
-               (:file "tracing") (:file "profiling") (:file "contribs")
+               (:file "tracing") (:file "traced-functions") (:file "profiling") (:file "contribs")
                (:file "checkpoint") (:file "patches") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 

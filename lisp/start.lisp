@@ -74,13 +74,16 @@ of here: the caller is foreign, and would take for the answer what happens to be
     (when (probe-file file)
       (load file))))
 
-(defun prepare-core ()
-  "Make of a stock SBCL with this system the image that is saved."
+(defun note-core-contents ()
+  "Note which systems and packages are SBCL's and this one's: what comes later is the user's."
   (check-assumptions)
   (preload-contribs)
   (forget-builder)
   (setf **core-systems** (already-loaded-systems)
-        **system-packages** (remove **user-package** (list-all-packages)))
+        **system-packages** (remove **user-package** (list-all-packages))))
+
+(defun prepare-core ()
+  "Make of a stock SBCL with this system, and perhaps others, the image that is saved."
   ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
   (asdf:clear-configuration)
   (setf uiop:*user-cache* nil
@@ -108,3 +111,10 @@ of here: the caller is foreign, and would take for the answer what happens to be
              +contract+
              0))
         (t +contract+)))
+
+(defun save-core (file)
+  "End this SBCL and save what it has become, after NOTE-CORE-CONTENTS, as the core FILE, a native namestring."
+  (prepare-core)
+  (sb-ext:lock-package "SBCL-HOST")
+  (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
+                            :callable-exports '(sbcl-host-start sbcl-host-stack-lost)))

@@ -25,6 +25,9 @@
     (when (>= count (thread-limit))
       (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
 
+(defglobal **before-threads** '()
+  "Functions that are called before another thread is started: of what only one may do.")
+
 (defun start-thread-of-job (start thread function arguments)
   "What SBCL's START-THREAD, START, does. Threads that evaluations start work for the evaluation that started them, and
 must not be too many. Those of timers are nobody's."
@@ -33,6 +36,8 @@ must not be too many. Those of timers are nobody's."
          (observer *signal-observer*)
          (function (sb-kernel:%coerce-callable-to-fun function))
          (adopted (and evaluation (not (sb-thread::thread-ephemeral-p thread)))))
+    (dolist (function **before-threads**)
+      (funcall (the function function)))
     (when adopted
       (check-thread-limit)
       ;; What it prints comes after what was printed so far.

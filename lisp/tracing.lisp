@@ -1,7 +1,6 @@
 ;;;; trace-calls: which calls of some functions an evaluation comes to, as a tree.
 ;;;;
-;;;; The functions are encapsulated, as TRACE does it, under a type of this file's own: what the user traces stays as it is.
-;;;; Encapsulations are global, so calls in all threads are seen.
+;;;; What traced-functions.lisp knows how to trace has its calls recorded here, in all threads.
 
 (in-package "SBCL-HOST")
 
@@ -69,9 +68,6 @@ ellipsis; NIL when it fails."
 
 (defconstant +call-text+ 200
   "Characters of a call with its arguments, of its values, and of an error's report.")
-(defconstant +traced-functions+ 2000
-  "How many functions are traced at once, at most.")
-
 (defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread)))
   "A call that was recorded."
@@ -87,9 +83,14 @@ ellipsis; NIL when it fails."
   ;; Nanoseconds of that which went into the recording of calls in it.
   (overhead 0 :type (unsigned-byte 62))
   ;; Calls within it that were too deep to be recorded.
-  (deeper 0 :type sb-ext:word))
+  (deeper 0 :type sb-ext:word)
+  ;; When it began, in nanoseconds.
+  (start 0 :type (unsigned-byte 62)))
 
-(defstruct (tracer (:copier nil) (:predicate nil) (:constructor make-tracer (depth limit)))
+(defstruct (tracer (:copier nil) (:predicate nil) 
+                   (:constructor make-tracer (depth limit locals
+                                              &aux (openings (and locals
+                                                                  (make-hash-table :synchronized t :weakness :key))))))
   "What is recorded of the calls of some functions."
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
@@ -99,7 +100,11 @@ ellipsis; NIL when it fails."
   ;; How many there were, but those too deep.
   (count 0 :type sb-ext:word)
   ;; The condition that was printed last, with what came of that.
-  (failure '() :type list))
+  (failure '() :type list)
+  ;; When local functions are traced: a table from threads to their OPENINGs, the innermost first.
+  (openings nil :type (or null hash-table))
+  ;; These are no longer traced, since another thread was started.
+  (stopped nil :type boolean))
 
 (defvar *traced-call* nil
   "The innermost recorded call that this thread is in.")
@@ -129,138 +134,168 @@ ellipsis; NIL when it fails."
           (setf (tracer-failure tracer) (cons condition text))
           text))))
 
-(defun record-call (tracer name function arguments number depth)
-  "Call FUNCTION, which is NAME's, with ARGUMENTS and record that as call NUMBER of TRACER, DEPTH recorded ones deep."
+(defun call-text (name arguments)
+  "Return the call of NAME, a function name, with ARGUMENTS, as it is shown."
+  (or (short-text +call-text+ (lambda (stream) (format stream "(~S~{ ~S~})" name arguments)))
+      (value-short-text (list name (make-symbol "…")) +call-text+)))
+
+(defun values-text (values)
+  "Return the list VALUES as it is shown."
+  (or (short-text +call-text+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
+      "#<unprintable>"))
+
+(defun end-call (call end now result)
+  "Note that CALL ended by END at NOW, in nanoseconds, with the text RESULT."
+  (declare (type (unsigned-byte 62) now))
+  (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
+        (call-of-result call) result
+        (call-of-end call) end))
+
+(defun note-overhead (parent call begun)
+  "Note in PARENT, a call or NIL, what the recording of CALL took, which began at BEGUN."
+  (declare (type (unsigned-byte 62) begun))
+  (when parent
+    (incf (call-of-overhead parent) (max 0 (- (nanoseconds) begun (call-of-nanoseconds call))))))
+
+(defun record-call (tracer name function arguments number depth parent)
+  "Call FUNCTION, which is NAME's, with ARGUMENTS and record that as call NUMBER of TRACER, DEPTH recorded ones deep, in the
+call PARENT, if there is one."
   (declare (type tracer tracer) (type function function) (type list arguments))
-  (let* ((parent *traced-call*)
-         ;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
+  (let* (;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
          (*recording-call* t)
          (begun (nanoseconds))
          (call (make-traced-call number depth sb-thread:*current-thread*))
-         (start begun)
          (failure nil))
-    (setf (call-of-text call)
-          (or (short-text +call-text+ (lambda (stream)
-                                        (format stream "(~S~{ ~S~})" name arguments)))
-              (value-short-text (list name (make-symbol "…")) +call-text+)))
+    (setf (call-of-text call) (call-text name arguments))
     (sb-ext:atomic-push call (tracer-calls tracer))
-    (flet ((finish (end result)
-             (declare (type (unsigned-byte 62) end))
-             (setf (call-of-nanoseconds call) (max 0 (- end start (call-of-overhead call)))
-                   (call-of-result call) (funcall (the function result)))
-             (when parent
-               (incf (call-of-overhead parent)
-                     (max 0 (- (nanoseconds) begun (call-of-nanoseconds call)))))))
+    (flet ((finish (end now result)
+             (end-call call end now result)
+             (note-overhead parent call begun)))
       (unwind-protect
            (let ((values (handler-bind ((serious-condition (lambda (condition)
                                                              (unless *recording-call*
                                                                (setf failure (failure-text tracer condition))))))
-                           (setf start (nanoseconds))
+                           (setf (call-of-start call) (nanoseconds))
                            (let ((*traced-call* call) (*recording-call* nil))
                              (multiple-value-list (apply function arguments))))))
-             (finish (nanoseconds) (lambda ()
-                                     (or (short-text +call-text+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
-                                         "#<unprintable>")))
-             (setf (call-of-end call) :returned)
+             (finish :returned (nanoseconds) (values-text values))
              (values-list values))
         (unless (call-of-end call)
-          (finish (nanoseconds) (lambda () (or failure "")))
-          (setf (call-of-end call) (if failure :failed :left)))))))
+          (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
+
+(defun number-call (tracer parent)
+  "Count a call in the call PARENT, or NIL. Return its number and depth, or NIL when it is not to be recorded."
+  (declare (type tracer tracer))
+  (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
+    (if (and parent (>= depth (tracer-depth tracer)))
+        (progn (sb-ext:atomic-incf (call-of-deeper parent)) nil)
+        (let ((number (sb-ext:atomic-incf (tracer-count tracer))))
+          (and (< number (tracer-limit tracer))
+               (values number depth))))))
 
 (defun call-traced (tracer name function arguments)
   "Call FUNCTION, which is NAME's, with ARGUMENTS, and record that if it is to be."
   (declare (type tracer tracer) (type function function) (type list arguments))
-  (let ((parent *traced-call*))
-    (if (or *recording-call* (not (tracer-active tracer)))
-        (apply function arguments)
-        (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
-          (cond ((and parent (>= depth (tracer-depth tracer)))
-                 (sb-ext:atomic-incf (call-of-deeper parent))
-                 (apply function arguments))
-                (t
-                 (let ((number (sb-ext:atomic-incf (tracer-count tracer))))
-                   (if (>= number (tracer-limit tracer))
-                       (apply function arguments)
-                       (record-call tracer name function arguments number depth)))))))))
+  (if (or *recording-call* (not (tracer-active tracer)))
+      (apply function arguments)
+      (let ((parent (innermost-call tracer)))
+        (multiple-value-bind (number depth) (number-call tracer parent)
+          (if number
+              (record-call tracer name function arguments number depth parent)
+              (apply function arguments))))))
 
-;;; Which functions
+;;; Calls of local functions: they begin and end at breakpoints, and nothing can be bound in between.
 
-(defun traceable-p (name)
-  "True when NAME, a function name, has a function that can be traced."
-  (and (fboundp name)
-       (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
+(defstruct (opening (:copier nil) (:predicate nil) (:constructor make-opening (call recorded parent within begun)))
+  "A call of a local function that goes on."
+  ;; The call that calls in it are in: itself, or where it is not recorded the one that it is in.
+  (call nil :read-only t)
+  (recorded nil :read-only t)
+  (parent nil :read-only t)
+  ;; What *TRACED-CALL* was.
+  (within nil :read-only t)
+  (begun 0 :type (unsigned-byte 62) :read-only t)
+  ;; What SBCL knows the call by.
+  (cookie nil))
 
-(defun function-name-to-trace (text package)
-  "Return the function name that TEXT means in the package named PACKAGE: foo, pkg::foo or (setf foo). Signal an error when it
-has no function."
-  (let* ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text))
-         (setf (and (eql 6 (mismatch "(setf " trimmed :test #'char-equal))
-                    (char= #\) (char trimmed (1- (length trimmed))))))
-         (symbol-text (if setf (subseq trimmed 6 (1- (length trimmed))) trimmed)))
-    (multiple-value-bind (symbol found name looked-in) (locate-symbol symbol-text package)
-      (let ((name-of (if setf (list 'setf symbol) symbol)))
-        (cond ((and found (traceable-p name-of)) name-of)
-              ((and found (symbolp name-of) (fboundp name-of))
-               (error "~A is a ~:[macro~;special operator~]: only functions can be traced." trimmed
-                      (special-operator-p name-of)))
-              (t
-               (error "There is no function ~A in package ~A.~@[ Near names: ~{~A~^, ~}.~] Local functions (FLET, LABELS) ~
-                       are not traced: trace the function around them."
-                      (if setf trimmed name) (package-name looked-in)
-                      (near-symbol-names name looked-in #'traceable-p))))))))
+(defmacro openings (tracer)
+  "The calls of local functions that this thread is in, the innermost first."
+  `(the list (gethash sb-thread:*current-thread* (tracer-openings ,tracer))))
 
-(defun functions-of-package (package)
-  "Return the names of the functions in PACKAGE that are its own."
-  (let ((names '()))
-    (do-symbols (symbol package)
-      (when (eq package (symbol-package symbol))
-        (dolist (name (list symbol (list 'setf symbol)))
-          (when (traceable-p name)
-            (pushnew name names :test #'equal)))))
-    names))
+(defun close-opening (opening end now result)
+  "Note that OPENING's call ended by END at NOW with the text RESULT."
+  (let ((call (opening-call opening)))
+    (when (opening-recorded opening)
+      (end-call call end now result)
+      (note-overhead (opening-parent opening) call (opening-begun opening)))))
 
-(defun names-to-trace (functions package)
-  "Return the names of FUNCTIONS, a list of texts in *PACKAGE*, or else of the functions in PACKAGE."
-  (if functions
-      (remove-duplicates (mapcar (lambda (text) (function-name-to-trace text "")) functions) :test #'equal)
-      (let ((found (find-user-package package)))
-        (when (or (sb-ext:package-locked-p found) (eq found (find-package "SBCL-HOST")))
-          (error "Package ~A is SBCL's own (it is locked): name the functions of it that are to be traced."
-                 (package-name found)))
-        (let ((names (functions-of-package found)))
-          (cond ((null names)
-                 (error "Package ~A has no functions of its own." (package-name found)))
-                ((> (length names) +traced-functions+)
-                 (error "Package ~A has ~D functions, and ~D are traced at most: name those that matter."
-                        (package-name found) (length names) +traced-functions+)))
-          names))))
+(defun close-left (tracer frame)
+  "Note the end of those calls of local functions that are no longer on the stack from FRAME down: they were left."
+  (loop for opening = (first (openings tracer))
+        while (and opening
+                   (not (and (opening-cookie opening)
+                             (sb-di:fun-end-cookie-valid-p frame (opening-cookie opening)))))
+        do (pop (openings tracer))
+           (close-opening opening :left (nanoseconds) "")))
 
-(defun call-with-traced-functions (tracer names function)
-  "Call FUNCTION with the functions of NAMES traced by TRACER."
-  (declare (type function function))
-  (let ((encapsulated '()))
-    (unwind-protect
-         (progn
-           (sb-ext:without-package-locks
-             (dolist (name names)
-               (let ((name name))
-                 (push name encapsulated)
-                 (encapsulate name 'trace-calls
-                              (lambda (function &rest arguments)
-                                (call-traced tracer name function arguments))))))
-           (funcall function))
-      (setf (tracer-active tracer) nil)
-      (without-interrupts
-        (sb-ext:without-package-locks
-          (dolist (name encapsulated)
-            (guarded (sb-int:unencapsulate name 'trace-calls) (failure) nil)))))))
+(defun innermost-call (tracer)
+  "Return the recorded call that this thread is in, or NIL."
+  (when (and (tracer-openings tracer) (openings tracer))
+    (let ((*recording-call* t))
+      (close-left tracer (sb-di:top-frame)))
+    (let ((opening (first (openings tracer))))
+      (when (and opening (eq (opening-within opening) *traced-call*))
+        (return-from innermost-call (opening-call opening)))))
+  *traced-call*)
 
-(defun push-traced-calls (tracer names)
-  "Push what TRACER has recorded of the functions of NAMES: those of this thread first, each thread's in order."
+(defun open-local-call (tracer name frame)
+  "A call of the local function NAME begins in FRAME."
+  (let ((begun (nanoseconds)))
+    (close-left tracer frame)
+    (let ((parent (innermost-call tracer)))
+      (multiple-value-bind (number depth) (number-call tracer parent)
+        (let ((call (if number
+                        (make-traced-call number depth sb-thread:*current-thread*)
+                        parent)))
+          (when number
+            (setf (call-of-text call)
+                  (call-text name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
+                  (call-of-start call) begun)
+            (sb-ext:atomic-push call (tracer-calls tracer)))
+          (push (make-opening call (and number t) parent *traced-call* begun) (openings tracer)))))))
+
+(defun begin-local-call (tracer cookie)
+  "The call that was opened last is known by COOKIE, and its body begins."
+  (let ((opening (first (openings tracer))))
+    (when (and opening (null (opening-cookie opening)))
+      (setf (opening-cookie opening) cookie)
+      (when (opening-recorded opening)
+        (setf (call-of-start (opening-call opening)) (nanoseconds))))))
+
+(defun end-local-call (tracer cookie values)
+  "The call that is known by COOKIE returns the list VALUES."
+  (let ((now (nanoseconds)))
+    (when (find cookie (openings tracer) :key #'opening-cookie)
+      (loop for opening = (pop (openings tracer))
+            until (eq cookie (opening-cookie opening))
+            do (close-opening opening :left now "")
+            finally (close-opening opening :returned now (values-text values))))))
+
+(defun close-all (tracer)
+  "The code that was traced is over: so are this thread's calls of local functions."
+  (when (tracer-openings tracer)
+    (loop while (openings tracer)
+          do (close-opening (pop (openings tracer)) :left (nanoseconds) ""))))
+
+;;; What came of it
+
+(defun push-traced-calls (tracer functions)
+  "Push what TRACER has recorded of so many FUNCTIONS: those of this thread first, each thread's in order."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
-    (push-record "trace" :functions (length names) :calls (tracer-count tracer)
-                         :omitted (max 0 (- (tracer-count tracer) (length calls))))
+    (push-record "trace" :functions functions :calls (tracer-count tracer)
+                         :omitted (max 0 (- (tracer-count tracer) (length calls)))
+                         :stopped (tracer-stopped tracer))
     (dolist (thread (cons sb-thread:*current-thread* (remove sb-thread:*current-thread* threads)))
       (dolist (call calls)
         (when (eq thread (call-of-thread call))
@@ -274,12 +309,3 @@ has no function."
                        :result (call-of-result call)
                        :nanoseconds (call-of-nanoseconds call)
                        :deeper (call-of-deeper call)))))))
-
-(define-operation :trace-calls (evaluate &key functions package depth limit)
-  "Evaluate the code with FUNCTIONS traced, a list of texts, or else those of PACKAGE; record calls less than DEPTH recorded
-ones deep, LIMIT at most."
-  (let* ((names (names-to-trace functions package))
-         (tracer (make-tracer depth limit)))
-    (unwind-protect
-         (call-with-traced-functions tracer names #'evaluate)
-      (push-traced-calls tracer names))))

@@ -82,6 +82,12 @@ pub enum BootError {
         /// What is wrong with it.
         reason: String,
     },
+    /// This program carries no core.
+    #[error(
+        "this program carries no SBCL core: it was built without the feature `core`, and made none of its own in its \
+         build script (sbcl-build). Name a directory with libsbcl and sbcl.core"
+    )]
+    NoCore,
     /// Library and core were made for another version of this crate.
     #[error(
         "the SBCL core speaks version {found} of the host contract, this program speaks {expected}: \

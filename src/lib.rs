@@ -19,7 +19,9 @@
 //! clone and may be used from any thread; evaluations run one after another on a thread of Lisp's own. A Lisp error is
 //! not a Rust error: it is an [`Outcome`] that holds everything SBCL knows of it.
 //!
-//! Features: `mcp` (default) brings the server and the command line; without it the library has few dependencies.
+//! Features: `mcp` (default) brings the server and the command line; without it the library has few dependencies. `core`
+//! (default) has the program carry the plain core; without it the program carries one of its own, with its Lisp compiled
+//! in, which the crate `sbcl-build` makes in a build script.
 
 #![deny(unsafe_code)]
 

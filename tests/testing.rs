@@ -435,7 +435,43 @@ fn a_fresh_image_has_the_files_and_nothing_else() {
     // Evaluated tests are in no file.
     server.evaluate("(sb-rt:deftest evaluated 1 1)");
     let text = bad(&mut server, "run-tests", json!({"name": "evaluated", "fresh": true}));
-    assert!(text.starts_with("The tests are in no file of a system that is loaded"), "{text}");
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe tests are in no file of a system that is loaded"), "{text}");
+}
+
+#[test]
+fn fresh_images_and_suspects_go_on_in_the_background() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest good (parse \"\") nil)\n(deftest bad (parse \"x\") (1))\n";
+    let project = Project::new("fresh-background", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let arguments = json!({"system": "demo", "fresh": true, "suspects": 1, "background": true});
+    let text = good(&mut server, "run-tests", arguments.clone());
+    assert_eq!(text, "Evaluation 2 goes on in the background.");
+    // The next ones need not wait.
+    server.goes_on();
+    let text = good(&mut server, "evaluation", json!({"id": 2, "action": "wait", "seconds": 60}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+                    FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
+    assert!(
+        text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),
+        "{text}"
+    );
+    assert!(text.contains("Suspects: ") && text.contains("src/demo.lisp:"), "{text}");
+    assert!(last_error(&mut server).starts_with("Error: "), "the one of the first test that failed");
+    // Again, and it is left while the other image runs.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "wait": 0.01}));
+    assert!(text.ends_with("Evaluation 4 goes on in the background."), "{text}");
+    // It is ended there, too.
+    good(&mut server, "run-tests", arguments);
+    good(&mut server, "evaluation", json!({"id": 5, "action": "cancel"}));
+    let text = bad(&mut server, "evaluation", json!({"id": 5, "action": "wait"}));
+    assert!(text.contains("[ERROR] CANCELLED"), "{text}");
+    good(&mut server, "evaluation", json!({"id": 4, "action": "wait", "seconds": 60}));
+    // A reset ends it with a word.
+    good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains("Evaluation 6, in the background, has been ended."), "{text}");
+    server.goes_on();
 }
 
 #[test]
@@ -446,7 +482,7 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     let mut server = project.server();
     server.evaluate("(defvar *kept* 1)");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    assert!(text.starts_with("The image for the tests died: signal: 9"), "{text}");
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
     assert_eq!(server.evaluate("*kept*"), "=> 1");
     // Loading may fail there.
     project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");

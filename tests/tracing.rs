@@ -43,8 +43,11 @@ fn traced(server: &mut Server, arguments: Value) -> String {
 /// Nothing of ours is left in the functions.
 #[track_caller]
 fn assert_untraced(server: &mut Server) {
-    let code = "(loop for name in '(fact divide spoil leave several none area (setf zap))
-                      when (sb-int:encapsulated-p name 'sbcl-host::trace-calls) collect name)";
+    let code = "(append (loop for name in '(fact divide spoil leave several none)
+                              for info = (sb-impl::encapsulation-info (sb-kernel:%symbol-function name))
+                              when (and info (not (eq 'trace (sb-impl::encapsulation-info-type info)))) collect name)
+                        (sb-pcl::generic-function-encapsulations #'area)
+                        sbcl-host::**traced-methods** sbcl-host::**broken-functions** sbcl-host::**before-threads**)";
     // In whatever case the user prints.
     assert_eq!(good(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
 }
@@ -231,7 +234,7 @@ fn what_cannot_be_traced_is_said() {
         (json!({"code": "1", "functions": ["fact"], "depth": 0}), "depth must be a whole number from 1 to 100"),
         (
             json!({"code": "1", "functions": ["fakt"]}),
-            "There is no function FAKT in package COMMON-LISP-USER. Near names: FACT.",
+            "There is no function FAKT in package COMMON-LISP-USER. Near names: FACT. Local functions are named as (labels",
         ),
         (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
         (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
@@ -242,6 +245,143 @@ fn what_cannot_be_traced_is_said() {
         assert!(text.contains(expected), "{arguments}: {text}");
     }
     assert!(good(&mut server, "evaluate-lisp", json!({"code": "(find-symbol \"FAKT\")"})).ends_with("=> NIL\n=> NIL"));
+}
+
+/// Local functions to trace.
+const LOCALS: &str = "
+    (defun outer (n) (labels ((fact (k) (if (< k 2) 1 (* k (fact (1- k)))))) (fact n)))
+    (defun square-all (list) (flet ((square (n) (* n n))) (list (square (first list)) (mapcar #'square list))))
+    (defun thrower (list)
+      (labels ((walk (x) (if (consp x) (progn (walk (car x)) (walk (cdr x))) (when (eql x 2) (throw :out x)))))
+        (catch :out (walk list))
+        (list (after 1))))
+    (defun after (x) x)
+    (defun inlined (n) (flet ((twice (n) (* 2 n))) (declare (inline twice)) (+ (twice n) (twice 1))))
+    (defmethod area ((side ratio)) (labels ((sum (n) (if (plusp n) (+ n (sum (1- n))) 0))) (sum (numerator side))))
+    (defmethod area :around ((side ratio)) (list (call-next-method)))";
+
+#[test]
+fn single_methods_and_local_functions_are_traced() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    for (code, functions, expected) in [
+        (
+            "(list (outer 3) (square-all '(1 2)))",
+            json!(["(labels fact :in outer)", "(flet square :in square-all)"]),
+            "6 calls of the 2 functions traced:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
+             ((LABELS FACT :IN OUTER) 2) => 2\n      ((LABELS FACT :IN OUTER) 1) => 1\n  \
+             ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  \
+             ((FLET SQUARE :IN SQUARE-ALL) 2) => 4\n\n=> (6 (1 (1 4)))",
+        ),
+        (
+            "(list (area 2/3) (area 2))",
+            json!([
+                "(method area (ratio))",
+                "(method area :around (cl:ratio))",
+                "(labels sum :in (method area (ratio)))"
+            ]),
+            "5 calls of the 3 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
+             ((METHOD AREA (RATIO)) 2/3) => 3\n      ((LABELS SUM :IN (METHOD AREA (RATIO))) 2) => 3\n        \
+             ((LABELS SUM :IN (METHOD AREA (RATIO))) 1) => 1\n          \
+             ((LABELS SUM :IN (METHOD AREA (RATIO))) 0) => 0\n\n=> ((3) 4)",
+        ),
+        // What is left is no longer what later calls are in.
+        (
+            "(thrower '(1 2))",
+            json!(["(labels walk :in thrower)", "after"]),
+            "5 calls of the 2 functions traced:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
+             ((LABELS WALK :IN THROWER) 1) => NIL\n    \
+             ((LABELS WALK :IN THROWER) (2)) was left by a non-local exit\n      \
+             ((LABELS WALK :IN THROWER) 2) was left by a non-local exit\n  (AFTER 1) => 1\n\n=> (1)",
+        ),
+        // Breakpoints are for one thread.
+        (
+            "(outer 1) (sb-thread:join-thread (sb-thread:make-thread (lambda () (outer 2))))",
+            json!(["(labels fact :in outer)"]),
+            "1 call of the function traced:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
+             were traced up to then, since SBCL's breakpoints are for one thread.\n\n=> 2",
+        ),
+    ] {
+        assert_eq!(traced(&mut server, json!({"code": code, "functions": functions})), expected);
+        assert_untraced(&mut server);
+    }
+    // What the user traces stays so.
+    good(&mut server, "evaluate-lisp", json!({"code": "(trace (method area (ratio)))"}));
+    let text = traced(&mut server, json!({"code": "(area 1/2)", "functions": ["(method area (ratio))"]}));
+    assert!(
+        text.starts_with("1 call of the function traced:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
+        "{text}"
+    );
+    assert!(good(&mut server, "evaluate-lisp", json!({"code": "(area 1/2)"})).contains("returned 1\n"), "still");
+    good(&mut server, "evaluate-lisp", json!({"code": "(untrace) (trace (labels fact :in outer))"}));
+    let text = bad(&mut server, "trace-calls", json!({"code": "(outer 1)", "functions": ["(labels fact :in outer)"]}));
+    assert!(text.contains("(LABELS FACT :IN OUTER) cannot be traced while TRACE traces it: SBCL traces"), "{text}");
+}
+
+#[test]
+fn what_of_local_functions_and_methods_cannot_be_traced_is_said() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    for (name, expected) in [
+        (
+            "(flet twice :in inlined)",
+            "INLINED has no local function twice in its compiled code: it has none. SBCL makes one",
+        ),
+        (
+            "(labels fect :in outer)",
+            "OUTER has no local function fect in its compiled code; it has (labels fact :in outer)",
+        ),
+        ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
+        ("(method area (string))", "There is no (method area (string)). The methods of AREA:\n  (method area "),
+        ("(method fact (t))", "FACT is no generic function: it has no methods."),
+        ("(labels fact)", "(labels fact) is no name of a local function: (labels bar :in foo) is."),
+        ("(labels fact :in outer", "is no name of a function."),
+        ("(lambda x)", "(lambda x) is no name of a function: foo, (setf foo), (method foo (integer)) and"),
+    ] {
+        let text = bad(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+    let arguments = json!({"code": "(outer 3)", "functions": ["(labels fact :in outer)"], "wait": 50});
+    let text = bad(&mut server, "trace-calls", arguments);
+    assert!(text.contains("cannot be traced in an evaluation that may be in the background"), "{text}");
+    assert_untraced(&mut server);
+}
+
+#[test]
+fn traced_and_profiled_code_goes_on_in_the_background() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let arguments = json!({"code": "(fact 3)", "functions": ["fact"], "background": true});
+    assert_eq!(good(&mut server, "trace-calls", arguments), "Evaluation 3 goes on in the background.");
+    let text = untimed(&good(&mut server, "evaluation", json!({"id": 3, "action": "wait"})));
+    assert_eq!(
+        text,
+        "3 calls of the function traced:\n  (FACT 3) => 6\n    (FACT 2) => 2\n      (FACT 1) => 1\n\n=> 6"
+    );
+    assert_untraced(&mut server);
+
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("flame-bg-{}.svg", std::process::id()));
+    let arguments = json!({"code": "(work) 1", "save-to": path, "wait": 0.05, "package": "cl-user"});
+    assert_eq!(good(&mut server, "profile", arguments), "Evaluation 5 goes on in the background.");
+    let text = good(&mut server, "evaluation", json!({"action": "wait"}));
+    assert!(text.starts_with("Samples ") && text.contains("   BURN  evaluation 2, line 2"), "{text}");
+    assert!(text.ends_with(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
+    assert!(std::fs::read_to_string(&path).unwrap().contains("<title>BURN ("));
+    std::fs::remove_file(&path).unwrap();
+
+    // Held, it is traced; released, no more.
+    let arguments =
+        json!({"code": "(fact 3) (divide 1 0) (fact 2)", "functions": ["fact", "divide"], "on-error": "debug"});
+    let text = bad(&mut server, "trace-calls", arguments.clone());
+    assert!(text.contains("[Debugger]\nHeld."), "{text}");
+    let text = untimed(&good(&mut server, "return-from-frame", json!({"frame": 2, "code": "7"})));
+    assert!(text.contains("  (DIVIDE 1 0) => 7\n  (FACT 2) => 2\n    (FACT 1) => 1\n\n=> 2"), "{text}");
+    bad(&mut server, "trace-calls", arguments.clone());
+    good(&mut server, "abort-evaluation", json!({}));
+    assert_untraced(&mut server);
+    let mut refused = arguments;
+    refused["background"] = true.into();
+    assert!(bad(&mut server, "trace-calls", refused).contains("on-error can only be \"abort\""), "not both");
 }
 
 /// Functions to profile.

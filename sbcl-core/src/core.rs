@@ -6,15 +6,11 @@ use crate::cache::{Cache, Work};
 use crate::error::{Error, IoContext};
 use crate::key::KeyBuilder;
 use crate::progress::Progress;
-use crate::sbcl::Sbcl;
+use crate::sbcl::{HEAP_MEGABYTES, Sbcl};
 use crate::{files, process};
 
 /// Changes when this recipe makes something else of the same input.
-const REVISION: &str = "1";
-
-/// The heap, in megabytes, under which the core is saved. A core booted with a larger heap than it was saved under has
-/// every function patched for a wider card table, which costs time and memory: so the largest it will run with.
-const HEAP_MEGABYTES: &str = "8192";
+const REVISION: &str = "2";
 
 /// The file of the Lisp side that builds it. It is loaded, and must save a core to the file that
 /// [`OUTPUT`] names.
@@ -23,17 +19,32 @@ const BUILD_FILE: &str = "build.lisp";
 /// Tells the build file where the core goes.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
 
+/// Tells the build file where all that was compiled goes.
+const HOST_OUTPUT: &str = "SBCL_MCP_HOST_OUTPUT";
+
 /// Tells the build file where compiled files go.
 const FASLS: &str = "SBCL_MCP_FASL_DIR";
 
 /// The core's file name.
 pub(crate) const NAME: &str = "sbcl.core";
 
+/// The name of the file with the compiled Lisp side.
+const HOST_NAME: &str = "sbcl-host.fasl";
+
+/// What this stage makes.
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// The core.
+    pub(crate) core: PathBuf,
+    /// The compiled Lisp side, as one fasl.
+    pub(crate) host: PathBuf,
+}
+
 /// How many versions of this stage are kept.
 const KEPT: usize = 5;
 
 /// Finds the core in the cache or saves it.
-pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<PathBuf, Error> {
+pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<Core, Error> {
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
@@ -45,7 +56,7 @@ pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress
         make(sbcl, lisp, work)
     })?;
     cache.prune("core", KEPT);
-    Ok(directory.join(NAME))
+    Ok(Core { core: directory.join(NAME), host: directory.join(HOST_NAME) })
 }
 
 /// The files of the Lisp side.
@@ -60,20 +71,18 @@ fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {
     for directory in [&fasls, &home] {
         std::fs::create_dir(directory).doing("making", directory)?;
     }
-    let output = work.result.join(NAME);
+    let (output, host) = (work.result.join(NAME), work.result.join(HOST_NAME));
     let mut command = process::bare(&sbcl.program().to_string_lossy());
-    command.arg("--core").arg(sbcl.core());
-    command.args(["--noinform", "--dynamic-space-size", HEAP_MEGABYTES]);
-    command.args(["--no-sysinit", "--no-userinit", "--non-interactive", "--disable-debugger", "--load"]);
-    command.arg(lisp.join(BUILD_FILE)).current_dir(&work.scratch);
+    sbcl.bare().arguments(&mut command);
+    command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&work.scratch);
     // The builder's home would bring the builder's own Lisp configuration into the core.
-    command.env("HOME", &home).env("SBCL_HOME", sbcl.home());
-    command.env(OUTPUT, &output).env(FASLS, &fasls);
+    command.env("HOME", &home);
+    command.env(OUTPUT, &output).env(HOST_OUTPUT, &host).env(FASLS, &fasls);
     work.log.run(step, &mut command, work.progress)?;
-    if output.is_file() {
-        Ok(())
-    } else {
-        let (step, log) = (step.to_owned(), work.log.path().to_owned());
-        Err(Error::NotMade { step, file: output, log })
+    for file in [output, host] {
+        if !file.is_file() {
+            return Err(Error::NotMade { step: step.to_owned(), file, log: work.log.path().to_owned() });
+        }
     }
+    Ok(())
 }

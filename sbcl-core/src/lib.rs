@@ -18,7 +18,7 @@
 //! |---|---|---|---|
 //! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
 //! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | the shim or one of its headers changes too |
-//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded | a file of the Lisp side changes |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded, and that alone, compiled (`sbcl-host.fasl`) | a file of the Lisp side changes |
 //!
 //! # Environment variables
 //!
@@ -36,9 +36,9 @@
 //!
 //! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
 //! changed, and when a file that it embedded has gone from the cache. It declares `links = "sbcl"`: a build script of
-//! a direct dependant finds the two files' paths in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. With `DOCS_RS` set it
-//! does not call this crate at all: no network, no SBCL. `cargo run -p sbcl-core` does the same work beforehand, with
-//! progress on standard error.
+//! a direct dependant finds paths in `DEP_SBCL_…`, which the crate `sbcl-build` makes an application's own core with. With
+//! `DOCS_RS` set it does not call this crate at all: no network, no SBCL. `cargo run -p sbcl-core` does the same work
+//! beforehand, with progress on standard error.
 //!
 //! # Where the source comes from
 //!
@@ -67,5 +67,6 @@ mod toolchain;
 pub use error::{Attempt, Error};
 pub use platform::Platform;
 pub use progress::Progress;
-pub use recipe::{Bare, Built, Recipe};
+pub use recipe::{Built, Recipe};
+pub use sbcl::Bare;
 pub use settings::Settings;

@@ -32,7 +32,7 @@ impl Progress {
     }
 
     /// Shows one line.
-    pub(crate) fn say(&self, line: impl Display) {
+    pub fn say(&self, line: impl Display) {
         // A line that cannot be shown is no reason to stop a build.
         if self.stderr {
             let _ = writeln!(std::io::stderr(), "sbcl-core: {line}");

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::library::Shim;
 use crate::platform::Platform;
 use crate::progress::Progress;
+use crate::sbcl::Bare;
 use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{core, library, sbcl};
@@ -22,6 +23,8 @@ pub struct Recipe {
     pub include_dir: PathBuf,
     /// The machine that the result is for.
     pub target: Platform,
+    /// Whether the core is wanted: if not, the library is enough of those that are ready-made.
+    pub wants_core: bool,
     /// What the environment says.
     pub settings: Settings,
     /// Where progress is shown.
@@ -37,17 +40,8 @@ pub struct Built {
     pub core: PathBuf,
     /// The SBCL that both were made with; none for those that were ready-made.
     pub bare: Option<Bare>,
-}
-
-/// An SBCL as its own build leaves it, to be started as `program --core core` with `SBCL_HOME` set to `home`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bare {
-    /// The executable.
-    pub program: PathBuf,
-    /// The executable's own core.
-    pub core: PathBuf,
-    /// The directory that has the contribs under it.
-    pub home: PathBuf,
+    /// The compiled Lisp side, as one fasl, for other cores made with that SBCL.
+    pub host: Option<PathBuf>,
 }
 
 impl Recipe {
@@ -60,6 +54,7 @@ impl Recipe {
             shim: root.join("ffi/shim.c"),
             include_dir: root.join("ffi"),
             target: Platform::host(),
+            wants_core: true,
             settings: Settings::from_environment(&root.join("target/sbcl-core")),
             progress: Progress::stderr(),
         }
@@ -82,11 +77,9 @@ impl Recipe {
         let toolchain = Toolchain::choose(&self.settings)?;
         let sbcl = sbcl::build(&cache, &self.settings, &toolchain, &self.target, &self.progress)?;
         let shim = Shim { source: &self.shim, include: &self.include_dir };
-        Ok(Built {
-            library: library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?,
-            core: core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?,
-            bare: Some(Bare { program: sbcl.program(), core: sbcl.core(), home: sbcl.home() }),
-        })
+        let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
+        let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?;
+        Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 
     /// The files and directories whose change makes another build necessary.
@@ -99,14 +92,20 @@ impl Recipe {
 
     fn prebuilt(&self, directory: &Path) -> Result<Built, Error> {
         let (library, core) = (directory.join(self.target.library_name()), directory.join(core::NAME));
-        let built = Built { library, core, bare: None };
+        let built = Built { library, core, bare: None, host: None };
         let problem = if !directory.is_absolute() {
             "that is not an absolute path".to_owned()
-        } else if let Some(missing) = [&built.library, &built.core].into_iter().find(|file| !file.is_file()) {
+        } else if let Some(missing) = self.missing(&built) {
             format!("{} is not there", missing.display())
         } else {
             return Ok(built);
         };
         Err(Error::Prebuilt { directory: directory.to_owned(), problem, library: self.target.library_name() })
+    }
+
+    /// What is not there of ready-made files.
+    fn missing<'a>(&self, built: &'a Built) -> Option<&'a Path> {
+        let wanted = [Some(&built.library), Some(&built.core).filter(|_| self.wants_core)];
+        wanted.into_iter().flatten().map(PathBuf::as_path).find(|file| !file.is_file())
     }
 }

@@ -1,6 +1,7 @@
 //! The first stage: SBCL itself, with its contribs and the C objects that a shared library is linked from.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::cache::{Cache, Work};
 use crate::error::{Error, IoContext};
@@ -20,6 +21,10 @@ const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
 /// The contribs that the core does not need.
 const CONTRIBS_LEFT_OUT: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
+
+/// The heap, in megabytes, under which the core is saved. A core booted with a larger heap than it was saved under has
+/// every function patched for a wider card table, which costs time and memory: so the largest it will run with.
+pub(crate) const HEAP_MEGABYTES: &str = "8192";
 
 /// How many versions of this stage are kept.
 const KEPT: usize = 3;
@@ -53,11 +58,45 @@ impl Sbcl {
         self.directory.join("src/runtime")
     }
 
+    /// The executable as it is to be started.
+    pub(crate) fn bare(&self) -> Bare {
+        Bare { program: self.program(), core: self.core(), home: self.home() }
+    }
+
     /// The position-independent objects that make up the shared library.
     pub(crate) fn objects(&self) -> Result<Vec<PathBuf>, Error> {
         let names = files::list(&self.directory, |_| true)?;
         let objects = names.into_iter().filter(|name| files::has_extension(name, &["o"]));
         Ok(objects.map(|name| self.directory.join(name)).collect())
+    }
+}
+
+/// An SBCL as its own build leaves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bare {
+    /// The executable.
+    pub program: PathBuf,
+    /// The executable's own core.
+    pub core: PathBuf,
+    /// What SBCL knows as `SBCL_HOME`: the directory that has the contribs under it.
+    pub home: PathBuf,
+}
+
+impl Bare {
+    /// Starts it with the heap that cores are saved with and without anyone's configuration. It ends with a status other
+    /// than 0 when an error is not handled. Lisp's own options, such as `--load`, may follow.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        self.arguments(&mut command);
+        command
+    }
+
+    /// The arguments and variables of [`command`](Self::command).
+    pub(crate) fn arguments(&self, command: &mut Command) {
+        command.arg("--core").arg(&self.core).args(["--noinform", "--dynamic-space-size", HEAP_MEGABYTES]);
+        command.args(["--no-sysinit", "--no-userinit", "--non-interactive", "--disable-debugger"]);
+        command.env("SBCL_HOME", &self.home);
     }
 }
 
@@ -116,7 +155,7 @@ fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, work: &Work<'
     Ok(())
 }
 
-fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> std::process::Command {
+fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
     let mut command = process::bare("sh");
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" "));

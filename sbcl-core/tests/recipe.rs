@@ -23,6 +23,7 @@ cat > src/runtime/sbcl <<'END'
 for last; do :; done
 grep -q unbalanced "$last" && { echo end of file on "$last"; exit 1; }
 cp "$last" "$SBCL_MCP_CORE_OUTPUT"
+cp "$last" "$SBCL_MCP_HOST_OUTPUT"
 END
 chmod +x src/runtime/sbcl
 "#;

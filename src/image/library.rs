@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicUsize};
@@ -15,8 +16,8 @@ use crate::config::ImageConfig;
 use crate::error::BootError;
 
 unsafe extern "C" {
-    // ffi/embed.S
-    static sbcl_embedded_core_start: u8;
+    // sbcl-build/src/embed.S
+    static sbcl_embedded_core: usize;
     #[cfg(target_os = "linux")]
     static sbcl_embedded_library_start: u8;
     #[cfg(target_os = "linux")]
@@ -53,7 +54,10 @@ impl Runtime {
                 let library = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
                 (library, Core::File(core))
             }
-            None => (embedded_library()?, Core::Section(containing_file()?)),
+            None => {
+                let core = embedded_core().ok_or(BootError::NoCore)?;
+                (embedded_library()?, Core::Section(containing_file(core)?))
+            }
         };
         let core = match &config.image {
             Some(image) if image.is_file() => Core::File(image.clone()),
@@ -144,13 +148,19 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
+/// The address of the embedded core, if this program has one.
+fn embedded_core() -> Option<NonZero<usize>> {
+    // SAFETY: an aligned word of this program's data, which nothing writes to.
+    NonZero::new(unsafe { sbcl_embedded_core })
+}
+
 /// The embedded library as a file that the loader can open.
 #[cfg(target_os = "linux")]
 fn embedded_library() -> Result<PathBuf, BootError> {
     use std::io::Write;
     use std::os::fd::IntoRawFd;
 
-    // SAFETY: the symbols delimit bytes that ffi/embed.S put into this program.
+    // SAFETY: the symbols delimit bytes that sbcl-build/src/embed.S put into this program.
     let bytes = unsafe {
         let start = &raw const sbcl_embedded_library_start;
         std::slice::from_raw_parts(start, (&raw const sbcl_embedded_library_end).offset_from_unsigned(start))
@@ -171,13 +181,12 @@ fn embedded_library() -> Result<PathBuf, BootError> {
     })
 }
 
-/// The file that this code was loaded from: the program, or the shared object that it is linked into.
-fn containing_file() -> Result<PathBuf, BootError> {
-    // SAFETY: Dl_info is plain data, and the address is one of ours.
+/// The file that has what is at this address: the program, or the shared object that it is linked into.
+fn containing_file(address: NonZero<usize>) -> Result<PathBuf, BootError> {
+    // SAFETY: Dl_info is plain data, and nothing is read at the address.
     let (found, info) = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        let address = (&raw const sbcl_embedded_core_start).cast::<c_void>();
-        (libc::dladdr(address, &raw mut info), info)
+        (libc::dladdr(address.get() as *const c_void, &raw mut info), info)
     };
     if found == 0 || info.dli_fname.is_null() {
         return std::env::current_exe().map_err(|source| BootError::Os { what: "find this program's file", source });

@@ -121,7 +121,13 @@ impl Reply {
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
-        let tests = !outcome.is_error() && TestCounts::of(&outcome).is_some();
-        if tests { Self::Tests(Box::new(outcome)) } else { Self::Outcome(Box::new(outcome)) }
+        let has = |kind: &str| outcome.records.iter().any(|record| record.kind == kind);
+        let make = match () {
+            () if has("trace") => Self::Calls,
+            () if has("profile") => Self::Profile,
+            () if !outcome.is_error() && TestCounts::of(&outcome).is_some() => Self::Tests,
+            () => Self::Outcome,
+        };
+        make(Box::new(outcome))
     }
 }

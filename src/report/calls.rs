@@ -53,6 +53,11 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     if number("omitted") > 0 {
         _ = write!(head, "\n... {} more calls were not recorded (limit)", number("omitted"));
     }
+    if number("stopped") > 0 {
+        head.push_str(
+            "\nA thread was started: local functions were traced up to then, since SBCL's breakpoints are for one thread.",
+        );
+    }
     with_answer(head, outcome, max)
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::aftermath::Due;
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
@@ -146,7 +147,7 @@ impl Session {
     ///
     /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
-        self.submit_as(None, evaluation, None, Box::new(reply))
+        self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
     /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
@@ -158,7 +159,7 @@ impl Session {
         evaluation: Evaluation,
         reply: impl FnOnce(Outcome) + Send + 'static,
     ) -> JobId {
-        self.submit_as(None, evaluation, Some(operation), Box::new(reply))
+        self.submit_as(None, evaluation, Some(operation), None, Box::new(reply))
     }
 
     /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
@@ -169,13 +170,6 @@ impl Session {
         })
     }
 
-    /// Takes the outcome of an evaluation that another image did in this session's stead: its errors go into the history,
-    /// and the error state is as if this one had done it.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-    pub(crate) fn adopt(&self, outcome: &mut Outcome) {
-        self.inner.adopt(&self.connection, outcome);
-    }
-
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
     /// evaluation `source`.
     pub(super) fn submit_as(
@@ -183,6 +177,7 @@ impl Session {
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
+        due: Option<Due>,
         reply: Reply<Outcome>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
@@ -208,6 +203,7 @@ impl Session {
         }
         let mut request = Request::new(&self.connection, job, timeout, PendingReply::Evaluation(builder, reply));
         request.background = background == Background::AtOnce;
+        request.due = due.map(Box::new);
         if source.is_none() {
             request.job.evaluation = number;
         }
@@ -230,7 +226,10 @@ impl Session {
             self.inner.finish(&mut board, running, JobEnd::Withdrawn)
         });
         if withdrawn.is_none() {
-            self.inner.interrupt(&mut board, id.0, Interrupt::Cancel);
+            match board.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
+                Some(finishing) => finishing.cancel(),
+                None => drop(self.inner.interrupt(&mut board, id.0, Interrupt::Cancel)),
+            }
         }
         self.inner.leave_board(board);
         self.inner.deliver(withdrawn);
@@ -381,7 +380,10 @@ impl Session {
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn is_busy(&self) -> bool {
         let board = self.inner.board.lock();
-        !board.holds.is_empty() || board.background() > 0 || board.running.iter().any(Running::evaluates)
+        !board.holds.is_empty()
+            || board.background() > 0
+            || !board.finishing.is_empty()
+            || board.running.iter().any(Running::evaluates)
     }
 
     fn inspect(&self, job: Job, reply: PendingReply) {

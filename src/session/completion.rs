@@ -58,6 +58,10 @@ impl Inner {
                 let before = Earlier::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 outcome.held = running.holds;
+                let over = matches!(end, JobEnd::Withdrawn | JobEnd::Interrupted(Interrupt::Cancel)) || running.holds;
+                if let Some(due) = running.due.filter(|_| !over) {
+                    return due.begin(board, (running.id, is_background, end), before, outcome, reply);
+                }
                 match end {
                     // It did nothing.
                     JobEnd::Withdrawn => {}
@@ -113,12 +117,21 @@ impl Inner {
             PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
             PendingReply::Reset(builder, reply) => {
                 let result: Result<(), InspectError> = builder.reset(end);
+                let mut ended = Vec::new();
                 if result.is_ok() {
+                    for mut finishing in std::mem::take(&mut board.finishing) {
+                        finishing.cancel();
+                        board.evaluations.remove(finishing.evaluation);
+                        ended.push(finishing.abandon());
+                    }
                     board.evaluations.reset();
                     self.tell_others(&connection, "reset the session: all definitions are gone.");
                     connection.state().reset();
                 }
-                answer(reply, result)
+                Box::new(move || {
+                    ended.into_iter().for_each(|answer| answer());
+                    reply(result);
+                })
             }
         }
     }
@@ -135,14 +148,8 @@ impl Inner {
         }
     }
 
-    /// Takes the outcome of an evaluation that another image did in this session's stead.
-    pub(super) fn adopt(&self, connection: &Connection, outcome: &mut Outcome) {
-        (outcome.evaluation, outcome.kept, outcome.defined) = (0, false, Vec::new());
-        self.evaluated(connection, Earlier { signalled: None, superseded: Vec::new() }, outcome);
-    }
-
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
-    fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
+    pub(super) fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
         let mut state = connection.state();
         self.record_earlier(connection, &mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
@@ -155,7 +162,7 @@ impl Inner {
 
     /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
     /// is given it.
-    fn evaluated_in_background(
+    pub(super) fn evaluated_in_background(
         &self,
         board: &mut Board,
         connection: &Connection,
@@ -270,7 +277,7 @@ impl Inner {
 }
 
 /// The errors of an evaluation that came before the one that it ended with.
-struct Earlier {
+pub(super) struct Earlier {
     /// Those that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
     /// Those that reached the debugger.
@@ -284,7 +291,7 @@ impl Earlier {
 }
 
 /// Keeps an outcome. What this returns gives it to whoever waits for it.
-fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
+pub(super) fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
     let waiting = board.evaluations.end(&mut outcome);
     if waiting.is_empty() {
         return answer(reply, outcome);

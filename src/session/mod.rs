@@ -4,6 +4,7 @@
 //! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
 //! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
 
+mod aftermath;
 mod api;
 mod clock;
 mod completion;
@@ -41,6 +42,8 @@ use pending::PendingReply;
 pub(crate) use scheduler::MAX_BACKGROUND;
 use scheduler::{Board, Request};
 
+#[cfg(feature = "mcp")]
+pub(crate) use aftermath::Aftermath;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};

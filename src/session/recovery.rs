@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use super::aftermath::Finishing;
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
@@ -114,7 +115,7 @@ impl Session {
     /// of its own.
     pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
         super::api::wait(|reply: Reply<Outcome>| {
-            self.submit_as(Some(source), evaluation, operation, reply);
+            self.submit_as(Some(source), evaluation, operation, None, reply);
         })
     }
 
@@ -153,6 +154,7 @@ impl Session {
         for job in running {
             self.inner.interrupt(&mut board, job, Interrupt::Cancel);
         }
+        board.finishing.iter_mut().for_each(Finishing::cancel);
         self.inner.leave_board(board);
         self.inner.deliver(answers);
         said
@@ -170,6 +172,10 @@ impl Session {
         }
         for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
             answers.extend(self.inner.end_waiting(&mut board, lane));
+        }
+        for mut finishing in std::mem::take(&mut board.finishing) {
+            finishing.cancel();
+            answers.push(finishing.abandon());
         }
         if board.hold_of(self.connection.id).is_some() {
             notices.push(RELEASED.to_owned());

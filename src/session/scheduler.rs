@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::aftermath::{Due, Finishing};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::OutcomeBuilder;
@@ -35,6 +36,8 @@ pub(super) struct Request {
     pub(super) reply: PendingReply,
     /// It is to be done in the background.
     pub(super) background: bool,
+    /// What is to be done after it.
+    pub(super) due: Option<Box<Due>>,
 }
 
 impl Request {
@@ -46,7 +49,7 @@ impl Request {
         reply: PendingReply,
     ) -> Self {
         job.connection = connection.id;
-        Self { connection: connection.clone(), job, timeout, reply, background: false }
+        Self { connection: connection.clone(), job, timeout, reply, background: false, due: None }
     }
 
     /// The start of a thread that pulls from `lane`; the job `instead` is refused when that cannot be done.
@@ -111,6 +114,8 @@ pub(super) struct Running {
     /// It was interrupted because it keeps more.
     pub(super) filled_heap: bool,
     pub(super) interruption: Option<Interruption>,
+    /// What is to be done after it.
+    pub(super) due: Option<Box<Due>>,
     /// When it is over, an evaluation is held.
     pub(super) holds: bool,
     /// It is held as it was before this job.
@@ -140,6 +145,7 @@ impl Running {
             heap_limit: None,
             filled_heap: false,
             interruption: None,
+            due: request.due,
             holds: false,
             unchanged: false,
             released: false,
@@ -213,6 +219,8 @@ pub(super) struct Board {
     /// The lanes whose threads have something new to look at.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
+    /// The evaluations that Lisp has done its part of.
+    pub(super) finishing: Vec<Finishing>,
     /// What is held and nothing is being done about; at most one of a connection.
     pub(super) holds: Vec<Hold>,
     /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
@@ -520,7 +528,9 @@ impl Board {
     /// The numbers of the evaluations in the background.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let waiting = self.waiting[Lane::Background as usize].iter().map(|request| request.job.evaluation);
-        self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation).chain(waiting)
+        let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
+        let finishing = self.finishing.iter().filter(|finishing| finishing.background);
+        running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
     /// A thread is there for the evaluation lane, whose last one holds an evaluation. False when that is not so.
@@ -573,6 +583,10 @@ impl Board {
         if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
             request.background = true;
             self.changed[Lane::Evaluation as usize] = true;
+            return Leave::Waiting(reply);
+        }
+        if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
+            finishing.background = true;
             return Leave::Waiting(reply);
         }
         let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Arguments, Call, Fault, Reply};
+use crate::session::Aftermath;
 use crate::session::operation::Operation;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
@@ -16,13 +17,13 @@ pub(super) fn add_properties(properties: &mut Value) {
     properties["background"] = json!({
         "type": "boolean",
         "default": false,
-        "description": "Answer at once and go on in the background, without a time limit; the tool evaluation tells the rest.",
+        "description": "Answer at once; go on without a time limit. See evaluation.",
     });
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,
         "maximum": MAX_WAIT,
-        "description": "Seconds to wait; then it goes on in the background.",
+        "description": "Seconds to wait; then it goes on there.",
     });
 }
 
@@ -53,7 +54,7 @@ pub(super) fn on_error(
 /// What a call evaluates.
 pub(super) struct Job {
     evaluation: Evaluation,
-    operation: Option<Operation>,
+    operation: Option<(Operation, Option<Aftermath>)>,
     /// What progress reports say.
     reports: fn(&Session, JobId, usize) -> Option<String>,
 }
@@ -66,7 +67,12 @@ impl Job {
 
     /// An operation.
     pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
-        Self { operation: Some(operation), ..Self::new(evaluation) }
+        Self { operation: Some((operation, None)), ..Self::new(evaluation) }
+    }
+
+    /// The same with something to do before it is over.
+    pub(super) fn before_end(self, aftermath: Aftermath) -> Self {
+        Self { operation: self.operation.map(|(operation, _)| (operation, Some(aftermath))), ..self }
     }
 
     /// The same with other reports.
@@ -89,8 +95,9 @@ pub(super) fn evaluate(
     {
         return call.answer(Err::<Reply, _>(error));
     }
-    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match &operation {
-        Some(operation) => session.submit_operation(operation, evaluation, reply),
+    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match operation {
+        Some((operation, Some(aftermath))) => session.submit_operation_with(&operation, evaluation, aftermath, reply),
+        Some((operation, None)) => session.submit_operation(&operation, evaluation, reply),
         None => session.submit(evaluation, reply),
     };
     if patience == Some(Duration::ZERO) {

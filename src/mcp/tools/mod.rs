@@ -34,11 +34,10 @@ use super::checkpointing::Saver;
 use super::reply::Reply;
 use super::structured;
 use super::worker::Worker;
+use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
 use crate::rpc::inflight::Inflight;
-use crate::session::operation::Operation;
-use crate::{Evaluation, Outcome, Session};
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
@@ -130,25 +129,6 @@ enum Step {
 /// What is done with a call, which answers it some time.
 fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
     Ok(Step::Later(Box::new(work)))
-}
-
-/// Evaluates what an operation is sent, and answers what `reply` makes of the outcome.
-fn evaluate_as(
-    call: Call,
-    operation: &Operation,
-    evaluation: Evaluation,
-    reply: impl FnOnce(Outcome) -> Reply + Send + 'static,
-) {
-    let session = call.session().clone();
-    let waiting = call.waiting();
-    let job = session.submit_operation(operation, evaluation, move |outcome| {
-        call.answer(Ok::<_, Fault>(reply(outcome)));
-    });
-    waiting.report({
-        let session = session.clone();
-        move |from| session.output_so_far(job, from)
-    });
-    waiting.on_cancel(move || session.cancel(job));
 }
 
 /// The tools, in this order.

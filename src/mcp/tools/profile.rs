@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::background::{self, Job};
+use super::{Arguments, Call, Fault, Step, define, later};
+use crate::session::Aftermath;
 use crate::session::operation::Operation;
 use crate::{Evaluation, Outcome};
 
@@ -17,60 +19,74 @@ const MAX_TOP: u64 = 500;
 
 const MODES: [(&str, &str); 3] = [("cpu", "cpu"), ("alloc", "alloc"), ("time", "time")];
 
+const DESCRIPTION: &str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
+    memory, with places, in all threads; then the code's own answer. Samples are 10 ms apart: let it run for a second or \
+    more.";
+
 pub(super) fn tool() -> Tool {
+    let mut properties = json!({
+        "code": {
+            "type": "string",
+            "description": "Common Lisp source.",
+        },
+        "mode": {
+            "type": "string",
+            "enum": MODES.map(|(name, _)| name),
+            "default": "cpu",
+            "description": "`cpu`: processor time; `time`: also where threads wait; `alloc`: what allocates memory.",
+        },
+        "top": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MAX_TOP,
+            "default": TOP,
+            "description": "How many functions are shown.",
+        },
+        "save-to": {
+            "type": "string",
+            "description": "A file for a flame graph (SVG), from the server's directory if relative.",
+        },
+        "package": {
+            "type": "string",
+            "description": "To read in.",
+        },
+        "timeout": super::limits::timeout_schema(),
+    });
+    background::add_properties(&mut properties);
     define(
         NAME,
         "Profile",
-        "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or memory, with \
-        places, in all threads; then the code's own answer. Samples are 10 ms apart: let it run for a second or more.",
-        json!({
-            "code": {
-                "type": "string",
-                "description": "Common Lisp source.",
-            },
-            "mode": {
-                "type": "string",
-                "enum": MODES.map(|(name, _)| name),
-                "default": "cpu",
-                "description": "`cpu`: processor time; `time`: also where threads wait; `alloc`: what allocates memory.",
-            },
-            "top": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_TOP,
-                "default": TOP,
-                "description": "How many functions are shown.",
-            },
-            "save-to": {
-                "type": "string",
-                "description": "A file for a flame graph (SVG), from the server's directory if relative.",
-            },
-            "timeout": super::limits::timeout_schema(),
-        }),
+        DESCRIPTION,
+        properties,
         &["code"],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
     )
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["code", "mode", "top", "save-to", "timeout"], 1, arguments)?;
+    let known = &["code", "mode", "top", "save-to", "package", "timeout", "background", "wait"];
+    let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     let mode = arguments.choice("mode", &MODES)?.unwrap_or("cpu");
     let top = arguments.whole("top", 1..=MAX_TOP, &format!("a whole number from 1 to {MAX_TOP}"))?.unwrap_or(TOP);
     let path = arguments.optional_text("save-to")?.map(PathBuf::from);
+    evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    let patience = background::patience(&mut arguments)?;
     let operation = Operation::new("profile").with("mode", mode).with("top", top).with("stacks", path.is_some());
+    let mut job = Job::operation(evaluation, operation);
+    if let Some(path) = path {
+        let work = move |mut outcome: Outcome| {
+            outcome.notices.push(match flame_graph(&outcome, mode, &path) {
+                Ok(()) => format!("Flame graph: {}", path.display()),
+                Err(reason) => format!("No flame graph in {}: {reason}", path.display()),
+            });
+            Ok(outcome)
+        };
+        job = job.before_end(Aftermath::new(work, || ()));
+    }
     later(move |call: Call| {
-        super::evaluate_as(call, &operation, evaluation, move |mut outcome| {
-            if let Some(path) = path {
-                let notice = match flame_graph(&outcome, mode, &path) {
-                    Ok(()) => format!("Flame graph: {}", path.display()),
-                    Err(reason) => format!("No flame graph in {}: {reason}", path.display()),
-                };
-                outcome.notices.push(notice);
-            }
-            Reply::Profile(Box::new(outcome))
-        })
+        background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
     })
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, background, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Clipped, Field, Record, TestCounts};
-use crate::{Limits, Outcome, Session};
+use crate::session::Aftermath;
+use crate::{Limits, Outcome};
 
 pub(super) const NAME: &str = "run-tests";
 
@@ -26,42 +27,42 @@ const DESCRIPTION: &str = "Run the tests of a system or package, or the test or 
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-            "system": {
-                "type": "string",
-                "description": "An ASDF system. One of system, package and name is needed.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Run the tests of this package.",
-            },
-            "name": {
-                "type": "string",
-                "description": "A test, suite or tag, as `my-app-tests::parse-empty`.",
-            },
-            "timeout": {
-                "type": "number",
-                "minimum": 0.1,
-                "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                "default": TIMEOUT,
-                "description": "Seconds that each test may take; one that takes longer fails.",
-            },
-            "reload": {
-                "type": "boolean",
-                "default": false,
-                "description": "First load what has changed on disk.",
-            },
-            "fresh": {
-                "type": "boolean",
-                "default": false,
-                "description": "Run them in a new image that loads the files alone; name what differs.",
-            },
-            "suspects": {
-                "type": "integer",
-                "minimum": 0,
-                "maximum": MAX_SUSPECTS,
-                "default": 0,
-                "description": "For each failing test, so many functions that it ran and few passing tests did, with the lines that differ. Runs the tests once more, under coverage.",
-            },
+        "system": {
+            "type": "string",
+            "description": "An ASDF system. One of system, package and name is needed.",
+        },
+        "package": {
+            "type": "string",
+            "description": "Run the tests of this package.",
+        },
+        "name": {
+            "type": "string",
+            "description": "A test, suite or tag, as `my-app-tests::parse-empty`.",
+        },
+        "timeout": {
+            "type": "number",
+            "minimum": 0.1,
+            "maximum": Limits::MAX_TIMEOUT_SECONDS,
+            "default": TIMEOUT,
+            "description": "Seconds that each test may take; one that takes longer fails.",
+        },
+        "reload": {
+            "type": "boolean",
+            "default": false,
+            "description": "First load what has changed on disk.",
+        },
+        "fresh": {
+            "type": "boolean",
+            "default": false,
+            "description": "Run them in a new image that loads the files alone; name what differs.",
+        },
+        "suspects": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_SUSPECTS,
+            "default": 0,
+            "description": "For each failing test, so many functions that few passing tests ran, with the lines that differ. Runs the tests once more.",
+        },
     });
     background::add_properties(&mut properties);
     define(
@@ -98,22 +99,21 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let beside = Beside { fresh, suspects };
 
     let patience = background::patience(&mut arguments)?;
-    if patience.is_some() && (fresh || suspects > 0) {
-        return Err(Fault::Value(format!("{NAME}: fresh and suspects are not for background and wait.")));
-    }
     let mut operation = tests.operation().with("way", fresh || suspects > 0).with("beside", fresh);
     if !fresh {
         operation = operation.with_errors();
     }
-    let job = background::Job::operation(tests.evaluation(), operation);
+    let mut job = background::Job::operation(tests.evaluation(), operation);
+    if fresh || suspects > 0 {
+        let handle = Handle::default();
+        let cancelled = handle.clone();
+        let work = move |outcome| {
+            if beside.is_needed(&outcome) { run_beside(&handle, tests, beside, outcome) } else { Ok(outcome) }
+        };
+        job = job.before_end(Aftermath::new(work, move || cancelled.end()));
+    }
     later(move |call: Call| {
-        background::evaluate(call, job, patience, move |call, outcome| {
-            if beside.is_needed(&outcome) {
-                run_beside(call, tests, beside, outcome);
-            } else {
-                call.answer(Ok::<_, Fault>(outcome));
-            }
-        });
+        background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
     })
 }
 
@@ -137,46 +137,27 @@ fn has_failures(outcome: &Outcome) -> bool {
 
 /// Runs the tests in other images, once the session has. If a fresh one is asked for, what is said is what they come to
 /// there, and which ones differ.
-fn run_beside(call: Call, mut tests: Tests, beside: Beside, here: Outcome) {
+fn run_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
     let named = |kind: &str| {
         let records = here.records.iter().filter(|record| record.kind == kind);
         records.filter_map(|record| record.text("name").map(str::to_owned)).collect::<Vec<_>>()
     };
     (tests.registry, tests.load, tests.reload) = (named("directory"), named("load"), false);
     if tests.system.is_none() && tests.load.is_empty() {
-        let reason = "The tests are in no file of a system that is loaded, which another image could load.".to_owned();
-        return call.answer(Err::<Reply, _>(Fault::Value(reason)));
+        return Err("The tests are in no file of a system that is loaded, which another image could load.".to_owned());
     }
-    let handle = Handle::default();
-    let cancelled = handle.clone();
-    let (session, waiting, call) = (call.session().clone(), call.waiting(), call.shared());
-    let unanswered = call.clone();
-    let run = move || {
-        let outcome = if beside.fresh { run_fresh(&handle, &tests, &session, &here) } else { Ok(here) };
-        let answer = outcome.map(|mut outcome| {
-            if beside.suspects > 0 && !outcome.is_error() && has_failures(&outcome) {
-                tests.suspects = beside.suspects;
-                add_suspects(&handle, &tests, &mut outcome);
-            }
-            outcome
-        });
-        if let Some(call) = call.take() {
-            call.answer(answer.map_err(Fault::Value));
-        }
-    };
-    waiting.on_cancel(move || {
-        cancelled.end();
-        drop(unanswered.take());
-    });
-    waiting.report(|_| None);
-    // The call goes with a thread that cannot be started: it is answered an internal error.
-    drop(std::thread::Builder::new().name("sbcl-mcp-tests".to_owned()).spawn(run));
+    let mut outcome = if beside.fresh { run_fresh(handle, &tests, &here)? } else { here };
+    if beside.suspects > 0 && !outcome.is_error() && has_failures(&outcome) {
+        tests.suspects = beside.suspects;
+        add_suspects(handle, &tests, &mut outcome);
+    }
+    Ok(outcome)
 }
 
 /// Runs the tests in a fresh image.
-fn run_fresh(handle: &Handle, tests: &Tests, session: &Session, here: &Outcome) -> Result<Outcome, String> {
+fn run_fresh(handle: &Handle, tests: &Tests, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = handle.run(tests)?;
-    session.adopt(&mut outcome);
+    outcome.defined.clear();
     outcome.notices.push("The tests ran in a fresh image that loaded the files and nothing else.".to_owned());
     outcome.records.extend(differences(&here.records, &outcome.records));
     Ok(outcome)

@@ -1,4 +1,4 @@
-/* The core and the shared library as data of the program.
+/* The core and the shared library as data of the program: each of both if a file is named.
  *
  * SBCL's runtime looks for its core in a section named lisp.core of the running program's file and maps it from there,
  * so the section starts and ends at a multiple of 32 KiB, the runtime's largest unit. The symbols' ends are the files'.
@@ -9,24 +9,26 @@
 #define LOCAL(name) .private_extern _##name
 #define CORE_SECTION .section __DATA,__lisp_core
 #define LIBRARY_SECTION .section __DATA,__lisp_library
+#define POINTER_SECTION .section __DATA,__const
 #else
 #define SYMBOL(name) name
 #define LOCAL(name) .hidden name
 #define CORE_SECTION .section lisp.core,"a",@progbits
 #define LIBRARY_SECTION .section .rodata.sbcl_library,"a",@progbits
+#define POINTER_SECTION .section .data.rel.ro.sbcl_core,"aw",@progbits
 #endif
 
+#if defined(SBCL_CORE_FILE)
         CORE_SECTION
         .p2align 15
         .globl SYMBOL(sbcl_embedded_core_start)
         LOCAL(sbcl_embedded_core_start)
 SYMBOL(sbcl_embedded_core_start):
         .incbin SBCL_CORE_FILE
-        .globl SYMBOL(sbcl_embedded_core_end)
-        LOCAL(sbcl_embedded_core_end)
-SYMBOL(sbcl_embedded_core_end):
         .p2align 15
+#endif
 
+#if defined(SBCL_LIBRARY_FILE)
         LIBRARY_SECTION
         .p2align 4
         .globl SYMBOL(sbcl_embedded_library_start)
@@ -37,6 +39,23 @@ SYMBOL(sbcl_embedded_library_start):
         LOCAL(sbcl_embedded_library_end)
 SYMBOL(sbcl_embedded_library_end):
         .byte 0
+
+        /* Where the core is, which may be in another object of the program; 0 if there is none. */
+        POINTER_SECTION
+        .p2align 3
+        .globl SYMBOL(sbcl_embedded_core)
+        LOCAL(sbcl_embedded_core)
+SYMBOL(sbcl_embedded_core):
+#if defined(__APPLE__) && !defined(SBCL_CORE_FILE)
+        .quad 0
+#else
+#if !defined(SBCL_CORE_FILE)
+        .weak SYMBOL(sbcl_embedded_core_start)
+        LOCAL(sbcl_embedded_core_start)
+#endif
+        .quad SYMBOL(sbcl_embedded_core_start)
+#endif
+#endif
 
 #if !defined(__APPLE__)
         /* Without this mark the linker would make the program's stack executable. */

@@ -1,0 +1,3 @@
+(defpackage "SHOP"
+  (:use "COMMON-LISP")
+  (:export "TOTAL"))

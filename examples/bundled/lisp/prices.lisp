@@ -1,0 +1,15 @@
+(in-package "SHOP")
+
+(defparameter *prices*
+  '(("apple" . 50) ("pear" . 60))
+  "The price of each article, in cents.")
+
+(defun price (article)
+  "Return the price of ARTICLE, a string, in cents."
+  (or (cdr (assoc article *prices* :test #'string=))
+      (error "There is no ~A." article)))
+
+(defun total (order)
+  "Return the price of ORDER, a list of lists of an article and how many, in cents. From three on the third is free."
+  (loop for (article count) in order
+        sum (* (price article) (- count (floor count 3)))))

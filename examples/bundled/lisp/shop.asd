@@ -1,0 +1,4 @@
+(defsystem "shop"
+  :description "Prices."
+  :serial t
+  :components ((:file "package") (:file "prices")))

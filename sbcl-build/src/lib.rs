@@ -1,0 +1,129 @@
+//! For build scripts: compiles an application's Lisp into the core that its program carries, so that `cargo build` makes
+//! one file with the application in it, native and loaded.
+//!
+//! ```toml
+//! [dependencies]
+//! # Without the feature `core`: the program's own core takes the place of the plain one.
+//! sbcl-mcp = { version = "0.1", default-features = false }
+//!
+//! [build-dependencies]
+//! sbcl-build = "0.1"
+//! ```
+//!
+//! ```no_run
+//! // build.rs
+//! fn main() -> Result<(), sbcl_build::Error> {
+//!     sbcl_build::core().system("my-app", "lisp/").build()
+//! }
+//! ```
+//!
+//! `Lisp::builder().boot()` then starts with the system `my-app` loaded. `examples/bundled` of the repository is a whole
+//! program.
+//!
+//! # What the compiler says
+//!
+//! Each error and warning of the application's Lisp is an error of the build, a style warning a warning of cargo's, as
+//! `file:line:column: type: text`. Libraries, which [`Core::search`] finds, may warn.
+//!
+//! # Without building
+//!
+//! With [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) set nothing is compiled: that directory holds `libsbcl.so`
+//! and, for a package `my-app`, `my-app.core`, which a build leaves in its `OUT_DIR`. On docs.rs nothing is done.
+//!
+//! Otherwise a build needs what that of `sbcl-mcp` needs, and no network once SBCL is in the cache.
+#![forbid(unsafe_code)]
+
+mod compile;
+mod diagnostics;
+mod embed;
+mod error;
+
+use std::path::{Path, PathBuf};
+
+use sbcl_core::{Bare, Progress, settings};
+
+use crate::compile::Application;
+pub use crate::embed::{Contents, embed};
+pub use crate::error::Error;
+
+/// Begins the description of a core.
+pub fn core() -> Core {
+    Core::default()
+}
+
+/// What goes into a core besides the plain one's contents, in this order.
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing is done before build()"]
+pub struct Core {
+    application: Application,
+}
+
+impl Core {
+    /// Compiles and loads the ASDF system `name`. Its `.asd` file is in `directory`, which is relative to the package's
+    /// root, as all directories are here, or below it.
+    pub fn system(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
+        self.application.systems.push((name.into(), directory.into()));
+        self
+    }
+
+    /// Compiles and loads the `.lisp` files in `directory`, not those below it, in the order of their names.
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.application.directories.push(directory.into());
+        self
+    }
+
+    /// Has ASDF look in `directory`, and below it, for systems that others depend on. It looks nowhere else: what a
+    /// machine happens to have installed does not get into a program.
+    pub fn search(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.application.search.push(directory.into());
+        self
+    }
+
+    /// Makes the core and has cargo link it into this package's programs.
+    ///
+    /// # Errors
+    /// Whatever keeps the core from being made. What is wrong with the Lisp has been told to cargo by then, line by
+    /// line. A panic, too, is an error of the build: when cargo's variables for build scripts are missing.
+    pub fn build(self) -> Result<(), Error> {
+        if std::env::var_os("DOCS_RS").is_some() {
+            return Ok(());
+        }
+        for directory in self.application.inputs() {
+            println!("cargo::rerun-if-changed={}", directory.display());
+        }
+        println!("cargo::rerun-if-env-changed={}", settings::PREBUILT);
+        let library = dependency("LIBRARY").ok_or(Error::NoDependency)?;
+        if dependency("CORE").is_some() {
+            return Err(Error::TwoCores);
+        }
+        println!("cargo::rerun-if-changed={}", library.display());
+        let core = self.make()?;
+        embed("sbcl_application_core", &Contents { core: Some(&core), library: None });
+        Ok(())
+    }
+
+    /// The core's file.
+    fn make(&self) -> Result<PathBuf, Error> {
+        let name = format!("{}.core", variable("CARGO_PKG_NAME"));
+        if let Some(directory) = std::env::var_os(settings::PREBUILT).filter(|value| !value.is_empty()) {
+            let core = Path::new(&directory).join(name);
+            return if core.is_file() { Ok(core) } else { Err(Error::Prebuilt { core }) };
+        }
+        let need = |name| dependency(name).ok_or(Error::NoDependency);
+        let bare = Bare { program: need("BARE_PROGRAM")?, core: need("BARE_CORE")?, home: need("BARE_HOME")? };
+        let out = PathBuf::from(variable("OUT_DIR"));
+        let core = out.join(name);
+        self.application.compile(&bare, &need("HOST")?, &out, &core, &Progress::terminal())?;
+        Ok(core)
+    }
+}
+
+/// What the build script of `sbcl-mcp` tells those of its dependants (`links = "sbcl"`).
+fn dependency(name: &str) -> Option<PathBuf> {
+    std::env::var_os(format!("DEP_SBCL_{name}")).map(PathBuf::from)
+}
+
+/// What cargo tells a build script, by name.
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
+}

@@ -1,0 +1,188 @@
+//! `examples/bundled` as a user's program: in a directory of its own, with the crates as cargo packages them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The workspace's root.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Cargo with only what it needs of the environment: the variables that it sets for tests would not be a user's.
+fn cargo(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(arguments).current_dir(directory);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("CARGO_") && !["CARGO_HOME", "CARGO_TARGET_DIR"].contains(&name.as_str()) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}\n{out}\n{err}");
+    output
+}
+
+/// A program outside of the workspace and its crates, as their packages unpack.
+struct Program {
+    directory: PathBuf,
+    target: PathBuf,
+    patches: Vec<String>,
+}
+
+impl Program {
+    fn new() -> Self {
+        let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let directory = std::env::temp_dir().join(format!("sbcl-build-bundled-{}", std::process::id()));
+        let packages = scratch.join("packages");
+        let names = ["sbcl-build", "sbcl-core", "sbcl-mcp"];
+        let mut package = cargo(root(), &["package", "--no-verify", "--offline", "--allow-dirty", "--target-dir"]);
+        package.arg(&packages);
+        for name in names {
+            package.args(["--package", name]);
+        }
+        succeed(&mut package);
+        let mut patches = Vec::new();
+        for name in names {
+            let unpacked = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+            // In a place that stays, so that cargo need not build all of it again next time.
+            let crates = scratch.join("crates");
+            fs::create_dir_all(&crates).unwrap();
+            let archive = packages.join("package").join(format!("{unpacked}.crate"));
+            succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&crates));
+            patches.push("--config".to_owned());
+            patches.push(format!("patch.crates-io.{name}.path={:?}", crates.join(&unpacked)));
+        }
+        let program = Self { directory, target: scratch.join("bundled"), patches };
+        program.copy(&root().join("examples/bundled"), Path::new(""));
+        // What is only for the repository is not a user's.
+        let manifest = program.read("Cargo.toml");
+        let (own, _) = manifest.split_once("# In the repository").unwrap();
+        program.write("Cargo.toml", own);
+        program
+    }
+
+    fn copy(&self, from: &Path, name: &Path) {
+        fs::create_dir_all(self.directory.join(name)).unwrap();
+        for entry in fs::read_dir(from.join(name)).unwrap() {
+            let name = name.join(entry.unwrap().file_name());
+            match from.join(&name) {
+                path if path.ends_with("target") => {}
+                path if path.is_dir() => self.copy(from, &name),
+                path => _ = fs::copy(path, self.directory.join(&name)).unwrap(),
+            }
+        }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.join(name)).unwrap()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.directory.join(name), text).unwrap();
+    }
+
+    /// `cargo build`, without a network.
+    fn build(&self) -> Command {
+        let mut build = cargo(&self.directory, &["build", "--offline", "--config", "profile.dev.strip=true"]);
+        build.arg("--target-dir").arg(&self.target).args(&self.patches);
+        build
+    }
+
+    /// What cargo says when the build fails.
+    fn refusal(&self) -> String {
+        let output = self.build().output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// The core that the last build has left.
+    fn core(&self) -> PathBuf {
+        let directories = fs::read_dir(self.target.join("debug/build")).unwrap();
+        let cores = directories.map(|directory| directory.unwrap().path().join("out/bundled.core"));
+        cores.filter(|core| core.is_file()).max_by_key(|core| core.metadata().unwrap().modified().unwrap()).unwrap()
+    }
+
+    fn size_of(&self, binary: &str) -> u64 {
+        self.target.join("debug").join(binary).metadata().unwrap().len()
+    }
+
+    /// Copies the program to where nothing of it is, and runs it there with no environment.
+    fn run(&self) -> String {
+        let binary = self.directory.join("elsewhere");
+        fs::copy(self.target.join("debug/bundled"), &binary).unwrap();
+        let output = succeed(Command::new(&binary).env_clear().current_dir("/"));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// One test: the builds follow each other in one target directory.
+#[test]
+fn a_program_carries_its_lisp() {
+    let program = Program::new();
+    succeed(&mut program.build());
+    assert_eq!(program.run(), "total: 280, compiled: true\n");
+    // There is not room for the plain core beside its own.
+    let (size, core) = (program.size_of("bundled"), program.core().metadata().unwrap().len());
+    assert!(size > core && size < core + (16 << 20), "{size} bytes, of which the core has {core}");
+    let text = program.read("lisp/prices.lisp");
+
+    // Changed Lisp is in the next build.
+    program.write("lisp/prices.lisp", &text.replace("(\"pear\" . 60)", "(\"pear\" . 61)"));
+    succeed(&mut program.build());
+    assert_eq!(program.run(), "total: 283, compiled: true\n");
+
+    // What is wrong with it is an error of the build, where it is; what is only odd is a warning.
+    program
+        .write("lisp/prices.lisp", &text.replace("(error \"There is no ~A.\" article)", "(error \"None.\" artikle)"));
+    let refusal = program.refusal();
+    assert!(
+        refusal.contains("error: bundled@0.1.0: lisp/prices.lisp:10:7: WARNING: undefined variable: SHOP::ARTIKLE"),
+        "{refusal}"
+    );
+    program.write("lisp/prices.lisp", &format!("{text}\n(defun open-ended ("));
+    let refusal = program.refusal();
+    assert!(refusal.contains("error: bundled@0.1.0: lisp/prices.lisp:17:1: "), "{refusal}");
+    program.write("lisp/prices.lisp", &format!("{text}\n(defun odd (x) 1)\n"));
+    let output = succeed(&mut program.build());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{said}");
+
+    // With a core that was made before, there is no compiling: not even what would fail.
+    let prebuilt = program.directory.join("prebuilt");
+    fs::create_dir(&prebuilt).unwrap();
+    fs::copy(program.core(), prebuilt.join("bundled.core")).unwrap();
+    let library = format!("libsbcl{}", std::env::consts::DLL_SUFFIX);
+    let recipe = sbcl_core::Recipe::in_checkout(root());
+    if let Some(directory) = &recipe.settings.prebuilt {
+        fs::copy(directory.join(&library), prebuilt.join(&library)).unwrap();
+    } else {
+        fs::copy(recipe.build().unwrap().library, prebuilt.join(&library)).unwrap();
+    }
+    program.write("lisp/prices.lisp", "(");
+    succeed(program.build().env("SBCL_MCP_PREBUILT", &prebuilt));
+    assert_eq!(program.run(), "total: 280, compiled: true\n");
+    fs::remove_file(prebuilt.join("bundled.core")).unwrap();
+    let refusal = program.build().env("SBCL_MCP_PREBUILT", &prebuilt).output().unwrap();
+    let said = String::from_utf8_lossy(&refusal.stderr);
+    assert!(!refusal.status.success() && said.contains("prebuilt/bundled.core"), "{said}");
+
+    // A program that makes no core says so when it starts.
+    program.write("build.rs", "fn main() {}");
+    succeed(&mut program.build());
+    let output = Command::new(program.target.join("debug/bundled")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("NoCore"), "{said}");
+}

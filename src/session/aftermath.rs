@@ -1,0 +1,152 @@
+//! What is done for an evaluation when Lisp has done its part and before it is over: files are written, other images
+//! asked. It has a thread of its own; Lisp goes on with what comes next.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::completion::{Earlier, keep};
+use super::connection::Connection;
+use super::events::{JobEnd, OutcomeBuilder};
+use super::operation::Operation;
+use super::scheduler::Board;
+use super::{Answer, Evaluation, Inner, JobId, Reply, Session, answer};
+use crate::config::Limits;
+use crate::image::Interrupt;
+use crate::outcome::{Clipped, Outcome};
+
+/// What is done: it makes what the evaluation comes to of what Lisp came to, or says why it cannot.
+type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
+
+/// What is to be done after an evaluation, before it is over.
+pub(crate) struct Aftermath {
+    work: Work,
+    /// Has the work end soon.
+    cancel: Answer,
+}
+
+#[allow(dead_code, reason = "only the tools of feature mcp have any")]
+impl Aftermath {
+    /// `work` is done on a thread of its own, unless the evaluation is cancelled or held before; `cancel` is called
+    /// when it is cancelled meanwhile, and must not block.
+    pub(crate) fn new(
+        work: impl FnOnce(Outcome) -> Result<Outcome, String> + Send + 'static,
+        cancel: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self { work: Box::new(work), cancel: Box::new(cancel) }
+    }
+}
+
+/// An aftermath, and the session that it is of.
+pub(super) struct Due {
+    aftermath: Aftermath,
+    session: Session,
+}
+
+/// An evaluation that Lisp has done its part of.
+pub(super) struct Finishing {
+    pub(super) job: u64,
+    pub(super) evaluation: u64,
+    pub(super) background: bool,
+    end: JobEnd,
+    before: Earlier,
+    reply: Reply<Outcome>,
+    /// Taken when it is cancelled.
+    cancel: Option<Answer>,
+}
+
+impl Session {
+    /// [`submit_operation`](Self::submit_operation) with something to do afterwards.
+    #[allow(dead_code, reason = "only the tools of feature mcp have any")]
+    pub(crate) fn submit_operation_with(
+        &self,
+        operation: &Operation,
+        evaluation: Evaluation,
+        aftermath: Aftermath,
+        reply: Reply<Outcome>,
+    ) -> JobId {
+        let due = Due { aftermath, session: self.clone() };
+        self.submit_as(None, evaluation, Some(operation), Some(due), reply)
+    }
+}
+
+impl Due {
+    /// Has `outcome` become what the evaluation comes to. What this returns begins with that.
+    pub(super) fn begin(
+        self,
+        board: &mut Board,
+        (job, background, end): (u64, bool, JobEnd),
+        before: Earlier,
+        outcome: Outcome,
+        reply: Reply<Outcome>,
+    ) -> Answer {
+        let Aftermath { work, cancel } = self.aftermath;
+        let evaluation = outcome.evaluation;
+        board.finishing.push(Finishing { job, evaluation, background, end, before, reply, cancel: Some(cancel) });
+        let session = self.session;
+        Box::new(move || {
+            let ends = session.clone();
+            let done = move || {
+                let result = catch_unwind(AssertUnwindSafe(|| work(outcome)));
+                let result = result.unwrap_or_else(|_| Err("What was to be done then panicked.".to_owned()));
+                session.inner.finished(&session.connection, job, result);
+            };
+            let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
+            if let Err(error) = thread {
+                ends.inner.finished(&ends.connection, job, Err(format!("No thread could be started for it: {error}.")));
+            }
+        })
+    }
+}
+
+impl Finishing {
+    /// Has the work end soon.
+    pub(super) fn cancel(&mut self) {
+        if let Some(cancel) = self.cancel.take() {
+            cancel();
+        }
+    }
+
+    /// Answers as a cancelled one does.
+    pub(super) fn abandon(self) -> Answer {
+        let builder = OutcomeBuilder::new(self.evaluation, String::new(), Limits::default(), None);
+        answer(self.reply, builder.finish(JobEnd::Interrupted(Interrupt::Cancel)))
+    }
+}
+
+impl Inner {
+    /// The work for `job` is done: its evaluation is over.
+    fn finished(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
+        let mut board = self.board.lock();
+        // It was answered when the image was replaced.
+        let Some(index) = board.finishing.iter().position(|finishing| finishing.job == job) else { return };
+        let Finishing { evaluation, background, end, before, reply, cancel, .. } = board.finishing.swap_remove(index);
+        let builder = || OutcomeBuilder::new(evaluation, String::new(), Limits::default(), None);
+        let (end, mut outcome) = match result {
+            _ if cancel.is_none() => {
+                let end = JobEnd::Interrupted(Interrupt::Cancel);
+                (end, builder().finish(end))
+            }
+            Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
+            Err(reason) => {
+                let mut outcome = builder().finish(JobEnd::Failed);
+                if let Err(error) = &mut outcome.result {
+                    let error = Arc::make_mut(error);
+                    error.kind = "SIMPLE-ERROR".to_owned();
+                    error.message = Clipped::from(reason);
+                }
+                (JobEnd::Failed, outcome)
+            }
+        };
+        if background {
+            if let Some(observer) = self.observer.get() {
+                observer.in_background(&mut board.background_numbers());
+            }
+            self.evaluated_in_background(&mut board, connection, before, end, &mut outcome);
+        } else {
+            self.evaluated(connection, before, &mut outcome);
+        }
+        let answer = keep(&mut board, outcome, reply);
+        self.leave_board(board);
+        self.deliver([answer]);
+    }
+}
