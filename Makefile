@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model lint bench clean
+.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model lint bench dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -48,6 +48,9 @@ lint: lint-tools sbcl ## Formatting, lints, documentation, generated code
 
 bench: sbcl ## Measure
 	cargo bench
+
+dist: build ## Make the packages in target/dist and try each (fetches the packagers' tools once)
+	scripts/dist.sh
 
 clean: ## Remove what was built here (SBCL stays in the cache)
 	cargo clean

@@ -38,3 +38,74 @@ fn packages_hold_what_their_build_needs_and_no_more() {
         check(ours, ours, &["LICENSE-APACHE", "LICENSE-MIT", "src"], 1 << 20);
     }
 }
+
+/// The text of a file of the repository.
+fn text(name: &str) -> String {
+    std::fs::read_to_string(Path::new(ROOT).join(name)).unwrap()
+}
+
+#[test]
+fn there_is_one_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    let plugin: serde_json::Value =
+        serde_json::from_str(&text("packaging/claude-code/.claude-plugin/plugin.json")).unwrap();
+    assert_eq!(plugin["version"], version);
+    assert!(text("packaging/deb/changelog").starts_with(&format!("sbcl-mcp ({version}-1) ")));
+    for manifest in ["sbcl-build/Cargo.toml", "sbcl-core/Cargo.toml", "examples/bundled/Cargo.toml"] {
+        assert!(text(manifest).contains(&format!("\nversion = \"{version}\"\n")), "{manifest}");
+    }
+    // And so of what they ask of each other.
+    for manifest in ["Cargo.toml", "sbcl-build/Cargo.toml", "examples/bundled/Cargo.toml"] {
+        for line in text(manifest).lines().filter(|line| line.starts_with("sbcl-") && line.contains("version")) {
+            assert!(line.contains(&format!("version = \"{version}\"")), "{manifest}: {line}");
+        }
+    }
+}
+
+#[test]
+fn what_is_packaged_names_the_tools_that_there_are() {
+    let definitions = text("tests/clients/tools.json");
+    let skill = text("packaging/claude-code/skills/lisp/SKILL.md");
+    let known = |word: &str| definitions.contains(&format!("\"{word}\""));
+    let names =
+        skill.split('`').skip(1).step_by(2).filter(|word| {
+            word.contains('-') && word.chars().all(|letter| letter == '-' || letter.is_ascii_lowercase())
+        });
+    for name in names {
+        assert!(known(name), "the skill speaks of {name}");
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn the_hook_tells_of_lisp_files_alone() {
+    use std::io::Write;
+    use std::process::Stdio;
+
+    let directory = std::env::temp_dir().join(format!("sbcl-mcp-hook-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = Path::new(env!("CARGO_BIN_EXE_sbcl-mcp")).parent().unwrap().display().to_string();
+    let hook = |name: &str, text: &str| {
+        let file = directory.join(name);
+        std::fs::write(&file, text).unwrap();
+        let call = serde_json::json!({
+            "tool_name": "Write",
+            "tool_input": { "file_path": file, "content": "\"file_path\": \"/elsewhere.lisp\"" },
+            "tool_response": { "filePath": file },
+        });
+        let mut child = Command::new(Path::new(ROOT).join("packaging/claude-code/scripts/check.sh"))
+            .env("PATH", format!("{path}:/usr/bin:/bin"))
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(serde_json::to_string_pretty(&call).unwrap().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(hook("fine.lisp", "(defun f (x)\n  (car x))\n"), (Some(0), String::new()));
+    let (status, said) = hook("broken.lisp", "(defun f (x)\n  (car x)\n\n(defun g () 1)\n");
+    assert!(status == Some(2) && said.contains("broken.lisp:2:10: error: "), "{status:?} {said}");
+    assert_eq!(hook("notes.txt", "(((").0, Some(0));
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Makes the packages: packaging/build.py PROGRAM OUTPUT
+
+PROGRAM is the built release binary, OUTPUT a directory that is made anew. Version, description and names come from
+Cargo.toml alone. Needs cargo, cargo-deb, npm, wheel, mcpb and objdump on the PATH; scripts/dist.sh sees to that.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import glibc
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGING = ROOT / "packaging"
+LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", PACKAGING / "LICENSE-SBCL"]
+COMPLETIONS = {"bash": "sbcl-mcp.bash", "zsh": "_sbcl-mcp", "fish": "sbcl-mcp.fish"}
+# Names of the machine: Rust's, Node.js'.
+NODE_ARCH = {"x86_64": "x64", "aarch64": "arm64"}
+
+
+def run(*command, directory=ROOT, **more):
+    """Runs a command, whose output is shown only when it fails."""
+    done = subprocess.run([str(word) for word in command], cwd=directory, text=True, capture_output=True, **more)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} (in {directory}):\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def crate():
+    """What Cargo.toml says of the program."""
+    packages = json.loads(run("cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"))["packages"]
+    return next(package for package in packages if package["name"] == "sbcl-mcp")
+
+
+def fresh(directory):
+    """An empty directory."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def install(source, target, executable=False):
+    """Copies a file, with the mode that files of a package have."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if executable else 0o644)
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def stage(program, directory):
+    """What the archive and the Debian package are made of: the program and what it says of itself."""
+    install(program, directory / "sbcl-mcp", executable=True)
+    for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs/installing.md"]:
+        install(file, directory / file.name)
+    run(program, "man", directory / "man")
+    for shell, name in COMPLETIONS.items():
+        (directory / "completions").mkdir(exist_ok=True)
+        (directory / "completions" / name).write_text(run(program, "completions", shell))
+
+
+def archive(staged, output, name):
+    """A tar archive: the same bytes for the same files, whoever makes it."""
+
+    def plain(member):
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        member.mtime = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+        member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
+        return member
+
+    with tarfile.open(output / f"{name}.tar.xz", "w:xz") as file:
+        file.add(staged, arcname=name, filter=plain)
+
+
+def debian(output):
+    """The .deb: what is in it is said in Cargo.toml."""
+    run("cargo-deb", "--no-build", "--no-strip", "--output", output, "--deb-revision", "1")
+
+
+def npm(program, crate, output, scratch):
+    """Two packages: the one that is asked for, and the one with this platform's program, which it depends on."""
+    system, machine = platform.system().lower(), NODE_ARCH[platform.machine()]
+    name = f"sbcl-mcp-{system}-{machine}"
+    main = {**read_json(PACKAGING / "npm/package.json"), "version": crate["version"]}
+    main["mcpName"] = crate["metadata"]["mcp"]["name"]
+    main["optionalDependencies"] = {name: crate["version"]}
+    own = {"name": name, "version": crate["version"], **read_json(PACKAGING / "npm/platform.json")}
+    own.update({"os": [system], "cpu": [machine], "libc": ["glibc"]})
+    write_json(scratch / "main/package.json", main)
+    write_json(scratch / "platform/package.json", own)
+    install(PACKAGING / "npm/bin/sbcl-mcp.js", scratch / "main/bin/sbcl-mcp.js", executable=True)
+    install(PACKAGING / "npm/README.md", scratch / "main/README.md")
+    install(program, scratch / "platform/bin/sbcl-mcp", executable=True)
+    for package in ["main", "platform"]:
+        for licence in LICENCES:
+            install(licence, scratch / package / licence.name)
+        run("npm", "pack", "--pack-destination", output, directory=scratch / package)
+
+
+def wheel(program, crate, output, scratch):
+    """A wheel with the program alone, tagged with the C library that it needs (PEP 600)."""
+    tree = scratch / f"sbcl_mcp-{crate['version']}"
+    information = tree / f"sbcl_mcp-{crate['version']}.dist-info"
+    install(program, tree / f"sbcl_mcp-{crate['version']}.data/scripts/sbcl-mcp", executable=True)
+    major, minor = glibc.newest(program)
+    fields = {
+        "Metadata-Version": "2.4",
+        "Name": "sbcl-mcp",
+        "Version": crate["version"],
+        "Summary": crate["description"],
+        "License-Expression": crate["license"],
+        "Keywords": ",".join(crate["keywords"]),
+        "Requires-Python": ">=3.8",
+        "Description-Content-Type": "text/markdown",
+    }
+    text = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    text += "".join(f"License-File: {licence.name}\n" for licence in LICENCES)
+    # The registry of MCP servers looks for the last line.
+    text += f"\n{(PACKAGING / 'python/README.md').read_text()}\n<!-- mcp-name: {crate['metadata']['mcp']['name']} -->\n"
+    for licence in LICENCES:
+        install(licence, information / "licenses" / licence.name)
+    (information / "METADATA").write_text(text)
+    (information / "WHEEL").write_text(
+        "Wheel-Version: 1.0\nGenerator: sbcl-mcp\nRoot-Is-Purelib: false\n"
+        f"Tag: py3-none-manylinux_{major}_{minor}_{platform.machine()}\n"
+    )
+    run("wheel", "pack", tree, "--dest-dir", output)
+
+
+def bundle(program, crate, output, scratch):
+    """An MCP bundle (.mcpb) for desktop applications."""
+    manifest = read_json(PACKAGING / "mcpb/manifest.json")
+    manifest = {"manifest_version": manifest.pop("manifest_version"), "version": crate["version"], **manifest}
+    write_json(scratch / "manifest.json", manifest)
+    install(program, scratch / "server/sbcl-mcp", executable=True)
+    for licence in LICENCES:
+        install(licence, scratch / licence.name)
+    run("mcpb", "validate", scratch / "manifest.json")
+    run("mcpb", "pack", scratch, output / f"sbcl-mcp-{crate['version']}-{platform.machine()}-linux.mcpb")
+
+
+def server_json(crate, output):
+    """The description for the registry of MCP servers. All packages have one version."""
+    server = {"name": crate["metadata"]["mcp"]["name"], "version": crate["version"]}
+    server.update(read_json(PACKAGING / "registry/server.json"))
+    for package in server["packages"]:
+        package["version"] = crate["version"]
+    write_json(output / "server.json", server)
+
+
+def checksums(output):
+    files = sorted(path for path in output.iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (output / "SHA256SUMS").write_text("".join(lines))
+
+
+def main():
+    program, output = Path(sys.argv[1]).resolve(), fresh(Path(sys.argv[2]).resolve())
+    # Cargo.toml names it for the .deb.
+    scratch = fresh(ROOT / "target/packaging")
+    of_crate = crate()
+    stage(program, scratch / "stage")
+    steps = {
+        "archive": lambda: archive(
+            scratch / "stage", output, f"sbcl-mcp-{of_crate['version']}-{platform.machine()}-linux"
+        ),
+        "Debian package": lambda: debian(output),
+        "npm packages": lambda: npm(program, of_crate, output, scratch / "npm"),
+        "wheel": lambda: wheel(program, of_crate, output, scratch / "wheel"),
+        "MCP bundle": lambda: bundle(program, of_crate, output, scratch / "mcpb"),
+        "server.json": lambda: server_json(of_crate, output),
+        "checksums": lambda: checksums(output),
+    }
+    for name, make in steps.items():
+        print(f"dist: {name}", flush=True)
+        make()
+
+
+if __name__ == "__main__":
+    main()

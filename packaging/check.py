@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Tries the packages as their users would: packaging/check.py OUTPUT
+
+OUTPUT is what packaging/build.py has made. Each package is unpacked or installed in an empty directory and started with
+nothing on the PATH but what it needs: Node.js or Python. Nothing is fetched. Needs node and npm, mcpb, claude,
+mcp-proxy, lintian and dpkg-deb (where there is Debian), objdump, and Python with jsonschema and uv.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import glibc
+import jsonschema
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = Path(sys.argv[1]).resolve()
+# The oldest C library that a release may need; unset: what this machine's build needs is only told.
+OLDEST = os.environ.get("SBCL_MCP_OLDEST_GLIBC")
+
+REQUESTS = [
+    {
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "dist", "version": "0"},
+        },
+    },
+    {"method": "tools/call", "params": {"name": "evaluate-lisp", "arguments": {"code": "(reduce #'* '(6 7))"}}},
+]
+
+
+def fail(message):
+    sys.exit(f"check: {message}")
+
+
+def run(command, directory, path="", status=0, given="", **variables):
+    """Runs a command with these variables only, and returns what it prints. A home is where it may be."""
+    environment = {"PATH": path, "HOME": str(directory), **variables}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=directory,
+        env=environment,
+        input=given,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    if done.returncode != status:
+        fail(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def serves(command, directory, path=""):
+    """Holds a session: the command serves MCP, and evaluates."""
+    lines = [json.dumps({"jsonrpc": "2.0", "id": number, **request}) for number, request in enumerate(REQUESTS)]
+    answers = run(command, directory, path, given="\n".join(lines) + "\n").splitlines()
+    texts = [json.loads(line).get("result", {}) for line in answers if line.startswith("{")]
+    if not any(text.get("content") == [{"type": "text", "text": "=> 42"}] for text in texts):
+        fail(f"{command}: {answers}")
+
+
+def only(pattern):
+    """The one file of the output that matches."""
+    found = sorted(OUTPUT.glob(pattern))
+    if len(found) != 1:
+        fail(f"{pattern}: {found}")
+    return found[0]
+
+
+def directory_of(*programs):
+    """A directory to put on the PATH: these programs of this machine's are all that is in it."""
+    directory = Path(tempfile.mkdtemp(dir=SCRATCH))
+    for program in programs:
+        found = shutil.which(program) or fail(f"{program} is not installed")
+        (directory / program).symlink_to(Path(found).resolve() if program != "npm" and program != "npx" else found)
+    return str(directory)
+
+
+def archive(empty):
+    file = only("*-linux.tar.xz")
+    with tarfile.open(file) as archive:
+        owners = {(member.uid, member.gid) for member in archive}
+        archive.extractall(empty, filter="tar") if hasattr(tarfile, "tar_filter") else archive.extractall(empty)
+    if owners != {(0, 0)}:
+        fail(f"{file.name} has files of {owners}")
+    (unpacked,) = empty.iterdir()
+    serves([unpacked / "sbcl-mcp"], empty)
+    version = run([unpacked / "sbcl-mcp", "--version"], empty).split()[1]
+    if version not in file.name:
+        fail(f"{file.name} has version {version}")
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "LICENSE-SBCL", "README.md", "installing.md", "man/sbcl-mcp-eval.1"]:
+        if not (unpacked / name).is_file():
+            fail(f"{file.name} has no {name}")
+    for page in (unpacked / "man").iterdir():
+        if f".TH {page.stem}" not in page.read_text():
+            fail(f"{page.name} is no manual page")
+    run(["/bin/bash", "-n", unpacked / "completions/sbcl-mcp.bash"], empty)
+    needs_glibc(unpacked / "sbcl-mcp")
+
+
+def needs_glibc(program):
+    """Says what the program needs of the C library, and compares that with what a release may need."""
+    newest = glibc.newest(program)
+    text = ".".join(map(str, newest))
+    print(f"check: needs the GNU C library {text} or newer")
+    if OLDEST and newest > tuple(map(int, OLDEST.split("."))):
+        fail(f"the program needs glibc {text}; a release is to run with {OLDEST}")
+
+
+def debian(empty):
+    if not shutil.which("dpkg-deb"):
+        print("check: no dpkg-deb here: the Debian package is not looked at")
+        return
+    package = only("*.deb")
+    run(["dpkg-deb", "-x", package, empty / "root"], empty, os.environ["PATH"])
+    serves([empty / "root/usr/bin/sbcl-mcp"], empty)
+    for name in [
+        "man/man1/sbcl-mcp.1.gz",
+        "bash-completion/completions/sbcl-mcp",
+        "zsh/vendor-completions/_sbcl-mcp",
+        "fish/vendor_completions.d/sbcl-mcp.fish",
+        "doc/sbcl-mcp/copyright",
+    ]:
+        if not (empty / "root/usr/share" / name).is_file():
+            fail(f"{package.name} has no {name}")
+    if shutil.which("lintian"):
+        unimportant = (ROOT / "packaging/deb/lintian-suppressed").read_text().splitlines()
+        tags = [line for line in unimportant if line and not line.startswith("#")]
+        run(["lintian", "--fail-on", "error,warning", "--suppress-tags", ",".join(tags), package], empty, os.environ["PATH"])
+    else:
+        print("check: no lintian here")
+
+
+def npm(empty):
+    path = directory_of("node", "npm", "npx", "sh")
+    (empty / "package.json").write_text("{}")
+    packages = sorted(OUTPUT.glob("*.tgz"))
+    run(["npm", "install", "--offline", "--no-audit", "--no-fund", *packages], empty, path)
+    serves(["npx", "--no-install", "sbcl-mcp"], empty, path)
+    # The launcher ends as the program does.
+    run(["npx", "--no-install", "sbcl-mcp", "eval", "(car 1)"], empty, path, status=1)
+    shutil.rmtree(next((empty / "node_modules").glob("sbcl-mcp-*")))
+    if "is not installed" not in run(["npx", "--no-install", "sbcl-mcp"], empty, path, status=1):
+        fail("the launcher does not say that its platform's package is missing")
+
+
+def wheel(empty):
+    package = only("*.whl")
+    if "manylinux" not in package.name:
+        fail(f"{package.name} is for no Linux but this one")
+    run([sys.executable, "-m", "venv", empty / "venv"], empty)
+    run([empty / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index", package], empty)
+    serves([empty / "venv/bin/sbcl-mcp"], empty)
+    uvx = shutil.which("uvx") or fail("uv is not installed")
+    serves([uvx, "--offline", "--python", sys.executable, "--from", package, "sbcl-mcp"], empty)
+
+
+def bundle(empty):
+    package = only("*.mcpb")
+    run(["mcpb", "unpack", package, empty / "bundle"], empty, os.environ["PATH"])
+    run(["mcpb", "validate", empty / "bundle/manifest.json"], empty, os.environ["PATH"])
+    server = json.loads((empty / "bundle/manifest.json").read_text())["server"]["mcp_config"]
+    command = [word.replace("${__dirname}", str(empty / "bundle")) for word in [server["command"], *server["args"]]]
+    serves(command, empty)
+
+
+def server_json(_empty):
+    server = json.loads((OUTPUT / "server.json").read_text())
+    schema = json.loads((ROOT / "packaging/registry/server.schema.json").read_text())
+    jsonschema.validate(server, schema)
+
+
+def claude_code(empty):
+    plugin = ROOT / "packaging/claude-code"
+    for place in [plugin, ROOT / ".claude-plugin/marketplace.json"]:
+        run(["claude", "plugin", "validate", "--strict", place], empty, os.environ["PATH"])
+    with tarfile.open(only("*-linux.tar.xz")) as archive:
+        archive.extractall(empty)
+    (unpacked,) = empty.glob("sbcl-mcp-*")
+    server = json.loads((plugin / ".mcp.json").read_text())["mcpServers"]["sbcl"]
+    serves([server["command"], *server["args"]], empty, str(unpacked))
+    hook = ["/bin/sh", plugin / "scripts/check.sh"]
+    path = f"{unpacked}:{directory_of('tr', 'sed')}"
+    for text, status in [("(defun f (x)\n  (car x))\n", 0), ("(defun f (x)\n  (car x)\n\n(defun g () 1)\n", 2)]:
+        (empty / "some.lisp").write_text(text)
+        call = {"tool_name": "Edit", "tool_input": {"file_path": str(empty / "some.lisp"), "new_string": "\"file_path\": \"/x\""}}
+        said = run(hook, empty, path, status=status, given=json.dumps(call))
+        if (status == 2) != ("some.lisp:2:10: error: " in said):
+            fail(f"the hook says: {said}")
+    run(hook, empty, path, given=json.dumps({"tool_input": {"file_path": str(ROOT / "Cargo.toml")}}))
+
+
+def gateway(empty):
+    """For clients that cannot start a program: an HTTP gateway in front of it. Its sessions share one image."""
+    with tarfile.open(only("*-linux.tar.xz")) as archive:
+        archive.extractall(empty)
+    (program,) = empty.glob("*/sbcl-mcp")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["mcp-proxy", "--port", str(port), str(program)]
+    process = subprocess.Popen(command, cwd=empty, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def post(session, number, method, params):
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **session}
+        body = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/mcp", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}, answer.read().decode()
+
+    try:
+        if not any("running on" in line for line in process.stdout):
+            fail("the gateway does not start")
+        # What a session defines the next one finds: also with frameworks that begin one for each call.
+        for code, answer in [("(defvar *answer* 41)", "=> *ANSWER*"), ("(incf *answer*)", "=> 42")]:
+            session, _ = post({}, 0, "initialize", REQUESTS[0]["params"])
+            _, said = post(session, 1, "tools/call", {"name": "evaluate-lisp", "arguments": {"code": code}})
+            if answer not in said:
+                fail(f"through the gateway: {said}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def checksums(_empty):
+    listed = dict(reversed(line.split("  ")) for line in (OUTPUT / "SHA256SUMS").read_text().splitlines())
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in OUTPUT.iterdir() if path.name != "SHA256SUMS"
+    }
+    if listed != found:
+        fail("SHA256SUMS are not those of the files")
+
+
+def main():
+    for check in [checksums, archive, debian, npm, wheel, bundle, server_json, claude_code, gateway]:
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as empty:
+            check(Path(empty))
+        print(f"check: {check.__name__}: fine", flush=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as SCRATCH:
+        main()

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# `cargo install` from the crates as cargo packages them, as a user's who has not got the repository. Without a network:
+# SBCL and the crates that ours need are in their caches.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+names=(sbcl-build sbcl-core sbcl-mcp)
+cargo package --quiet --no-verify --offline --allow-dirty --target-dir "$scratch" "${names[@]/#/--package=}"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+patches=()
+for name in "${names[@]}"; do
+    tar -xzf "$scratch/package/$name-$version.crate" -C "$scratch"
+    patches+=(--config "patch.crates-io.$name.path='$scratch/$name-$version'")
+done
+# What depends on others' crates alone is built already.
+export CARGO_TARGET_DIR=$PWD/target
+cd "$scratch"
+cargo install --quiet --offline --debug --path "sbcl-mcp-$version" --root "$scratch/root" "${patches[@]}"
+[ "$(env -i "$scratch/root/bin/sbcl-mcp" eval '(+ 1 2)')" = "=> 3" ]
+echo "check: cargo install: fine"

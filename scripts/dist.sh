@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes the packages in target/dist and tries each, with tools that are pinned and installed below the target directory.
+# Needs a release build, Python 3.10, Node.js 20 and, once, the network.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+CARGO_DEB=3.8.0
+target=$PWD/target
+tools=$target/packagers
+mkdir -p "$tools"
+
+# current FILE: whether what was installed is what this file says.
+current() { cmp -s "$1" "$tools/installed/$(basename "$1")"; }
+installed() { mkdir -p "$tools/installed" && cp "$1" "$tools/installed/"; }
+
+if ! current packaging/tools/requirements.txt; then
+    echo "dist: installing Python's tools"
+    rm -rf "$tools/python"
+    python3 -m venv "$tools/python"
+    "$tools/python/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/tools/requirements.txt
+    installed packaging/tools/requirements.txt
+fi
+if ! current packaging/tools/package-lock.json; then
+    echo "dist: installing Node.js' tools"
+    mkdir -p "$tools/node"
+    cp packaging/tools/package.json packaging/tools/package-lock.json packaging/tools/.npmrc "$tools/node"
+    (cd "$tools/node" && npm ci --silent --ignore-scripts && node node_modules/@anthropic-ai/claude-code/install.cjs)
+    installed packaging/tools/package-lock.json
+fi
+if [ "$("$tools/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB" ]; then
+    echo "dist: installing cargo-deb"
+    cargo install --quiet --locked --root "$tools" cargo-deb --version "$CARGO_DEB"
+fi
+export PATH=$tools/python/bin:$tools/node/node_modules/.bin:$tools/bin:$PATH
+
+packaging/build.py "$target/release/sbcl-mcp" "$target/dist"
+packaging/check.py "$target/dist"
+packaging/check_workflows.mjs "$tools/node/node_modules"
+packaging/check_crates.sh
+(cd "$target/dist" && cat SHA256SUMS)
