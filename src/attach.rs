@@ -3,8 +3,6 @@
 //! MCP is spoken on such a socket as on stdin and stdout, by each client under a connection of its own. The directory is
 //! the user's alone, so are the sockets, and whoever connects is asked of the kernel who he is.
 
-#![allow(dead_code, reason = "serve and the commands that join come next")]
-
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -90,6 +88,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// In words for a person: there is none, there is more than one, or it cannot be reached.
+#[allow(dead_code, reason = "the commands that join come next")]
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     let named = |running: &[Running]| running.iter().map(|one| one.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
@@ -117,6 +116,7 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
 }
 
 /// The servers that can be joined, by name. Sockets that nobody listens to any more are removed.
+#[allow(dead_code, reason = "the commands that join come next")]
 pub(crate) fn running() -> Vec<Running> {
     let directory = directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {
@@ -247,12 +247,19 @@ impl std::os::fd::AsFd for Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
+impl Listener {
+    /// Has nobody find it any more.
+    pub(crate) fn remove(&self) {
         // Somebody may have put another one there.
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.file);
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove();
     }
 }

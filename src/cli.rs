@@ -21,6 +21,7 @@ use once_cell::sync::Lazy;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
+use crate::attach::Listener;
 use crate::checkpoints::{Checkpoints, Tried};
 use crate::confinement::Confinement;
 use crate::durable::Durable;
@@ -235,6 +236,9 @@ struct Serve {
     /// others are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     tools: mcp::ToolSet,
+    /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
+    #[arg(long)]
+    socket: bool,
     /// Run Lisp in this very process, which then dies when Lisp does.
     #[arg(long)]
     no_supervisor: bool,
@@ -261,6 +265,24 @@ impl Serve {
             arguments: std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect(),
         };
         Recorder::begin(path, &header).map(Some)
+    }
+
+    /// Where others may join, if they may: under the name of a session that lasts, else under the number of this process;
+    /// or a sentence that says why they cannot.
+    fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
+        if !self.socket && session.is_none() {
+            return Ok(None);
+        }
+        let name = session.map_or_else(|| std::process::id().to_string(), str::to_owned);
+        match Listener::bind(&name).map_err(|error| format!("others cannot join: {error}")) {
+            Ok(listener) => Ok(Some(listener)),
+            Err(reason) if self.socket => Err(reason),
+            // It was not asked for.
+            Err(reason) => {
+                say(&format!("sbcl-mcp: {reason}"));
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -436,6 +458,10 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Some(Ok(durable)) => Some(durable),
         Some(Err(reason)) => return refuse(stdio, &reason),
     };
+    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+        Ok(listener) => listener,
+        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    };
     let scratch = Scratch::new();
     let directory = match &durable {
         Some((durable, _)) => durable.directory().to_owned(),
@@ -450,6 +476,7 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         checkpoints: checkpoints.clone(),
         begins_with_checkpoints: serve.restore == Restore::Checkpoint,
         durable,
+        listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
         recorder,
     };
@@ -631,6 +658,10 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
         Some(Ok(lock)) => Some(sessions::at_end_with(lock, &directory)),
         Some(Err(error)) => return Err((stdio, error.to_string())),
     };
+    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+        Ok(listener) => listener,
+        Err(reason) => return Err((stdio, reason)),
+    };
     mcp::beside::allow(std::env::args_os().skip(1));
     let checkpoints = serve.options.checkpoints(directory.clone());
     let options = supervisor::Options {
@@ -641,6 +672,7 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
         durable,
         watch_interval: Duration::ZERO,
         recorder: None,
+        listener: None,
     };
     let (alone, beginning) = match Alone::new(options, origin, scratch.path(), &directory, inheritance) {
         Ok(begun) => begun,
@@ -661,7 +693,7 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
     let automatic = (serve.checkpoints == When::Auto || is_durable).then_some(serve.checkpoint_space);
     let saves = mcp::Saves { automatic, at_end };
     let Beginning { init, unread, unsent } = beginning;
-    let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent };
+    let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
     let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, begin, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));

@@ -56,7 +56,6 @@ mod session;
 #[doc(hidden)]
 pub mod cli;
 #[cfg(feature = "mcp")]
-#[doc(hidden)]
 pub mod mcp;
 #[cfg(feature = "mcp")]
 mod supervisor;

@@ -20,7 +20,7 @@ const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 pub(crate) enum Kind {
     /// For the client: all that `line` asked for.
     Answer = 1,
-    /// For the client: anything else.
+    /// For the client whose connection has the number in `line`: anything else.
     Message,
     /// `line` wants no answer, or none any more.
     Done,
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Keep,
     /// An [`Entry`](super::Entry) for the journal.
     Defined,
-    /// An [`ErrorChange`](super::ErrorChange).
+    /// An [`ErrorChange`](super::ErrorChange) of the connection with the number in `line`.
     Error,
     /// The limits, as JSON.
     Limits,

@@ -1,15 +1,16 @@
 //! What a supervisor and its workers tell each other.
 //!
 //! Each direction is a pipe. Towards the worker goes one line, a [`WorkerInit`], and, once the worker is ready, the
-//! client's lines as they are. Towards the supervisor go [frames](frame): lines for the client, and word of whatever
+//! client's lines as they are, those of others that have joined with [whose they are](route). Towards the supervisor go [frames](frame): lines for the client, and word of whatever
 //! must outlive the image.
 //! What must be known even of a worker that is gone from one instruction to the next is its [shared
 //! status](shared_status).
 
 pub(crate) mod frame;
+pub(crate) mod route;
 pub(crate) mod shared_status;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub(crate) struct WorkerInit {
     pub(crate) limits: Option<Limits>,
     /// The error state and the history.
     pub(crate) errors: Errors,
+    /// The clients that have joined, by their connections' numbers.
+    pub(crate) guests: BTreeMap<u64, Guest>,
     /// The forms to evaluate again; `None` when nothing is to be restored.
     pub(crate) journal: Option<Vec<Entry>>,
     /// How many older ones there was no room for.
@@ -53,8 +56,19 @@ pub(crate) struct WorkerInit {
     pub(crate) resumed: Option<Resumed>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
-    /// What that image had to say yet.
+    /// The connection that this line came by.
+    pub(crate) reset_by: u64,
+    /// What that image had to say to it yet.
     pub(crate) notices: Vec<String>,
+}
+
+/// A client that has joined.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Guest {
+    /// The lines that opened its conversation; it has the answers.
+    pub(crate) handshake: Vec<String>,
+    /// Its error state and history.
+    pub(crate) errors: Errors,
 }
 
 /// A session that lasts, as it is begun with again.
@@ -94,6 +108,9 @@ pub(crate) struct CrashReport {
     pub(crate) cause: String,
     /// An evaluation was running.
     pub(crate) in_flight: bool,
+    /// The connection that it was for.
+    #[serde(default)]
+    pub(crate) connection: u64,
     /// The numbers of the evaluations that were in the background.
     pub(crate) background: Vec<u64>,
     /// What could be said of an evaluation that did not let itself be stopped.

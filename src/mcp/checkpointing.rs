@@ -69,7 +69,7 @@ impl Saver {
         automatic: bool,
         done: impl FnOnce(Result<Saved, String>) + Send + 'static,
     ) {
-        if self.session.is_held() {
+        if self.session.is_anything_held() {
             return done(Err(
                 "Nothing was saved: an evaluation is held, and its stack cannot be saved. Go on with it, \
                              or abort it (abort-evaluation), first."

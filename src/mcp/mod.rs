@@ -1,7 +1,9 @@
-//! The MCP server: the session's tools over the client's stdin and stdout.
+//! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
 pub(crate) mod beside;
 mod checkpointing;
+mod conversation;
+mod embedded;
 mod incoming;
 mod peer;
 mod reply;
@@ -19,6 +21,7 @@ use rmcp::model::ErrorData;
 use rustix::process::Pid;
 
 use crate::Session;
+use crate::attach::Listener;
 use crate::checkpoints::Checkpoints;
 use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
@@ -30,8 +33,10 @@ use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
 pub(crate) use checkpointing::{AtEnd, Saves};
-pub(crate) use server::revisions;
-use server::{Server, first_request};
+use conversation::first_request;
+pub(crate) use conversation::revisions;
+pub use embedded::{Served, Stream, spawn};
+use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::ToolSet;
@@ -42,6 +47,9 @@ const FAREWELL: Duration = Duration::from_millis(150);
 const BAD_NEWS: Duration = Duration::from_secs(2);
 /// How long a supervisor may take to say where the last worker stopped.
 const HANDOVER: Duration = Duration::from_secs(30);
+
+/// What whoever still waits is told at the end.
+const SHUTTING_DOWN: &str = "the server is shutting down; this was not finished";
 
 /// The two ends of a connection.
 struct Connection {
@@ -68,13 +76,14 @@ impl Connection {
         session.idle_with(reader.clone());
         let status = self.driver.follow(&reader.server);
         if !reader.server.is_orphaned() {
+            reader.server.abandon(SHUTTING_DOWN);
             self.end(status);
         }
         status
     }
 
     fn end(&self, status: i32) {
-        self.inflight.abandon("the server is shutting down; this was not finished");
+        self.inflight.abandon(SHUTTING_DOWN);
         self.inflight.output.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
         self.driver.drain(FAREWELL);
     }
@@ -113,6 +122,8 @@ pub(crate) struct Begin {
     pub(crate) init: WorkerInit,
     pub(crate) unread: (Vec<u8>, bool),
     pub(crate) unsent: Vec<u8>,
+    /// Where others may join.
+    pub(crate) listener: Option<Listener>,
 }
 
 /// Serves until the client closes its end or a signal comes. Another image takes this one's place by making of this
@@ -129,10 +140,11 @@ pub(crate) fn serve(
     begin: Begin,
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
-    let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory))?;
+    let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
     connection.inflight.output.take_over(&begin.unsent);
     connection.driver.take_over((&begin.unread.0, begin.unread.1));
-    Ok(serve_worker(connection, session, checkpoints, saves, status, &begin.init, offer))
+    let Begin { init, listener, .. } = begin;
+    serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
@@ -147,9 +159,10 @@ pub(crate) fn serve_supervised(
 ) -> io::Result<(i32, Option<Pid>)> {
     let connection = Connection::open(stdio, output::Reader::Supervisor)?;
     let init = connection.handover()?;
-    Ok(serve_worker(connection, session, checkpoints, saves, status, &init, offer))
+    serve_worker(connection, session, checkpoints, saves, status, &init, offer, None)
 }
 
+#[allow(clippy::too_many_arguments, reason = "what two functions begin with alike")]
 fn serve_worker(
     connection: Connection,
     session: &Session,
@@ -158,7 +171,8 @@ fn serve_worker(
     status: SharedStatus,
     init: &WorkerInit,
     offer: Offer,
-) -> (i32, Option<Pid>) {
+    listener: Option<Listener>,
+) -> io::Result<(i32, Option<Pid>)> {
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
@@ -168,9 +182,16 @@ fn serve_worker(
     let inflight = connection.inflight.clone();
     let Offer { structured, tools } = offer;
     let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
-    let server = Server::new(tools, connection.inflight.clone()).of_worker(init, status);
+    let server = Server::new(tools).of_worker(init, status);
+    let listener = listener.map(Arc::new);
+    if let Some(listener) = &listener {
+        embedded::accept(listener.clone(), server.main().clone())?;
+    }
     let driver = connection.driver.clone();
     let status = connection.serve(session, server);
+    if let Some(listener) = listener {
+        listener.remove();
+    }
     let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None
@@ -179,7 +200,7 @@ fn serve_worker(
         worker.leaves(saver);
         driver.drain(FAREWELL);
     }
-    (status, saved)
+    Ok((status, saved))
 }
 
 /// Tells the client, when it asks for the first time, why there is no server.

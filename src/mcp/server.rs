@@ -1,65 +1,30 @@
-//! The conversation: how it is opened, and what its messages ask for.
+//! The conversations with all clients, as the threads that read serve them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rmcp::model::{
-    CallToolRequestParams, ClientCapabilities, DiscoverResult, ErrorCode, ErrorData, Implementation,
-    InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
-    ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
-};
-use serde_json::{Value, json};
 
-use super::incoming::{Fault, Incoming, Message, decode};
-use super::peer::{Peer, fitted};
-use super::tools::{self, Call, ToolContext};
-use crate::handover::frame::Kind;
+use super::conversation::Conversation;
+use super::tools::ToolContext;
 use crate::handover::shared_status::{SharedStatus, Status};
-use crate::handover::{WorkerInit, job_number};
+use crate::handover::{WorkerInit, route};
 use crate::rpc::driver::Service;
-use crate::rpc::framing::{Line, LineReader, MAX_LINE};
-use crate::rpc::inflight::{Batch, Inflight, Responder};
+use crate::rpc::framing::{Line, LineReader};
+use crate::rpc::inflight::Inflight;
 
-/// The revisions that are tested. The last one has no handshake.
-const REVISIONS: &[ProtocolVersion] = &[
-    ProtocolVersion::V_2024_11_05,
-    ProtocolVersion::V_2025_03_26,
-    ProtocolVersion::V_2025_06_18,
-    ProtocolVersion::V_2025_11_25,
-    ProtocolVersion::V_2026_07_28,
-];
-
-/// Their names.
-pub(crate) fn revisions() -> Vec<String> {
-    REVISIONS.iter().map(ToString::to_string).collect()
-}
-
-/// The last revision that has a handshake.
-const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
-
-/// The session as an MCP server.
+/// The client of stdin and stdout, and those that have joined by its supervisor.
 #[derive(Debug)]
 pub(super) struct Server {
-    tools: Arc<ToolContext>,
-    inflight: Arc<Inflight>,
-    /// Made once: schemas do not change while the server runs.
-    listed: ListToolsResult,
-    opened: Mutex<Option<Opened>>,
+    main: Arc<Conversation>,
+    /// Those that have joined, by their connections' numbers.
+    guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     lines: Mutex<Numbers>,
     /// Present where another image may take this one's place.
     replaceable: Option<Replaceable>,
-}
-
-/// How the conversation was opened.
-#[derive(Debug, Clone)]
-enum Opened {
-    /// By a handshake.
-    Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
-    /// By a request that says all of itself, as all after it do.
-    Request,
 }
 
 /// The numbers of the lines, as the supervisor counts them.
@@ -76,22 +41,11 @@ struct Replaceable {
     parent: Option<rustix::process::Pid>,
 }
 
-/// Where a message stands: its line, its place in that, how long the line is, and its batch.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    line: u64,
-    part: usize,
-    bytes: usize,
-    batch: Option<&'a Arc<Batch>>,
-}
-
 impl Server {
-    pub(super) fn new(tools: Arc<ToolContext>, inflight: Arc<Inflight>) -> Self {
+    pub(super) fn new(tools: Arc<ToolContext>) -> Self {
         Self {
-            listed: ListToolsResult::with_all_items(tools.list()),
-            tools,
-            inflight,
-            opened: Mutex::default(),
+            main: Conversation::new(tools),
+            guests: Mutex::default(),
             lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
             replaceable: None,
         }
@@ -99,23 +53,32 @@ impl Server {
 
     /// The same where another image stopped.
     pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
-        let parent = rustix::process::getppid().filter(|_| self.inflight.output.memory().is_none());
+        let parent = rustix::process::getppid().filter(|_| self.main.tools().inflight().output.memory().is_none());
         self.replaceable = Some(Replaceable { status, parent });
         self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
-        for line in &init.handshake {
-            if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
-                // The client has the answer.
-                let _ = self.initialize(params);
-            }
+        self.main.go_on(&init.handshake);
+        for (connection, guest) in &init.guests {
+            self.guest(*connection).go_on(&guest.handshake);
         }
         self
+    }
+
+    pub(super) fn main(&self) -> &Arc<Conversation> {
+        &self.main
+    }
+
+    /// Gives the last answer to whatever still waits.
+    pub(super) fn abandon(&self, reason: &'static str) {
+        for conversation in self.guests.lock().values() {
+            conversation.tools().inflight().abandon(reason);
+        }
     }
 
     /// The number of the line that was just read.
     fn number(&self, text: &[u8]) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
-            if let Some(memory) = self.inflight.output.memory() {
+            if let Some(memory) = self.main.tools().inflight().output.memory() {
                 memory.add(text);
             }
             lines.next += 1;
@@ -127,156 +90,27 @@ impl Server {
         number
     }
 
+    /// True when a supervisor is between this process and its clients.
+    fn is_supervised(&self) -> bool {
+        self.replaceable.as_ref().is_some_and(|replaceable| replaceable.parent.is_some())
+    }
+
     /// True when the supervisor is gone, and nobody hears what is said.
     pub(super) fn is_orphaned(&self) -> bool {
         let parent = self.replaceable.as_ref().and_then(|replaceable| replaceable.parent);
         parent.is_some_and(|parent| rustix::process::getppid() != Some(parent))
     }
 
-    fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
-        match message {
-            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, place),
-            Ok(Message::Notification { method, params }) => {
-                self.notification(&method, params, place);
-                self.unanswered(place);
-            }
-            Ok(Message::Response { id, result }) => {
-                self.unanswered(place);
-                self.inflight.answered(id, result);
-            }
-            Ok(Message::Nothing) => self.unanswered(place),
-            Err((id, error)) => self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch)),
-        }
-    }
-
-    /// Notes that a message gets no answer.
-    fn unanswered(&self, place: Place<'_>) {
-        if place.batch.is_none() {
-            self.inflight.output.done(place.line);
-        }
-    }
-
-    fn notification(&self, method: &str, mut params: JsonObject, place: Place<'_>) {
-        match method {
-            "notifications/cancelled" => {
-                if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
-                    self.inflight.cancel(&id);
-                }
-            }
-            "notifications/initialized" if self.opened.lock().is_some() => {
-                self.keep(place.line, &json!({"jsonrpc": "2.0", "method": method}));
-            }
-            _ => {}
-        }
-    }
-
-    /// Has the supervisor know what opens the conversation with another worker, too.
-    fn keep(&self, line: u64, message: &Value) {
-        self.inflight.output.tell(Kind::Keep, line, message);
-    }
-
-    fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
-        match self.inflight.admit(id.clone(), place.line, place.batch, place.bytes) {
-            Ok(responder) => self.perform(responder, id, method, params, place),
-            Err(error) => {
-                let id = Some(id.into_json_value());
-                self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch));
-            }
-        }
-    }
-
-    /// Does what a request asks for, or says why not.
-    fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
-        let result = if method == "initialize" {
-            let kept = self.replaceable.is_some().then(|| params.clone());
-            let result = self.initialize(params);
-            if let (Ok(_), Some(params)) = (&result, kept) {
-                let id = id.into_json_value();
-                self.keep(place.line, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
-            }
-            result.map(ServerResult::InitializeResult)
-        } else {
-            match self.peer(method, params.remove("_meta")) {
-                Err(error) => Err(error),
-                // A ping before all else.
-                Ok(None) => Ok(ServerResult::empty(())),
-                Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
-                    Ok(call) => {
-                        let number = job_number(place.line, place.part);
-                        return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
-                    }
-                    Err(reason) => Err(ErrorData::invalid_params(reason, None)),
-                },
-                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| fitted(result, &peer)),
-            }
+    /// The conversation with a client that has joined, perhaps just now.
+    fn guest(&self, connection: u64) -> Arc<Conversation> {
+        let mut guests = self.guests.lock();
+        let begin = || {
+            let tools = self.main.tools();
+            let output = Arc::new(tools.inflight().output.for_connection(connection));
+            let session = tools.session().connect_as(connection);
+            self.main.beside(tools.beside(session, Inflight::new(output)))
         };
-        match result {
-            Ok(result) => responder.answer(result),
-            Err(error) => responder.fail(error),
-        }
-    }
-
-    /// What is answered at once.
-    fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
-        match method {
-            "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
-            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
-            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
-            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
-            _ => {
-                let reason =
-                    format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
-                Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
-            }
-        }
-    }
-
-    /// Opens the conversation by a handshake; also once more, in place of the first.
-    fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
-        let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
-            .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
-        let asked = params.protocol_version;
-        let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
-        let mut result = info();
-        result.protocol_version = version.clone();
-        *self.opened.lock() = Some(Opened::Handshake { version, capabilities: params.capabilities });
-        Ok(result)
-    }
-
-    /// Who asks; `None` for a ping before the conversation is opened.
-    fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
-        let meta = match meta {
-            None | Some(Value::Null) => RequestMetaObject::default(),
-            Some(Value::Object(meta)) => RequestMetaObject::from(meta),
-            Some(_) => {
-                return Err(ErrorData::invalid_params(format!("the _meta of {method} must be an object"), None));
-            }
-        };
-        let mut opened = self.opened.lock();
-        let asked = meta.protocol_version();
-        let handshake = match &*opened {
-            None if method == "ping" && asked.is_none() => return Ok(None),
-            Some(Opened::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
-            Some(Opened::Request) | None => None,
-        };
-        let says_all = method == "server/discover" || asked.as_ref().is_some_and(|version| !version.has_initialize());
-        if handshake.is_none() || says_all {
-            let missing = meta.missing_required_keys(&ProtocolVersion::V_2026_07_28);
-            if !missing.is_empty() {
-                let missing = missing.join(", ");
-                let reason = format!("request _meta is missing or has malformed required fields: {missing}");
-                return Err(ErrorData::invalid_params(reason, None));
-            }
-        }
-        if let Some(version) = asked.as_ref().filter(|version| !REVISIONS.contains(version)) {
-            return Err(ErrorData::unsupported_protocol_version(version.clone(), REVISIONS));
-        }
-        if opened.is_none() && method != "server/discover" {
-            *opened = Some(Opened::Request);
-        }
-        let (shaken, capabilities) = handshake.unzip();
-        let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
-        Ok(Some(Peer { version, meta, capabilities }))
+        guests.entry(connection).or_insert_with(begin).clone()
     }
 }
 
@@ -286,86 +120,68 @@ impl Service for Server {
             Line::Text(text) => text,
             Line::TooLong(_) => b"\n",
         });
-        let text = match line {
-            Line::Text(text) => text,
-            Line::TooLong(id) => {
-                let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
-                return self.inflight.refuse(id, ErrorData::invalid_request(reason, None), number, None);
-            }
-        };
-        match decode(text) {
-            Incoming::Nothing => self.inflight.output.done(number),
-            Incoming::One(message) => {
-                self.take(message, Place { line: number, part: 0, bytes: text.len(), batch: None });
-            }
-            Incoming::Batch(messages) => {
-                let batch = Inflight::batch(number);
-                let bytes = text.len() / messages.len();
-                for (part, message) in messages.into_iter().enumerate() {
-                    self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
+        match line {
+            Line::Text(text) if self.is_supervised() => match route::parse(text) {
+                (0, text) => self.main.line(Line::Text(text), number),
+                (connection, b"") => {
+                    let gone = self.guests.lock().remove(&connection);
+                    if let Some(conversation) = gone {
+                        conversation.end();
+                    }
+                    self.main.tools().inflight().output.done(number);
                 }
-                self.inflight.batch_read(&batch);
-            }
+                (connection, text) => self.guest(connection).line(Line::Text(text), number),
+            },
+            line => self.main.line(line, number),
         }
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
-        self.inflight.due(now)
+        let guests: Vec<_> = self.guests.lock().values().cloned().collect();
+        guests.iter().chain([&self.main]).filter_map(|conversation| conversation.due(now)).min()
     }
 
     fn is_idle(&self) -> bool {
-        self.inflight.is_idle()
+        self.main.is_idle() && self.guests.lock().values().all(|conversation| conversation.is_idle())
     }
 
     /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
     fn heeds_signals(&self) -> bool {
-        self.replaceable.as_ref().is_none_or(|replaceable| replaceable.parent.is_none()) || self.is_orphaned()
+        !self.is_supervised() || self.is_orphaned()
     }
 
     fn replace(&self, input: &LineReader) {
-        self.inflight.output.replace(input.as_fd(), input.unread());
+        self.main.tools().inflight().output.replace(input.as_fd(), input.unread());
     }
 }
 
-/// What the server says of itself.
-fn info() -> ServerConfig {
-    let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
-    let mut capabilities = ServerCapabilities::default();
-    capabilities.tools = Some(ToolsCapability::default());
-    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
+/// One client that has a stream of its own.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) conversation: Arc<Conversation>,
+    lines: AtomicU64,
 }
 
-/// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.
-fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
-    let Some(Value::String(name)) = params.remove("name") else {
-        return Err("the params of tools/call must have the name of a tool, a string".to_owned());
-    };
-    let mut call = CallToolRequestParams::new(name);
-    call.arguments = match params.remove("arguments") {
-        None | Some(Value::Null) => None,
-        Some(Value::Object(arguments)) => Some(arguments),
-        Some(_) => return Err("the arguments of tools/call must be an object".to_owned()),
-    };
-    call.input_responses = match params.remove("inputResponses").map(serde_json::from_value).transpose() {
-        Ok(responses) => responses.flatten(),
-        Err(error) => return Err(format!("the inputResponses of tools/call: {error}")),
-    };
-    call.request_state = match params.remove("requestState") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(state)) => Some(state),
-        Some(_) => return Err("the requestState of tools/call must be a string".to_owned()),
-    };
-    Ok(call)
+impl Guest {
+    pub(super) fn new(conversation: Arc<Conversation>) -> Self {
+        Self { conversation, lines: AtomicU64::new(0) }
+    }
 }
 
-/// The id of the first request in a line.
-pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
-    match decode(line) {
-        Incoming::One(Ok(Message::Request { id, .. })) => Some(id),
-        Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {
-            Ok(Message::Request { id, .. }) => Some(id),
-            _ => None,
-        }),
-        _ => None,
+impl Service for Guest {
+    fn line(&self, line: Line<'_>) {
+        self.conversation.line(line, self.lines.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+
+    fn due(&self, now: Instant) -> Option<Instant> {
+        self.conversation.due(now)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.conversation.is_idle()
+    }
+
+    fn heeds_signals(&self) -> bool {
+        false
     }
 }

@@ -1,6 +1,6 @@
 //! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
 use crate::session::observer::Observer;
 use crate::session::operation::Operation;
-use crate::session::recovery::{failed, in_background};
+use crate::session::recovery::{Errors, failed, in_background};
 use crate::{Evaluation, Limits, Session, TimeLimit, report};
 
 /// How long a form that is restored may take: so many times what it took at first, and at least this.
@@ -64,12 +64,56 @@ pub(super) struct Worker {
     activity: Arc<Activity>,
     /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
     saved_through: Arc<AtomicU64>,
+    before: Arc<Before>,
+    /// What became of this connection's evaluations.
     lost: Outcome,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
 }
 
+/// What every connection is told of the image before.
+#[derive(Debug)]
+struct Before {
+    /// What the clients that had joined know of errors.
+    guests: BTreeMap<u64, Errors>,
+    crash: Option<CrashReport>,
+    lost: Outcome,
+    /// Who asked for this image in place of that, and what it had to say to him yet.
+    reset_by: u64,
+    notices: Vec<String>,
+    /// What the others are told of that.
+    reset: Option<String>,
+}
+
 impl Worker {
+    /// The same for a client that has joined, and may have joined the image before.
+    pub(super) fn beside(&self, session: &Session) -> Self {
+        let mut worker = Self { lost: self.before.lost.clone(), told: Arc::default(), ..self.clone() };
+        if let Some(errors) = self.before.guests.get(&session.connection_number()) {
+            session.set_errors(errors.clone());
+            worker.tell_of_before(session);
+        }
+        worker
+    }
+
+    /// Has the next answers of a connection tell what became of the image before.
+    fn tell_of_before(&mut self, session: &Session) {
+        let connection = session.connection_number();
+        let Before { reset_by, notices, reset, .. } = &*self.before;
+        let notices = if *reset_by == connection { &notices[..] } else { reset.as_slice() };
+        notices.iter().for_each(|notice| session.add_notice(notice.clone()));
+        if let (Some(crash), Err(error)) = (&self.before.crash, &self.lost.result) {
+            // The answer to what ran tells of it, unless that wants none any more.
+            session.add_notice(error.message.text.clone());
+            if let Some(those) = in_background(crash.background.iter().copied()) {
+                session.add_notice(format!("{those} lost with its image."));
+            }
+            if crash.in_flight && crash.connection == connection {
+                session.fail(&mut self.lost);
+            }
+        }
+    }
+
     /// True when nothing was evaluated since the image was saved, or booted.
     pub(super) fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
@@ -166,11 +210,8 @@ pub(super) fn take_over(
     session.count_evaluations_from(init.evaluations);
     let journal = init.journal.as_deref();
     let report = restore(session, journal.unwrap_or_default(), status);
-    let mut lost = lost(init, &report);
+    let lost = lost(init, &report);
     session.set_errors(init.errors.clone());
-    for notice in &init.notices {
-        session.add_notice(notice.clone());
-    }
     output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
     let activity = Arc::new(Activity::default());
     let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
@@ -182,21 +223,6 @@ pub(super) fn take_over(
         since: Mutex::new(Instant::now()),
         activity: activity.clone(),
     }));
-    if let Some(crash) = &init.crash
-        && let Err(error) = &lost.result
-    {
-        // The answer to what ran tells of it, unless that wants none any more.
-        session.add_notice(error.message.text.clone());
-        if let Some(those) = in_background(crash.background.iter().copied()) {
-            session.add_notice(format!("{those} lost with its image."));
-        }
-        if crash.in_flight {
-            session.fail(&mut lost);
-        }
-    }
-    if let Some(which) = &init.resumed {
-        session.add_notice(resumed(which, init, &report));
-    }
     let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
         if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
             Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
@@ -204,9 +230,21 @@ pub(super) fn take_over(
             Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, &report, &[])))
         }
     });
+    let reset = init.reset.filter(|_| init.crash.is_none()).map(|_| match &init.returned {
+        Some((checkpoint, _)) => format!("Another connection restored the checkpoint {:?}.", checkpoint.name),
+        None => "Another connection reset the session: all definitions are gone.".to_owned(),
+    });
+    let before = Arc::new(Before {
+        guests: init.guests.iter().map(|(connection, guest)| (*connection, guest.errors.clone())).collect(),
+        crash: init.crash.clone(),
+        lost: lost.clone(),
+        reset_by: init.reset_by,
+        notices: init.notices.clone(),
+        reset,
+    });
     let crashed = init.crash.is_some();
     let deadly_question = init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line);
-    Worker {
+    let mut worker = Worker {
         output,
         driver,
         status,
@@ -216,6 +254,7 @@ pub(super) fn take_over(
         deadly_question,
         crashed,
         activity,
+        before,
         // Forms that were evaluated again are in no checkpoint.
         saved_through: Arc::new(AtomicU64::new(match journal {
             Some([_, ..]) => u64::MAX,
@@ -223,7 +262,12 @@ pub(super) fn take_over(
         })),
         lost,
         told: Arc::default(),
+    };
+    worker.tell_of_before(session);
+    if let Some(which) = &init.resumed {
+        session.add_notice(resumed(which, init, &report));
     }
+    worker
 }
 
 /// What is said of a session that goes on with another server.
@@ -458,6 +502,7 @@ mod tests {
         let crash = CrashReport {
             cause: "did not react to being interrupted and was ended".to_owned(),
             in_flight: true,
+            connection: 0,
             background: Vec::new(),
             stuck: Some(Box::new(stuck)),
             deadly: Vec::new(),

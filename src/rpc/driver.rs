@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, Read};
 use super::output::Output;
+use super::push;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -27,7 +28,7 @@ const HANDOFF_DELAY: Duration = Duration::from_millis(2);
 /// How long what was asked before the end may still take. The process is gone within a second of the end.
 const GRACE: Duration = Duration::from_millis(700);
 /// With so many bytes unread by the other side, no more of its requests are taken.
-const MAX_BACKLOG: usize = 64 << 20;
+pub(super) const MAX_BACKLOG: usize = 64 << 20;
 /// How often to look around when the leader cannot be woken: evaluated code may close any descriptor.
 const DEAF: Duration = Duration::from_millis(5);
 
@@ -372,11 +373,6 @@ impl Driver {
 struct Ears {
     waker: bool,
     signals: bool,
-}
-
-fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
-    fds.push(fd);
-    fds.len() - 1
 }
 
 #[cfg(test)]

@@ -257,6 +257,14 @@ impl Inflight {
         }
     }
 
+    /// Cancels all that waits: the client is gone.
+    pub(crate) fn cancel_all(&self) {
+        let ids: Vec<_> = self.table.lock().ids.keys().cloned().collect();
+        for id in ids {
+            self.cancel(&id);
+        }
+    }
+
     /// Gives the last answer of all to whatever still waits.
     pub(crate) fn abandon(&self, reason: &'static str) {
         let numbers: Vec<_> = self.table.lock().calls.keys().copied().collect();

@@ -7,6 +7,7 @@ pub(crate) mod inflight;
 pub(crate) mod output;
 pub(crate) mod recorder;
 pub(crate) mod signals;
+pub(crate) mod stream;
 pub(crate) mod waker;
 mod write_buffer;
 
@@ -16,6 +17,12 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
+
+/// Adds a descriptor to those to wait for; returns its place.
+fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
+    fds.push(fd);
+    fds.len() - 1
+}
 
 /// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. A signal is no reason to return an
 /// error: then none is ready.

@@ -42,8 +42,10 @@ pub(crate) enum Reader {
 #[derive(Debug)]
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
-    buffer: Mutex<Buffer>,
+    buffer: Arc<Mutex<Buffer>>,
     reader: Reader,
+    /// Whom a supervisor hands on what is no answer: the number of the client's connection.
+    connection: u64,
     /// Wakes the thread that flushes.
     waker: Arc<Waker>,
 }
@@ -59,13 +61,28 @@ impl Output {
     pub(crate) fn new(fd: OwnedFd, reader: Reader, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
         let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
-        Ok(Self { fd, buffer: Mutex::new(buffer), reader, waker })
+        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), reader, connection: 0, waker })
+    }
+
+    /// The same way out, for another client of the supervisor's.
+    pub(crate) fn for_connection(&self, connection: u64) -> Self {
+        let Self { fd, buffer, reader, waker, .. } = self;
+        Self { fd: fd.clone(), buffer: buffer.clone(), reader: reader.clone(), connection, waker: waker.clone() }
+    }
+
+    /// True when a supervisor hands on what goes out.
+    pub(crate) fn is_framed(&self) -> bool {
+        matches!(self.reader, Reader::Supervisor)
+    }
+
+    /// True when somebody remembers what another image must know.
+    pub(crate) fn is_remembered(&self) -> bool {
+        !matches!(self.reader, Reader::Client)
     }
 
     /// Has all lines recorded.
-    pub(crate) fn recorded(mut self, recorder: Option<Recorder>) -> Self {
-        let buffer = self.buffer.get_mut();
-        buffer.bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
         self
     }
 
@@ -76,7 +93,7 @@ impl Output {
 
     /// Sends what is no answer.
     pub(crate) fn send(&self, message: &impl Serialize) {
-        self.put(Kind::Message, 0, message);
+        self.put(Kind::Message, self.connection, message);
     }
 
     /// Begins with what another process had not written yet; before all else.

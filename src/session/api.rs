@@ -386,6 +386,12 @@ impl Session {
             || board.running.iter().any(Running::evaluates)
     }
 
+    /// True while a failed evaluation of any connection is held.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn is_anything_held(&self) -> bool {
+        !self.inner.board.lock().holds.is_empty()
+    }
+
     fn inspect(&self, job: Job, reply: PendingReply) {
         self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
     }

@@ -31,8 +31,13 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(id: u64) -> Arc<Self> {
-        let name = Mutex::new(if id == 0 { String::new() } else { format!("number {id}") });
-        Arc::new(Self { id, name, state: Mutex::default(), ended: AtomicBool::new(false), newest: AtomicU64::new(0) })
+        Arc::new(Self {
+            id,
+            name: Mutex::default(),
+            state: Mutex::default(),
+            ended: AtomicBool::new(false),
+            newest: AtomicU64::new(0),
+        })
     }
 
     /// Its error state, and what waits for its next answer.
@@ -119,10 +124,18 @@ impl Session {
         *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
     }
 
-    /// What the connections are called, the session's own first.
+    /// The number of this connection: 0 for the session's own.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn connection_number(&self) -> u64 {
+        self.connection.id
+    }
+
+    /// What the connections are called, the session's own first, perhaps with an empty name; of the others those that
+    /// have one.
     #[must_use]
     pub fn connection_names(&self) -> Vec<String> {
-        self.inner.connections().map(|connection| connection.name.lock().clone()).collect()
+        let names = self.inner.connections().map(|connection| connection.name.lock().clone()).enumerate();
+        names.filter(|(place, name)| *place == 0 || !name.is_empty()).map(|(_, name)| name).collect()
     }
 }
 

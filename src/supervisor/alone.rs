@@ -233,7 +233,7 @@ impl Alone {
             scratch: self.scratch.clone(),
             checkpoints: self.checkpoints.clone(),
             remembered: state.recovery.remembered(),
-            requests: requests.iter().map(|(number, line)| (number, line.len())).collect(),
+            requests: requests.iter().map(|(number, _, line)| (number, line.len())).collect(),
             next: requests.next(),
             unread: (unread.0.len(), unread.1),
             unsent: unsent.len(),
@@ -242,7 +242,7 @@ impl Alone {
         let mut file = std::fs::File::from(crate::handover::shared_status::unnamed_file()?);
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
-        for (_, line) in requests.iter() {
+        for (_, _, line) in requests.iter() {
             file.write_all(line)?;
         }
         file.write_all(unread.0)?;
@@ -270,11 +270,11 @@ impl Alone {
 
 impl Memory for Alone {
     fn add(&self, line: &[u8]) {
-        self.state.lock().recovery.requests.add(line);
+        self.state.lock().recovery.requests.add(0, line);
     }
 
     fn finished(&self, line: u64) -> bool {
-        self.state.lock().recovery.finished(line)
+        self.state.lock().recovery.finished(line).is_some()
     }
 
     fn note(&self, frame: Frame<'_>) {

@@ -5,6 +5,7 @@
 //! line than where it ends: the worker says which line it answers, and what is worth remembering.
 
 pub(crate) mod alone;
+mod guests;
 mod journal;
 pub(crate) mod log;
 mod messages;
@@ -22,6 +23,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::attach::Listener;
 use crate::checkpoints::Checkpoints;
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
@@ -42,6 +44,8 @@ pub(crate) struct Options {
     pub(crate) begins_with_checkpoints: bool,
     /// The session that lasts, which this process has locked.
     pub(crate) durable: Option<(Durable, Lock)>,
+    /// Where clients may join.
+    pub(crate) listener: Option<Listener>,
     /// How often to look whether the worker does anything.
     pub(crate) watch_interval: Duration,
     /// What records the conversation.

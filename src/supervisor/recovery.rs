@@ -14,12 +14,14 @@ use crate::durable::Durable;
 use crate::durable::log::{self, Log, Note};
 use crate::handover::frame::{Frame, Kind};
 use crate::handover::shared_status::{Status, WorkerStatus, last_number};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
+use crate::handover::{CrashReport, Entry, ErrorChange, Guest, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
+use crate::session::recovery::Errors;
 
-/// Messages that open a conversation, at most.
+/// Messages that open a conversation, at most; and of all conversations, those that may, once they are answered.
 const MAX_HANDSHAKE: usize = 4;
+const MAX_KEPT: usize = 64;
 
 /// How a worker was lost.
 #[derive(Debug)]
@@ -191,19 +193,37 @@ impl RecoveryState {
         }
     }
 
-    /// Notes that a worker is done with a line. False for one that nobody waits for.
-    pub(super) fn finished(&mut self, line: u64) -> bool {
-        let waited = self.requests.finish(line);
-        for (_, text) in self.keep.extract_if(.., |(of, _)| waited && *of == line) {
-            self.next.handshake.push(text);
+    /// Notes that a worker is done with a line. The connection that it came by; `None` for one that nobody waits for.
+    pub(super) fn finished(&mut self, line: u64) -> Option<u64> {
+        let connection = self.requests.finish(line)?;
+        for (_, text) in self.keep.extract_if(.., |(of, _)| *of == line) {
+            let handshake = match self.next.guests.get_mut(&connection) {
+                Some(guest) => &mut guest.handshake,
+                None => &mut self.next.handshake,
+            };
+            if handshake.len() < MAX_HANDSHAKE {
+                handshake.push(text);
+            }
         }
-        waited
+        Some(connection)
+    }
+
+    /// A client has joined by this connection.
+    pub(super) fn join(&mut self, connection: u64) {
+        self.next.guests.insert(connection, Guest::default());
+    }
+
+    /// That client is gone.
+    pub(super) fn leave(&mut self, connection: u64) {
+        self.next.guests.remove(&connection);
+        self.requests.forget(connection);
+        self.requests.add(connection, b"");
     }
 
     /// Takes what is to be remembered.
     pub(super) fn note(&mut self, (kind, line, payload): Frame<'_>) {
         match kind {
-            Kind::Keep if self.keep.len() + self.next.handshake.len() < MAX_HANDSHAKE => {
+            Kind::Keep if self.keep.len() < MAX_KEPT => {
                 self.keep.push((line, String::from_utf8_lossy(payload).into_owned()));
             }
             Kind::Defined => {
@@ -216,9 +236,12 @@ impl RecoveryState {
                 self.add_note(|| entry.map(Note::Form));
             }
             Kind::Error => {
-                if let Ok(ErrorChange { added, last }) = serde_json::from_slice(payload) {
+                let Ok(ErrorChange { added, last }) = serde_json::from_slice(payload) else { return };
+                if line == 0 {
                     self.next.errors.note(added.clone(), last);
                     self.add_note(|| Some(Note::Error(ErrorChange { added, last })));
+                } else if let Some(guest) = self.next.guests.get_mut(&line) {
+                    guest.errors.note(added, last);
                 }
             }
             Kind::Limits => self.next.limits = serde_json::from_slice(payload).ok(),
@@ -248,7 +271,9 @@ impl RecoveryState {
         let begun = self.begun(status);
         let in_flight = begun > status.get(Status::Ended);
         let background = status.background();
-        let mut crash = CrashReport { cause, in_flight, background, stuck: outcome, deadly: Vec::new() };
+        // A job that no line asked for is the server's own.
+        let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
+        let mut crash = CrashReport { cause, in_flight, connection, background, stuck: outcome, deadly: Vec::new() };
         let mut further = false;
         if ready {
             self.next.notices.clear();
@@ -279,17 +304,24 @@ impl RecoveryState {
     /// Remembers nothing of the image but the limits, as `line` asks for, and what there was yet to be said.
     pub(super) fn forget(&mut self, status: &WorkerStatus, line: u64, notices: Vec<String>) {
         self.keep.clear();
-        self.next.errors.reset();
+        self.errors_of(line).reset();
         self.next.crash = None;
         self.journal = self.journal.take().map(|_| Journal::default());
         self.saving.clear();
         self.bases.clear();
         self.note_numbers(status);
         self.next.reset = Some(line);
+        self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         (self.next.returned, self.next.resumed) = (None, None);
         self.next.notices = notices;
         self.begin_log();
         self.checkpoints.forget_since(None);
+    }
+
+    /// What the client knows of errors that has sent a line.
+    fn errors_of(&mut self, line: u64) -> &mut Errors {
+        let guest = self.requests.connection(line).and_then(|connection| self.next.guests.get_mut(&connection));
+        guest.map_or(&mut self.next.errors, |guest| &mut guest.errors)
     }
 
     /// Notes which line's question the worker was about to answer.
@@ -305,7 +337,7 @@ impl RecoveryState {
     pub(super) fn go_back(&mut self, status: &WorkerStatus, line: u64, to: Return) {
         let Return { checkpoint, notices } = to;
         self.keep.clear();
-        self.next.errors.last = None;
+        self.errors_of(line).last = None;
         self.next.crash = None;
         self.saving.clear();
         match self.bases.iter().position(|base| base.checkpoint.file == checkpoint.file) {
@@ -326,6 +358,7 @@ impl RecoveryState {
         }
         self.note_numbers(status);
         self.next.reset = Some(line);
+        self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         self.next.returned = Some((checkpoint.clone(), self.next.evaluations.saturating_sub(checkpoint.evaluation)));
         self.next.resumed = None;
         self.next.notices = notices;
@@ -396,7 +429,7 @@ impl RecoveryState {
     /// What a new worker is told of where the last one stopped. It gets the lines once it is ready.
     pub(super) fn init(&self) -> WorkerInit {
         WorkerInit {
-            resent: self.requests.iter().map(|(number, _)| number).collect(),
+            resent: self.requests.iter().map(|(number, ..)| number).collect(),
             next: self.requests.next(),
             journal: self.journal.as_ref().map(|journal| journal.since(self.bases.back().map_or(0, |base| base.mark))),
             checkpoint: self.bases.back().map(|base| base.checkpoint.clone()),
@@ -411,7 +444,8 @@ impl RecoveryState {
         let mut line = serde_json::to_vec(&init)?;
         if line.len() >= MAX_LINE {
             // Control characters take six bytes each. The definitions always fit.
-            init.errors.history = Default::default();
+            let guests = init.guests.values_mut().map(|guest| &mut guest.errors);
+            guests.chain([&mut init.errors]).for_each(|errors| errors.history = Default::default());
             line = serde_json::to_vec(&init)?;
         }
         line.push(b'\n');

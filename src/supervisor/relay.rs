@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, getpid};
 
+use super::guests::{self, Event, Guests};
 use super::recovery::{Crash, RecoveryState};
 use super::restart_policy::{RestartPolicy, Stage};
 use super::shutdown::Shutdown;
@@ -18,6 +19,7 @@ use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
 use crate::handover::Return;
 use crate::handover::frame::{Kind, Malformed};
+use crate::handover::route::marked;
 use crate::image::heap::LOST_TO_HEAP;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
@@ -53,6 +55,7 @@ type Step = Result<(), Verdict>;
 pub(super) struct Relay {
     input: Option<LineReader>,
     output: WriteBuffer,
+    guests: Guests,
     signals: Signals,
     arguments: Vec<OsString>,
     worker: Option<WorkerProcess>,
@@ -77,6 +80,7 @@ impl Relay {
         Ok(Self {
             input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
             output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
+            guests: Guests::new(options.listener),
             signals: Signals::new()?,
             arguments: options.arguments,
             worker: None,
@@ -127,6 +131,7 @@ impl Relay {
         if ready.input {
             self.read_client();
         }
+        self.attend_guests(&ready.guests);
         if let Some(worker) = &mut self.worker
             && let Some(input) = &mut worker.input
             && ready.worker_input
@@ -185,6 +190,8 @@ impl Relay {
         let unsent = self.worker.as_ref().and_then(|worker| worker.input.as_ref()).filter(|input| !input.is_empty());
         let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
+        let guests_read = self.recovery.requests.bytes() < MAX_REQUESTS / 2 && self.shutdown.is_none();
+        let guests = self.guests.watch(&mut fds, guests_read);
         let due = match (&self.worker, &self.shutdown) {
             (None, Some(_)) if is_over => Some(Instant::now()),
             (_, Some(shutdown)) => Some(shutdown.deadline()),
@@ -207,12 +214,13 @@ impl Relay {
             input: input.is_some_and(is_ready),
             worker_input: worker_input.is_some_and(is_ready),
             output: output.is_some_and(is_ready),
+            guests: guests.ready(is_ready),
         })
     }
 
     /// Reads once what the worker says.
     fn read_worker(&mut self) -> Step {
-        let Self { worker, output, recovery, restarts, .. } = self;
+        let Self { worker, output, guests, recovery, restarts, .. } = self;
         let Some(worker) = worker else { return Ok(()) };
         worker.read();
         let malformed =
@@ -228,9 +236,9 @@ impl Relay {
                     self.has_served = true;
                     recovery.resume(&restored);
                     if let Some(input) = &mut worker.input {
-                        for (_, line) in recovery.requests.iter() {
+                        for (_, connection, line) in recovery.requests.iter() {
                             // One that is gone already is noticed elsewhere.
-                            let _ = input.put(line);
+                            let _ = input.put(&marked(connection, line));
                         }
                     }
                 }
@@ -250,13 +258,17 @@ impl Relay {
                 Kind::Saver => self.saver = i32::try_from(line).ok().and_then(Pid::from_raw),
                 // Restoring is all that it does before it is ready.
                 _ if !is_ready => return Err(malformed(Malformed)),
-                Kind::Answer if recovery.finished(line) => {
-                    output.put(payload).map_err(|_| Verdict::End)?;
+                Kind::Answer => {
+                    match recovery.finished(line) {
+                        Some(0) => output.put(payload).map_err(|_| Verdict::End)?,
+                        Some(connection) => guests.send(connection, payload),
+                        // Somebody was told already, or does not want to be.
+                        None => continue,
+                    }
                     restarts.answered();
                 }
-                // Somebody was told already, or does not want to be.
-                Kind::Answer => {}
-                Kind::Message => output.put(payload).map_err(|_| Verdict::End)?,
+                Kind::Message if line == 0 => output.put(payload).map_err(|_| Verdict::End)?,
+                Kind::Message => guests.send(line, payload),
                 Kind::Done => drop(recovery.finished(line)),
                 Kind::Reset if recovery.may_reset(line) => {
                     return Err(Verdict::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
@@ -313,23 +325,38 @@ impl Relay {
         while let Some(line) = client.next_line() {
             match line {
                 Line::Text(line) => {
-                    self.recovery.requests.add(line);
-                    // One that is not ready gets all lines when it is.
-                    if let Some(worker) = self.worker.as_mut().filter(|worker| worker.ready)
-                        && let Some(input) = &mut worker.input
-                    {
-                        // A worker that does not read is gone; the next one gets the line.
-                        let _ = input.put(line);
-                    }
+                    self.recovery.requests.add(0, line);
+                    hand_on(&mut self.worker, 0, line);
                 }
                 Line::TooLong(id) => {
-                    let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
-                    drop(self.output.put(&messages::error(id, messages::INVALID_REQUEST, &reason)));
+                    let error = messages::error(id, messages::INVALID_REQUEST, &too_long_message());
+                    drop(self.output.put(&error));
                 }
             }
         }
         if !read.is_ok_and(|read| read != Read::End) {
             self.shut_down(0);
+        }
+    }
+
+    /// Looks who joins or leaves, and what those say that have joined.
+    fn attend_guests(&mut self, ready: &guests::Ready) {
+        let Self { guests, recovery, worker, .. } = self;
+        let mut too_long = Vec::new();
+        guests.attend(ready, |connection, event| match event {
+            Event::Joined => recovery.join(connection),
+            Event::Said(Line::Text(line)) => {
+                recovery.requests.add(connection, line);
+                hand_on(worker, connection, line);
+            }
+            Event::Said(Line::TooLong(id)) => too_long.push((connection, id)),
+            Event::Left => {
+                recovery.leave(connection);
+                hand_on(worker, connection, b"");
+            }
+        });
+        for (connection, id) in too_long {
+            guests.send(connection, &messages::error(id, messages::INVALID_REQUEST, &too_long_message()));
         }
     }
 
@@ -348,6 +375,7 @@ impl Relay {
     /// Begins the end: nothing more is read, and what runs has a moment.
     fn shut_down(&mut self, status: i32) {
         self.input = None;
+        self.guests.close();
         if let Some((_, lock)) = &mut self.durable {
             lock.say(Doing::Saving);
         }
@@ -427,6 +455,20 @@ impl Relay {
     }
 }
 
+fn too_long_message() -> String {
+    format!("the message is longer than {} MiB", MAX_LINE >> 20)
+}
+
+/// Hands a line on that was just read. A worker that is not ready gets all lines when it is.
+fn hand_on(worker: &mut Option<WorkerProcess>, connection: u64, line: &[u8]) {
+    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready)
+        && let Some(input) = &mut worker.input
+    {
+        // One that does not read is gone; the next one gets the line.
+        let _ = input.put(&marked(connection, line));
+    }
+}
+
 /// What can be done without waiting.
 #[derive(Debug)]
 struct Ready {
@@ -435,4 +477,5 @@ struct Ready {
     input: bool,
     worker_input: bool,
     output: bool,
+    guests: guests::Ready,
 }

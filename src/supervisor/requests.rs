@@ -18,7 +18,9 @@ pub(super) struct Requests {
 #[derive(Debug)]
 struct Pending {
     number: u64,
-    /// With its newline.
+    /// The connection that it came by.
+    connection: u64,
+    /// With its newline; empty when that has ended.
     text: Box<[u8]>,
     /// Somebody waits for an answer. Not known before it is asked for: reading a line takes time.
     awaited: Option<bool>,
@@ -29,9 +31,9 @@ impl Requests {
         Self { lines: VecDeque::new(), next: 1, bytes: 0 }
     }
 
-    /// Takes a line and gives it the next number.
-    pub(super) fn add(&mut self, line: &[u8]) {
-        self.lines.push_back(Pending { number: self.next, text: line.into(), awaited: None });
+    /// Takes a line of a client's, nothing when that is gone, and gives it the next number.
+    pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
+        self.lines.push_back(Pending { number: self.next, connection, text: line.into(), awaited: None });
         self.next += 1;
         self.bytes += line.len() + OVERHEAD;
     }
@@ -40,20 +42,34 @@ impl Requests {
     pub(super) fn take_over(&mut self, lines: impl Iterator<Item = (u64, Box<[u8]>)>, next: u64) {
         for (number, text) in lines {
             self.bytes += text.len() + OVERHEAD;
-            self.lines.push_back(Pending { number, text, awaited: None });
+            self.lines.push_back(Pending { number, connection: 0, text, awaited: None });
         }
         self.next = next;
     }
 
-    /// Forgets a line that a worker is done with. False when there is none of this number.
-    pub(super) fn finish(&mut self, number: u64) -> bool {
+    /// Forgets a line that a worker is done with. The connection that it came by; `None` when there is none of this number.
+    pub(super) fn finish(&mut self, number: u64) -> Option<u64> {
         let place = match self.lines.front() {
             Some(first) if first.number == number => Some(0),
             _ => self.place(number),
         };
         let line = place.and_then(|place| self.lines.remove(place));
         self.bytes -= line.as_ref().map_or(0, |line| line.text.len() + OVERHEAD);
-        line.is_some()
+        line.map(|line| line.connection)
+    }
+
+    /// Forgets what a client has asked for that is gone. Its lines stay, as empty ones: a worker may have been told of their
+    /// numbers.
+    pub(super) fn forget(&mut self, connection: u64) {
+        for line in self.lines.iter_mut().filter(|line| line.connection == connection) {
+            (line.text, line.awaited) = (Box::from(*b"\n"), Some(false));
+        }
+        self.bytes = self.lines.iter().map(|line| line.text.len() + OVERHEAD).sum();
+    }
+
+    /// The connection that a line came by.
+    pub(super) fn connection(&self, number: u64) -> Option<u64> {
+        Some(self.lines[self.place(number)?].connection)
     }
 
     fn place(&self, number: u64) -> Option<usize> {
@@ -65,9 +81,9 @@ impl Requests {
         self.place(number).is_some()
     }
 
-    /// The lines.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.lines.iter().map(|line| (line.number, &*line.text))
+    /// The lines: number, connection and text.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, &[u8])> {
+        self.lines.iter().map(|line| (line.number, line.connection, &*line.text))
     }
 
     /// The number of the first line that somebody waits for the answer to.
@@ -91,9 +107,9 @@ impl Requests {
         for place in 0..self.lines.len() {
             for message in messages::messages(&self.lines[place].text) {
                 if let Some(id) = messages::request_id(&message) {
-                    asked.insert(id.to_string(), place);
+                    asked.insert((self.lines[place].connection, id.to_string()), place);
                 } else if let Some(id) = messages::cancelled_id(&message)
-                    && let Some(place) = asked.remove(&id.to_string())
+                    && let Some(place) = asked.remove(&(self.lines[place].connection, id.to_string()))
                     && let Some(text) = messages::silenced(&self.lines[place].text, id)
                 {
                     let line = &mut self.lines[place];
@@ -123,38 +139,55 @@ mod tests {
     fn lines_are_finished_in_any_order() {
         let mut requests = Requests::new();
         for line in ["a\n", "bb\n", "c\n"] {
-            requests.add(line.as_bytes());
+            requests.add(u64::from(line == "bb\n"), line.as_bytes());
         }
-        assert!(requests.finish(2) && !requests.finish(2) && !requests.finish(4));
-        assert_eq!(requests.iter().map(|(number, _)| number).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!([2, 2, 4].map(|number| requests.finish(number)), [Some(1), None, None]);
+        assert_eq!(requests.iter().map(|(number, ..)| number).collect::<Vec<_>>(), [1, 3]);
         assert!(requests.has(3) && !requests.has(2));
         assert_eq!((requests.next(), requests.bytes()), (4, 4 + 2 * OVERHEAD));
-        assert!(requests.finish(1) && requests.finish(3));
+        assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
         assert_eq!(requests.bytes(), 0);
+    }
+
+    #[test]
+    fn what_one_client_cancels_another_may_have_asked_for() {
+        let mut requests = Requests::new();
+        let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#;
+        for (connection, line) in [(0, &br#"{"id":7,"method":"a"}"#[..]), (3, br#"{"id":7,"method":"b"}"#), (3, cancel)]
+        {
+            requests.add(connection, line);
+        }
+        requests.apply_cancellations();
+        let texts: Vec<_> = requests.iter().map(|(.., line)| std::str::from_utf8(line).unwrap().trim_end()).collect();
+        assert_eq!(texts[..2], [r#"{"id":7,"method":"a"}"#, r#"{"method":"b"}"#]);
+        requests.forget(3);
+        let texts: Vec<_> = requests.iter().map(|(.., line)| std::str::from_utf8(line).unwrap()).collect();
+        assert_eq!(texts, [r#"{"id":7,"method":"a"}"#, "\n", "\n"]);
+        assert_eq!(requests.bytes, requests.iter().map(|(.., line)| line.len() + OVERHEAD).sum::<usize>());
     }
 
     #[test]
     fn only_requests_are_awaited_and_not_once_they_are_cancelled() {
         let mut requests = Requests::new();
         let cancel = |id: u32| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
-        requests.add(br#"{"method":"notifications/roots/list_changed"}"#);
+        requests.add(0, br#"{"method":"notifications/roots/list_changed"}"#);
         assert!(requests.may_be_awaited());
         assert_eq!(requests.first_awaited(), None);
         assert!(!requests.may_be_awaited());
-        requests.add(br#"{"id":7,"method":"ping"}"#);
-        requests.add(br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
-        requests.add(cancel(8).as_bytes());
-        requests.add(cancel(7).as_bytes());
+        requests.add(0, br#"{"id":7,"method":"ping"}"#);
+        requests.add(0, br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
+        requests.add(0, cancel(8).as_bytes());
+        requests.add(0, cancel(7).as_bytes());
         // The same id again, which the cancellation is not about.
-        requests.add(br#"{"id":7,"method":"ping"}"#);
+        requests.add(0, br#"{"id":7,"method":"ping"}"#);
         assert_eq!(requests.first_awaited(), Some(2));
         requests.apply_cancellations();
         assert_eq!(requests.first_awaited(), Some(3));
         requests.apply_cancellations();
-        let texts: Vec<_> = requests.iter().map(|(_, line)| std::str::from_utf8(line).unwrap().trim_end()).collect();
+        let texts: Vec<_> = requests.iter().map(|(.., line)| std::str::from_utf8(line).unwrap().trim_end()).collect();
         assert_eq!(texts[1..3], [r#"{"method":"ping"}"#, r#"[{"method":"ping"},{"id":9,"method":"ping"}]"#]);
-        assert_eq!(requests.bytes, requests.iter().map(|(_, line)| line.len() + OVERHEAD).sum::<usize>());
-        (1..=3).for_each(|number| assert!(requests.finish(number)));
+        assert_eq!(requests.bytes, requests.iter().map(|(.., line)| line.len() + OVERHEAD).sum::<usize>());
+        (1..=3).for_each(|number| assert_eq!(requests.finish(number), Some(0)));
         assert_eq!(requests.first_awaited(), Some(6));
     }
 }

@@ -45,7 +45,8 @@ impl Shutdown {
 
     /// Answers whoever waits; returns the exit status. `worker`: what the worker said its own will be.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
-        let mut refusals = requests.iter().filter_map(|(_, line)| messages::refusal(line, &self.reason));
+        let own = requests.iter().filter(|(_, connection, _)| *connection == 0);
+        let mut refusals = own.filter_map(|(.., line)| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FAREWELL);
         if refusals.all(|answer| output.put(&answer).is_ok()) {
             while !output.is_empty() && Instant::now() < end {

@@ -73,6 +73,23 @@ impl ToolContext {
         Arc::new(Self { session, inflight, worker, checkpoints, structured, tools, questions: Mutex::default() })
     }
 
+    /// The same for another client, by a connection of its own.
+    pub(super) fn beside(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
+        // Who has joined a process alone is not known to the image after this one.
+        let worker = self.worker.as_ref().filter(|_| inflight.output.is_framed());
+        let worker = worker.map(|worker| worker.beside(&session));
+        let (structured, tools) = (self.structured, self.tools.clone());
+        Self::new(session, inflight, worker, self.checkpoints.clone(), structured, tools)
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    pub(super) fn inflight(&self) -> &Arc<Inflight> {
+        &self.inflight
+    }
+
     /// What saves checkpoints, where there are any.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
@@ -221,6 +238,12 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(reply)),
         Err(fault) => call.answer(Err::<Reply, _>(fault)),
     }
+}
+
+/// Takes over what another client holds for debugging: evaluation `id`, or the one that there is.
+pub(super) fn take_over(call: Call, id: Option<u64>) {
+    let taken = call.session().take_over(id);
+    call.answer(taken.map(Arc::unwrap_or_clone));
 }
 
 /// What to say of a tool that there is not: near names, and all there are.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rmcp::model::Tool;
 
-use super::{all, no_such_tool};
+use super::{all, checkpoint, no_such_tool, reset};
 
 /// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
 /// starts the server decides what it can be asked.
@@ -15,6 +15,8 @@ pub(crate) enum ToolSet {
     All,
     /// Those of the working loop.
     Core,
+    /// Those for the image of a program that has more in it than a session's definitions.
+    Embedded,
     /// These.
     Named(Vec<String>),
 }
@@ -54,6 +56,7 @@ impl ToolSet {
         match self {
             Self::All => true,
             Self::Core => CORE.contains(&name),
+            Self::Embedded => ![reset::NAME, checkpoint::NAME].contains(&name),
             Self::Named(names) => names.iter().any(|known| known == name),
         }
     }

@@ -1,0 +1,333 @@
+//! A conversation with one client: how it is opened, and what its messages ask for.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rmcp::model::{
+    CallToolRequestParams, ClientCapabilities, DiscoverResult, ErrorCode, ErrorData, Implementation,
+    InitializeRequestParams, JsonObject, ListToolsResult, ProtocolVersion, RequestId, RequestMetaObject,
+    ServerCapabilities, ServerConfig, ServerResult, ToolsCapability,
+};
+use serde_json::{Value, json};
+
+use super::incoming::{Fault, Incoming, Message, decode};
+use super::peer::{Peer, fitted};
+use super::tools::{self, Call, ToolContext};
+use crate::attach;
+use crate::handover::frame::Kind;
+use crate::handover::job_number;
+use crate::rpc::framing::{Line, MAX_LINE};
+use crate::rpc::inflight::{Batch, Inflight, Responder};
+
+/// The revisions that are tested. The last one has no handshake.
+const REVISIONS: &[ProtocolVersion] = &[
+    ProtocolVersion::V_2024_11_05,
+    ProtocolVersion::V_2025_03_26,
+    ProtocolVersion::V_2025_06_18,
+    ProtocolVersion::V_2025_11_25,
+    ProtocolVersion::V_2026_07_28,
+];
+
+/// Their names.
+pub(crate) fn revisions() -> Vec<String> {
+    REVISIONS.iter().map(ToString::to_string).collect()
+}
+
+/// The last revision that has a handshake.
+const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
+
+/// The session as one client's MCP server.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    tools: Arc<ToolContext>,
+    inflight: Arc<Inflight>,
+    /// Made once: schemas do not change while the server runs.
+    listed: ListToolsResult,
+    opened: Mutex<Option<Opened>>,
+}
+
+/// How the conversation was opened.
+#[derive(Debug, Clone)]
+enum Opened {
+    /// By a handshake.
+    Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
+    /// By a request that says all of itself, as all after it do.
+    Request,
+}
+
+/// Where a message stands: its line, its place in that, how long the line is, and its batch.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    line: u64,
+    part: usize,
+    bytes: usize,
+    batch: Option<&'a Arc<Batch>>,
+}
+
+impl Conversation {
+    /// Answers go to the context's `inflight`.
+    pub(super) fn new(tools: Arc<ToolContext>) -> Arc<Self> {
+        let listed = ListToolsResult::with_all_items(tools.list());
+        let inflight = tools.inflight().clone();
+        Arc::new(Self { tools, inflight, listed, opened: Mutex::default() })
+    }
+
+    /// With another client, by a connection of its own.
+    pub(super) fn beside(&self, tools: Arc<ToolContext>) -> Arc<Self> {
+        let (listed, inflight) = (self.listed.clone(), tools.inflight().clone());
+        Arc::new(Self { tools, inflight, listed, opened: Mutex::default() })
+    }
+
+    pub(super) fn tools(&self) -> &Arc<ToolContext> {
+        &self.tools
+    }
+
+    /// Goes on where the lines of a handshake left it that was answered in another image.
+    pub(super) fn go_on(&self, handshake: &[String]) {
+        for line in handshake {
+            if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
+                // The client has the answer.
+                let _ = self.initialize(params);
+            }
+        }
+    }
+
+    /// The client is gone: what it has asked for is cancelled, and its connection ends.
+    pub(super) fn end(&self) {
+        self.inflight.cancel_all();
+        self.tools.session().disconnect();
+    }
+
+    /// Takes a line of the client's, which is the one of this number.
+    pub(super) fn line(&self, line: Line<'_>, number: u64) {
+        let text = match line {
+            Line::Text(text) => text,
+            Line::TooLong(id) => {
+                let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
+                return self.inflight.refuse(id, ErrorData::invalid_request(reason, None), number, None);
+            }
+        };
+        match decode(text) {
+            Incoming::Nothing => self.inflight.output.done(number),
+            Incoming::One(message) => {
+                self.take(message, Place { line: number, part: 0, bytes: text.len(), batch: None });
+            }
+            Incoming::Batch(messages) => {
+                let batch = Inflight::batch(number);
+                let bytes = text.len() / messages.len();
+                for (part, message) in messages.into_iter().enumerate() {
+                    self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
+                }
+                self.inflight.batch_read(&batch);
+            }
+        }
+    }
+
+    /// Does what is due by now; answers when something is due next.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        self.inflight.due(now)
+    }
+
+    /// True when nothing waits for an answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.inflight.is_idle()
+    }
+
+    fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
+        match message {
+            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, place),
+            Ok(Message::Notification { method, params }) => {
+                self.notification(&method, params, place);
+                self.unanswered(place);
+            }
+            Ok(Message::Response { id, result }) => {
+                self.unanswered(place);
+                self.inflight.answered(id, result);
+            }
+            Ok(Message::Nothing) => self.unanswered(place),
+            Err((id, error)) => self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch)),
+        }
+    }
+
+    /// Notes that a message gets no answer.
+    fn unanswered(&self, place: Place<'_>) {
+        if place.batch.is_none() {
+            self.inflight.output.done(place.line);
+        }
+    }
+
+    fn notification(&self, method: &str, mut params: JsonObject, place: Place<'_>) {
+        match method {
+            "notifications/cancelled" => {
+                if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
+                    self.inflight.cancel(&id);
+                }
+            }
+            "notifications/initialized" if self.opened.lock().is_some() => {
+                self.keep(place.line, &json!({"jsonrpc": "2.0", "method": method}));
+            }
+            _ => {}
+        }
+    }
+
+    /// Has the supervisor know what opens the conversation with another worker, too.
+    fn keep(&self, line: u64, message: &Value) {
+        self.inflight.output.tell(Kind::Keep, line, message);
+    }
+
+    fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
+        match self.inflight.admit(id.clone(), place.line, place.batch, place.bytes) {
+            Ok(responder) => self.perform(responder, id, method, params, place),
+            Err(error) => {
+                let id = Some(id.into_json_value());
+                self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch));
+            }
+        }
+    }
+
+    /// Does what a request asks for, or says why not.
+    fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
+        let result = if method == "initialize" {
+            let kept = self.inflight.output.is_remembered().then(|| params.clone());
+            let result = self.initialize(params);
+            if let (Ok(_), Some(params)) = (&result, kept) {
+                let id = id.into_json_value();
+                self.keep(place.line, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+            }
+            result.map(ServerResult::InitializeResult)
+        } else if method == attach::STATUS {
+            return responder.answer(json!({"clients": self.tools.session().connection_names()}));
+        } else {
+            match self.peer(method, params.remove("_meta")) {
+                Err(error) => Err(error),
+                // A ping before all else.
+                Ok(None) => Ok(ServerResult::empty(())),
+                Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
+                    Ok(call) => {
+                        let number = job_number(place.line, place.part);
+                        return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
+                    }
+                    Err(reason) => Err(ErrorData::invalid_params(reason, None)),
+                },
+                Ok(Some(peer)) if method == attach::TAKE_OVER => {
+                    let number = job_number(place.line, place.part);
+                    let call = Call::new(self.tools.clone(), responder, peer, number);
+                    return tools::take_over(call, params.get("id").and_then(Value::as_u64));
+                }
+                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| fitted(result, &peer)),
+            }
+        };
+        match result {
+            Ok(result) => responder.answer(result),
+            Err(error) => responder.fail(error),
+        }
+    }
+
+    /// What is answered at once.
+    fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
+        match method {
+            "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
+            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
+            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
+            _ => {
+                let reason =
+                    format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
+                Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
+            }
+        }
+    }
+
+    /// Opens the conversation by a handshake; also once more, in place of the first.
+    fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
+        let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
+            .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
+        let asked = params.protocol_version;
+        let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
+        let mut result = info();
+        result.protocol_version = version.clone();
+        self.tools.session().set_name(&params.client_info.name);
+        *self.opened.lock() = Some(Opened::Handshake { version, capabilities: params.capabilities });
+        Ok(result)
+    }
+
+    /// Who asks; `None` for a ping before the conversation is opened.
+    fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
+        let meta = match meta {
+            None | Some(Value::Null) => RequestMetaObject::default(),
+            Some(Value::Object(meta)) => RequestMetaObject::from(meta),
+            Some(_) => {
+                return Err(ErrorData::invalid_params(format!("the _meta of {method} must be an object"), None));
+            }
+        };
+        let mut opened = self.opened.lock();
+        let asked = meta.protocol_version();
+        let handshake = match &*opened {
+            None if method == "ping" && asked.is_none() => return Ok(None),
+            Some(Opened::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
+            Some(Opened::Request) | None => None,
+        };
+        let says_all = method == "server/discover" || asked.as_ref().is_some_and(|version| !version.has_initialize());
+        if handshake.is_none() || says_all {
+            let missing = meta.missing_required_keys(&ProtocolVersion::V_2026_07_28);
+            if !missing.is_empty() {
+                let missing = missing.join(", ");
+                let reason = format!("request _meta is missing or has malformed required fields: {missing}");
+                return Err(ErrorData::invalid_params(reason, None));
+            }
+        }
+        if let Some(version) = asked.as_ref().filter(|version| !REVISIONS.contains(version)) {
+            return Err(ErrorData::unsupported_protocol_version(version.clone(), REVISIONS));
+        }
+        if opened.is_none() && method != "server/discover" {
+            *opened = Some(Opened::Request);
+        }
+        let (shaken, capabilities) = handshake.unzip();
+        let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
+        Ok(Some(Peer { version, meta, capabilities }))
+    }
+}
+
+/// What the server says of itself.
+fn info() -> ServerConfig {
+    let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
+    let mut capabilities = ServerCapabilities::default();
+    capabilities.tools = Some(ToolsCapability::default());
+    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
+}
+
+/// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.
+fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
+    let Some(Value::String(name)) = params.remove("name") else {
+        return Err("the params of tools/call must have the name of a tool, a string".to_owned());
+    };
+    let mut call = CallToolRequestParams::new(name);
+    call.arguments = match params.remove("arguments") {
+        None | Some(Value::Null) => None,
+        Some(Value::Object(arguments)) => Some(arguments),
+        Some(_) => return Err("the arguments of tools/call must be an object".to_owned()),
+    };
+    call.input_responses = match params.remove("inputResponses").map(serde_json::from_value).transpose() {
+        Ok(responses) => responses.flatten(),
+        Err(error) => return Err(format!("the inputResponses of tools/call: {error}")),
+    };
+    call.request_state = match params.remove("requestState") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(state)) => Some(state),
+        Some(_) => return Err("the requestState of tools/call must be a string".to_owned()),
+    };
+    Ok(call)
+}
+
+/// The id of the first request in a line.
+pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
+    match decode(line) {
+        Incoming::One(Ok(Message::Request { id, .. })) => Some(id),
+        Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {
+            Ok(Message::Request { id, .. }) => Some(id),
+            _ => None,
+        }),
+        _ => None,
+    }
+}

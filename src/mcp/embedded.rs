@@ -1,0 +1,163 @@
+//! Serving clients on streams of their own: those that join a server that has no supervisor, and those of a program that
+//! embeds the image.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::conversation::Conversation;
+use super::server::Guest;
+use super::tools::{ToolContext, ToolSet};
+use crate::attach::{Listener, MAX_GUESTS};
+use crate::rpc::inflight::Inflight;
+use crate::rpc::output::{Output, Reader};
+use crate::rpc::stream;
+use crate::rpc::waker::Waker;
+use crate::{Lisp, rpc};
+
+/// The two directions of a connection to an MCP client: what it writes and what it reads.
+#[derive(Debug)]
+pub struct Stream {
+    input: OwnedFd,
+    output: OwnedFd,
+}
+
+impl Stream {
+    /// A client that writes to the other end of `input` and reads from that of `output`: pipes, sockets, anything that
+    /// can be waited for.
+    pub fn new(input: impl Into<OwnedFd>, output: impl Into<OwnedFd>) -> Self {
+        Self { input: input.into(), output: output.into() }
+    }
+}
+
+impl TryFrom<UnixStream> for Stream {
+    type Error = io::Error;
+
+    /// # Errors
+    /// When the process has no descriptors left.
+    fn try_from(stream: UnixStream) -> io::Result<Self> {
+        Ok(Self::new(stream.try_clone()?, stream))
+    }
+}
+
+impl TryFrom<std::net::TcpStream> for Stream {
+    type Error = io::Error;
+
+    /// # Errors
+    /// When the process has no descriptors left.
+    fn try_from(stream: std::net::TcpStream) -> io::Result<Self> {
+        Ok(Self::new(stream.try_clone()?, stream))
+    }
+}
+
+/// A client that is being served, by [`spawn`]. Dropping this changes nothing.
+#[derive(Debug)]
+pub struct Served {
+    over: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Served {
+    /// Waits until the client has closed its end.
+    ///
+    /// # Errors
+    /// Why it could not be heard any more.
+    pub fn wait(self) -> io::Result<()> {
+        self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that served the client panicked")))
+    }
+
+    /// Serves the client no longer: what it has asked for is cancelled.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn stop(self) -> io::Result<()> {
+        self.over.store(true, Ordering::Release);
+        self.waker.wake();
+        self.wait()
+    }
+
+    /// True when the client is served no more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// Serves an MCP client on this program's own image: what it looks at and repairs is the application that runs. It has
+/// the tools of the server, but for reset-session and checkpoint, which would take the program's own definitions away,
+/// and a connection of its own ([`Session::connect`](crate::Session::connect)): its error state, held evaluation and
+/// `*package*` concern nobody else, and the program's calls go on beside its evaluations.
+///
+/// Whoever can write to `stream` can do what this process can: make sure of who that is.
+///
+/// Returns at once; a thread of its own serves the client, until it closes its end.
+///
+/// # Errors
+/// When the process has no descriptors or threads left, or `stream` is none.
+pub fn spawn<S>(lisp: &Lisp, stream: S) -> io::Result<Served>
+where
+    S: TryInto<Stream>,
+    io::Error: From<S::Error>,
+{
+    let Stream { input, output } = stream.try_into()?;
+    let session = lisp.session().connect();
+    let waker = Arc::new(Waker::new()?);
+    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
+    let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, false, ToolSet::Embedded);
+    let guest = Guest::new(Conversation::new(tools));
+    let over = Arc::new(AtomicBool::new(false));
+    let (is_over, waking) = (over.clone(), waker.clone());
+    let serve = move || serve(input, &output, &waking, &guest, || is_over.load(Ordering::Acquire));
+    let thread = std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(serve)?;
+    Ok(Served { over, waker, thread })
+}
+
+fn serve(
+    input: OwnedFd,
+    output: &Arc<Output>,
+    waker: &Waker,
+    guest: &Guest,
+    is_over: impl Fn() -> bool,
+) -> io::Result<()> {
+    let served = stream::serve(input, output, waker, guest, is_over);
+    guest.conversation.end();
+    served
+}
+
+/// Serves whoever joins `main`'s session by the socket, each on a thread of its own.
+pub(super) fn accept(listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
+    let count = Arc::new(AtomicUsize::new(0));
+    let accept = move || {
+        while rpc::wait(&mut [PollFd::new(&*listener, PollFlags::IN)], None).is_ok() {
+            let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_GUESTS) else { continue };
+            let (main, left) = (main.clone(), count.clone());
+            count.fetch_add(1, Ordering::AcqRel);
+            let join = move || {
+                if let Err(error) = join(stream, &main) {
+                    tracing::debug!(%error, "a client that had joined is lost");
+                }
+                left.fetch_sub(1, Ordering::AcqRel);
+            };
+            if std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(join).is_err() {
+                count.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    };
+    std::thread::Builder::new().name("sbcl-mcp-accept".to_owned()).spawn(accept).map(drop)
+}
+
+/// Serves a client that has joined.
+fn join(stream: UnixStream, main: &Conversation) -> io::Result<()> {
+    let Stream { input, output } = stream.try_into()?;
+    let waker = Arc::new(Waker::new()?);
+    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
+    let session = main.tools().session().connect();
+    let guest = Guest::new(main.beside(main.tools().beside(session, Inflight::new(output.clone()))));
+    serve(input, &output, &waker, &guest, || false)
+}

@@ -1,0 +1,132 @@
+//! The clients that have joined by the server's socket.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::attach::{Listener, MAX_GUESTS};
+use crate::rpc::WriteBuffer;
+use crate::rpc::framing::{Line, LineReader, Read};
+
+/// With so many bytes unread, a client is taken for gone: it may not make the server keep more for it.
+const MAX_UNREAD: usize = 64 << 20;
+
+/// One of them.
+#[derive(Debug)]
+struct Guest {
+    /// The number of its connection.
+    connection: u64,
+    input: LineReader,
+    output: WriteBuffer,
+    is_gone: bool,
+}
+
+/// The socket, and all that have joined.
+#[derive(Debug)]
+pub(super) struct Guests {
+    /// `None` where there is no socket, or no more may join.
+    listener: Option<Listener>,
+    guests: Vec<Guest>,
+    last: u64,
+}
+
+/// Places of the descriptors among those that are waited for.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    listener: Option<usize>,
+    inputs: Vec<Option<usize>>,
+    outputs: Vec<Option<usize>>,
+}
+
+/// Which of them can be used without waiting.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    listener: bool,
+    inputs: Vec<bool>,
+    outputs: Vec<bool>,
+}
+
+/// What one of them does.
+pub(super) enum Event<'a> {
+    Joined,
+    Said(Line<'a>),
+    Left,
+}
+
+impl Guests {
+    pub(super) fn new(listener: Option<Listener>) -> Self {
+        Self { listener, guests: Vec::new(), last: 0 }
+    }
+
+    /// Adds what is to be waited for; `reads`: more of their requests may be taken.
+    pub(super) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, reads: bool) -> Places {
+        let mut watch = |fd| {
+            fds.push(fd);
+            fds.len() - 1
+        };
+        let inputs = self.guests.iter();
+        let outputs = self.guests.iter();
+        Places {
+            listener: self.listener.as_ref().map(|listener| watch(PollFd::new(listener, PollFlags::IN))),
+            inputs: inputs.map(|guest| reads.then(|| watch(PollFd::new(&guest.input, PollFlags::IN)))).collect(),
+            outputs: outputs
+                .map(|guest| (!guest.output.is_empty()).then(|| watch(PollFd::new(&guest.output, PollFlags::OUT))))
+                .collect(),
+        }
+    }
+
+    /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it.
+    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>)) {
+        for (place, guest) in self.guests.iter_mut().enumerate() {
+            if ready.outputs.get(place) == Some(&true) {
+                guest.is_gone |= guest.output.flush().is_err();
+            }
+            if ready.inputs.get(place) == Some(&true) {
+                let read = guest.input.read();
+                while let Some(line) = guest.input.next_line() {
+                    take(guest.connection, Event::Said(line));
+                }
+                guest.is_gone |= !read.is_ok_and(|read| read != Read::End);
+            }
+        }
+        for guest in self.guests.extract_if(.., |guest| guest.is_gone || guest.output.backlog() > MAX_UNREAD) {
+            take(guest.connection, Event::Left);
+        }
+        let Some(listener) = self.listener.as_ref().filter(|_| ready.listener) else { return };
+        while let Some(stream) = listener.accept(self.guests.len() >= MAX_GUESTS) {
+            let Ok((input, output)) = halves(stream) else { continue };
+            self.last += 1;
+            let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
+            self.guests.push(Guest { connection: self.last, input, output, is_gone: false });
+            take(self.last, Event::Joined);
+        }
+    }
+
+    /// Sends a line to one of them, if it is still there.
+    pub(super) fn send(&mut self, connection: u64, line: &[u8]) {
+        if let Some(guest) = self.guests.iter_mut().find(|guest| guest.connection == connection) {
+            guest.is_gone |= guest.output.put(line).is_err();
+        }
+    }
+
+    /// Nobody joins any more, and nothing more is read.
+    pub(super) fn close(&mut self) {
+        self.listener = None;
+    }
+}
+
+impl Places {
+    /// What is ready, by what the system says of each place.
+    pub(super) fn ready(self, is_ready: impl Fn(usize) -> bool) -> Ready {
+        let all = |places: Vec<Option<usize>>| places.into_iter().map(|place| place.is_some_and(&is_ready)).collect();
+        Ready { listener: self.listener.is_some_and(&is_ready), inputs: all(self.inputs), outputs: all(self.outputs) }
+    }
+}
+
+/// The two directions of a stream, neither of which blocks.
+fn halves(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    stream.set_nonblocking(true)?;
+    let output = stream.try_clone()?;
+    Ok((stream.into(), output.into()))
+}
