@@ -342,6 +342,8 @@ fails with. Return 0 or 1."
                   (if *interruptible*
                       (with-interrupts (call-with-message (handle-object function) address count))
                       (call-with-message (handle-object function) address count))))))))
+    (when (typep (first report) 'heap-nearly-exhausted)
+      (clear-up-after-call))
     (setf (scratch-fill *scratch*) 0)
     (put-report *scratch* report)
     1))

@@ -52,9 +52,22 @@
                                      (start-program-thread serve number)))))
                              '())))
 
+(defconstant +most-program-threads+ 512
+  "MOST_THREADS of src/image/program.rs: how many threads may work for the program.")
+
+(declaim (type (unsigned-byte 64) **serve-program**))
+(defglobal **serve-program** 0
+  "Address of the program's function `serve'.")
+
+(defun start-spare-thread (number)
+  "Start thread NUMBER of those that work for the program, one more than there are."
+  (start-program-thread **serve-program** number)
+  nil)
+
 (defun start-program-threads (count serve)
   "Start COUNT threads for the program, and the one that interrupts them."
-  (setf **program-threads** (make-array (1+ count) :initial-element nil))
+  (setf **program-threads** (make-array (1+ +most-program-threads+) :initial-element nil)
+        **serve-program** serve)
   (dotimes (number (1+ count))
     (start-program-thread serve number)))
 
@@ -116,7 +129,8 @@ reason that ends the call.")
 PACKAGE, a name, unless it is NIL; the program is asked about errors when ASK is true; VARIABLES, symbols, have VALUES.
 Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT."
   (block call
-    (let ((*program-calls* (acons number (lambda (reason) (return-from call reason)) *program-calls*))
+    (let ((*kept-before-call* (kept-bytes))
+          (*program-calls* (acons number (lambda (reason) (return-from call reason)) *program-calls*))
           (*ask-program* (or ask *ask-program*))
           (sb-thread::*interrupt-handler* nil)
           (*package* (if package (find-user-package package) *package*)))
@@ -289,6 +303,20 @@ variables are written in SHAPES. A package that does not exist is made, and the 
     (setf (documentation symbol 'function) documentation)
     nil))
 
+(defun make-local-function (number required shapes)
+  "Return a function that calls the program's, NUMBER, with arguments that are written in SHAPES. REQUIRED of them have to
+be there."
+  (declare (type index required) (type list shapes))
+  (lambda (&rest arguments)
+    (unless (<= required (length arguments) (length shapes))
+      (error 'sb-int:simple-program-error
+             :format-control "invalid number of arguments: ~D"
+             :format-arguments (list (length arguments))))
+    (call-program number
+                  (lambda (scratch)
+                    (loop for shape in shapes
+                          do (put-object scratch (pop arguments) shape))))))
+
 ;;; What handles are asked for
 
 (defun same-objects-p (kind one other)
@@ -386,7 +414,8 @@ a property list or an association list."
 (defparameter *program-entries*
   '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
     interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
-    copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named)
+    copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
+    make-local-function)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)

@@ -54,10 +54,18 @@ is kept would be copied too often. What the user sets stays."
 (defglobal **kept-before** 0
   "Bytes in use when the first of the user's threads began that there are.")
 
-(defun heap-limit ()
-  "Return how many bytes the user's threads may keep, as the host reckons for evaluations."
+(defun heap-limit (&optional (kept **kept-before**))
+  "Return how many bytes the user's threads may keep, as the host reckons for evaluations; or what has begun with KEPT
+bytes in use."
   (let ((size (sb-ext:dynamic-space-size)))
-    (max (* 2 (floor size 5)) (+ **kept-before** (floor size 6)))))
+    (max (* 2 (floor size 5)) (+ kept (floor size 6)))))
+
+(declaim (ftype (function () (values (unsigned-byte 62) &optional)) kept-bytes))
+(defun kept-bytes ()
+  "Return how many bytes the last collection has left, as the host reckons."
+  (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
+        (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
+    (if (< step trigger (ash 1 62)) (- trigger step) 0)))
 
 (defglobal **collecting** (sb-thread:make-mutex :name "collecting")
   "Held while COLLECT-WHAT-WAS-NEW does: SBCL's GC does nothing when another thread has just finished one.")
@@ -152,9 +160,35 @@ interrupt, and after each collection."
                             (end-programs)
                             (collect-and-report kept))))))
 
+(define-condition heap-nearly-exhausted (storage-condition)
+  ((used :initarg :used :reader heap-nearly-exhausted-used)
+   (size :initarg :size :reader heap-nearly-exhausted-size))
+  (:report (lambda (condition stream)
+             (format stream "The heap is nearly used up: ~D of ~D MB."
+                     (megabytes (heap-nearly-exhausted-used condition))
+                     (megabytes (heap-nearly-exhausted-size condition)))))
+  (:documentation "What a thread that works for the program keeps leaves too little room for collections."))
+
 (defvar *watching-heap* nil
   "True while this thread does what WATCH-HEAP does. What that allocates may have garbage collected once more, each time
 in a signal handler within the one before: of these SBCL takes eight.")
+
+(declaim (type (or null (unsigned-byte 62)) *kept-before-call*))
+(defvar *kept-before-call* nil
+  "Bytes in use when the call began by which a program that embeds the image uses this thread; NIL outside of one.")
+
+(defun fail-call-for-heap ()
+  "Signal that the heap is nearly used up if a program's call of this thread keeps more than it may."
+  (let ((kept *kept-before-call*)
+        (used (sb-kernel:dynamic-usage)))
+    (when (and kept (> used (heap-limit kept)))
+      (let ((*watching-heap* nil))
+        (error 'heap-nearly-exhausted :used used :size (sb-ext:dynamic-space-size))))))
+
+(defun clear-up-after-call ()
+  "Collect what a call has left that was ended for the heap."
+  (sb-sys:scrub-control-stack)
+  (collect-what-was-new (or *kept-before-call* 0)))
 
 (defun watch-heap ()
   "End what fills the heap: the user's threads, and the evaluation if this is its thread. Called after each collection in
@@ -167,7 +201,8 @@ the thread that caused it, which may be one of them: it ends last, and here."
     (when *abandon*
       (when (= 1 (incf *collections*))
         (setf *kept* (sb-kernel:dynamic-usage)))
-      (end-evaluation-for-heap))))
+      (end-evaluation-for-heap))
+    (fail-call-for-heap)))
 
 (defun watch-after-collection (post-gc)
   "What SBCL's POST-GC does, and then WATCH-HEAP."

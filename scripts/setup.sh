@@ -84,6 +84,8 @@ look_for_test_tools() {
         for system in fiveam rt alexandria esrap; do
             has_lisp_system "$system" || miss "the Lisp system $system" "cl-$system" "" "" ""
         done
+        # An editor joins, in tests/attach.rs.
+        has_lisp_system slime || miss "SLIME's server" cl-swank "" "" ""
     fi
 }
 

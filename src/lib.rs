@@ -66,8 +66,8 @@ pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError}
 pub use image::signals::exit_now;
 pub use lisp::{
     Arguments, Builder, Call, Complex, Condition, ConversionError, Cx, Error, Frame, FromLisp, Function, HostFunction,
-    HostResult, InterruptHandle, IntoLisp, Lisp, Ratio, Reader, Restart, RestartOffer, Serde, Shape, Symbol, Value,
-    Values, Writer, keyword,
+    HostResult, InterruptHandle, IntoLisp, Lisp, LocalFunction, Ratio, Reader, Restart, RestartOffer, Serde, Shape,
+    Symbol, Value, Values, Writer, keyword,
 };
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
 pub use session::{Background, Evaluation, JobId, RestartDesignator, Resumed, Session, TimeLimit, WaitId};

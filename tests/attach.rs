@@ -6,6 +6,7 @@ mod processes;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -535,6 +536,71 @@ fn a_socket_that_a_killed_server_left_is_taken() {
     assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
     assert!(next.finish().status.success());
     assert_eq!(std::fs::read_dir(runtime.0.join("sbcl-mcp")).unwrap().count(), 0);
+}
+
+/// An editor's end of a connection to Swank: s-expressions behind their length, six hexadecimal digits.
+struct Editor(TcpStream);
+
+impl Editor {
+    fn ask(&mut self, form: &str, thread: &str, number: u32) {
+        let message = format!("(:emacs-rex {form} \"COMMON-LISP-USER\" {thread} {number})");
+        self.0.write_all(format!("{:06x}{message}", message.len()).as_bytes()).unwrap();
+    }
+
+    /// The next message that begins and ends like this.
+    fn message(&mut self, begin: &str, end: &str) -> String {
+        loop {
+            let mut length = [0; 6];
+            self.0.read_exact(&mut length).expect("in time");
+            let length = usize::from_str_radix(str::from_utf8(&length).unwrap(), 16).unwrap();
+            let mut message = vec![0; length];
+            self.0.read_exact(&mut message).expect("in time");
+            let message = String::from_utf8(message).unwrap();
+            if message.starts_with(begin) && message.ends_with(end) {
+                return message;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_editor_joins_by_the_users_own_swank() {
+    if !Path::new("/usr/share/common-lisp/source/slime/swank.asd").exists() {
+        println!("skipped: SLIME's server is not installed (Debian: cl-swank)");
+        assert!(std::env::var_os("CI").is_none(), "not skipped in CI");
+        return;
+    }
+    let mut server = Server::ready();
+    // As docs/attaching.md has it.
+    let code = "(asdf:load-system \"swank\")
+                (setf swank::*global-debugger* nil)
+                (swank:create-server :port 0 :dont-close t)";
+    good(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 300}));
+    let port = server.evaluate("*").trim_start_matches("=> ").parse().unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut editor = Editor(stream);
+    editor.ask("(swank:connection-info)", "t", 1);
+    assert!(editor.message("(:return", " 1)").contains(":ok"));
+    // What one defines the other calls, while the agent is at work.
+    let busy = server.post_running("", "(sleep 1) :agent", 30.0);
+    editor.ask("(swank:interactive-eval \"(defun from-editor () 7)\")", "t", 2);
+    assert!(editor.message("(:return", " 2)").contains(":ok"));
+    // An error of the editor's arrives in its debugger, and nowhere else.
+    editor.ask("(swank:interactive-eval \"(error \\\"the editor's\\\")\")", "t", 3);
+    let debug = editor.message("(:debug ", ")");
+    assert!(debug.contains("the editor's") && debug.contains("SIMPLE-ERROR"), "{debug}");
+    let (text, is_error) = server.outcome(busy);
+    assert!(!is_error && text.ends_with("=> :AGENT"), "{text}");
+    assert_eq!(server.evaluate("(from-editor)"), "=> 7");
+    assert!(last_error(&mut server).starts_with("No error"));
+    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    // And the agent's in its answer.
+    assert!(fail(&mut server, "(/ 1 0)").starts_with("[ERROR] DIVISION-BY-ZERO"));
+    let thread = debug.split(' ').nth(1).unwrap().to_owned();
+    editor.ask("(swank:throw-to-toplevel)", &thread, 4);
+    assert!(editor.message("(:return", " 3)").contains(":abort"));
+    server.goes_on();
 }
 
 #[test]

@@ -5,10 +5,11 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sbcl::{BootError, Evaluation, ImageConfig, Limits, Session, TimeLimit};
+use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, TimeLimit, Value};
 
 static SESSION: LazyLock<Session> =
     LazyLock::new(|| Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots"));
@@ -173,4 +174,199 @@ fn threads_of_the_host_keep_their_signal_mask() {
     assert!(Command::new("true").status().expect("it runs").success());
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(mask("after a child has ended"), before);
+}
+
+#[test]
+fn threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever() {
+    let name = "threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().threads(2).spare_threads(3).boot().expect("SBCL boots");
+    // Each level waits in Rust for a thread of the host's, which calls Lisp.
+    fn nested(lisp: &Lisp, levels: u32) -> Result<u32, Error> {
+        if levels == 0 {
+            return lisp.eval("7");
+        }
+        lisp.enter(|_| {
+            let lisp = lisp.clone();
+            std::thread::spawn(move || nested(&lisp, levels - 1)).join().expect("it does not panic")
+        })
+    }
+    for _ in 0..3 {
+        assert_eq!(nested(&lisp, 4).expect("a fifth thread"), 7);
+    }
+    // By way of a function that Lisp calls.
+    let inner = lisp.clone();
+    lisp.define("host:elsewhere", "Evaluate CODE on another thread.", move |code: String| {
+        let inner = inner.clone();
+        std::thread::spawn(move || inner.eval::<Value>(&code)).join().expect("it does not panic")
+    })
+    .expect("it is defined");
+    let deep = "(host:elsewhere \"(host:elsewhere \\\"(host:elsewhere \\\\\\\"(+ 1 2)\\\\\\\")\\\")\")";
+    assert_eq!(lisp.eval::<i64>(deep).expect("a value"), 3);
+    // More than there may be.
+    assert!(matches!(nested(&lisp, 5), Err(Error::NoThread)));
+    assert_eq!(nested(&lisp, 4).expect("they are free again"), 7);
+    // That threads are in Lisp is no reason for more.
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let lisp = lisp.clone();
+            std::thread::spawn(move || {
+                lisp.eval::<i64>(
+                    "(defvar *inside* (list 0))
+                     (prog1 (sb-ext:atomic-incf (car *inside*)) (sleep 0.05) (sb-ext:atomic-decf (car *inside*)))",
+                )
+            })
+        })
+        .collect();
+    let most = threads.into_iter().map(|thread| thread.join().expect("it ends").expect("a number")).max();
+    assert!(most < Some(4), "{most:?}");
+}
+
+#[test]
+fn a_call_that_fills_the_heap_fails_and_the_process_lives() {
+    let name = "a_call_that_fills_the_heap_fails_and_the_process_lives";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(512 << 20).threads(2).boot().expect("SBCL boots");
+    for code in [
+        "(let ((all '())) (loop (push (list 1 2 3) all)))",
+        "(let ((table (make-hash-table))) (loop for n from 0 do (setf (gethash n table) (make-string 10))))",
+        "(ignore-errors (loop for all = (list (make-string 1000)) then (cons (make-string 1000) all)))",
+        "(make-array 1000000000)",
+        "(let ((all '())) (handler-case (loop (push (make-array 100000) all)) (error () 1)))",
+    ] {
+        let error = lisp.eval::<()>(code).expect_err(code);
+        assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{code}: {error}");
+        assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+    }
+    // By a function that was looked up, within enter, and on both threads at once.
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let lisp = lisp.clone();
+            std::thread::spawn(move || lisp.enter(|cx| cx.eval::<()>("(let ((all '())) (loop (push (list 1 2) all)))")))
+        })
+        .collect();
+    for thread in threads {
+        let error = thread.join().expect("it ends").expect_err("an error");
+        assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{error}");
+    }
+    // What is kept on purpose leaves room to let go of it.
+    lisp.eval::<()>("(defvar *kept* (loop repeat 100 collect (make-array 100000))) (sb-ext:gc :full t)")
+        .expect("it fits");
+    assert_eq!(lisp.eval::<i64>("(length (make-array 1000000))").expect("there is room"), 1_000_000);
+    lisp.eval::<()>("(setf *kept* nil)").expect("it is let go of");
+}
+
+/// What the host's handlers have seen.
+static FAULTS: AtomicUsize = AtomicUsize::new(0);
+static CHILDREN: AtomicUsize = AtomicUsize::new(0);
+static PIPES: AtomicUsize = AtomicUsize::new(0);
+/// Where a fault of the host's own goes on.
+static FAULT_PAGE: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    match signal {
+        libc::SIGCHLD => _ = CHILDREN.fetch_add(1, Ordering::SeqCst),
+        libc::SIGPIPE => _ = PIPES.fetch_add(1, Ordering::SeqCst),
+        _ => {
+            FAULTS.fetch_add(1, Ordering::SeqCst);
+            let page = FAULT_PAGE.load(Ordering::SeqCst);
+            // SAFETY: the kernel's structure; the page is one that the test has mapped. Anything else is a real fault.
+            unsafe {
+                if (*info).si_addr() as usize & !4095 != page {
+                    libc::_exit(99);
+                }
+                libc::mprotect(page as *mut libc::c_void, 4096, libc::PROT_READ | libc::PROT_WRITE);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
+    let name = "a_host_with_handlers_of_its_own_and_a_runtime_keeps_them";
+    if !is_child(name) {
+        let status = child(name);
+        assert!(status.success(), "{status:?}");
+        return;
+    }
+    for signal in [libc::SIGSEGV, libc::SIGCHLD, libc::SIGPIPE] {
+        // SAFETY: a valid action, whose handler does what a handler may.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note_signal as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+    let lisp = Lisp::boot().expect("SBCL boots");
+    // A fault of the host's is handled by the host and gone on with: on a thread of its own, and on one of Lisp's.
+    // SAFETY: a fresh mapping.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    } as usize;
+    FAULT_PAGE.store(page, Ordering::SeqCst);
+    let touch = move || {
+        // SAFETY: this test's own page, which nothing else uses; the handler makes it writable.
+        unsafe {
+            libc::mprotect(page as *mut libc::c_void, 4096, libc::PROT_NONE);
+            std::ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(1);
+        }
+    };
+    touch();
+    lisp.define("host:touch", "Fault, and go on.", touch).expect("it is defined");
+    lisp.eval::<()>("(host:touch)").expect("it goes on");
+    assert_eq!(FAULTS.load(Ordering::SeqCst), 2);
+    // One in Lisp is Lisp's.
+    let fault = lisp.eval::<()>("(sb-sys:sap-ref-8 (sb-sys:int-sap 0) 0)").expect_err("an error");
+    assert!(fault.condition().is_some_and(|condition| condition.is("sb-sys:memory-fault-error")), "{fault}");
+    assert_eq!(FAULTS.load(Ordering::SeqCst), 2);
+    // Stack and heap of Lisp's are guarded by faults as well.
+    assert!(lisp.eval::<()>("(labels ((deep (n) (1+ (deep n)))) (deep 0))").is_err());
+
+    // SAFETY: descriptors of this test's own.
+    unsafe {
+        let mut ends = [0; 2];
+        assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+        libc::close(ends[0]);
+        assert_eq!(libc::write(ends[1], c"x".as_ptr().cast(), 1), -1);
+        libc::close(ends[1]);
+    }
+    assert_eq!(PIPES.load(Ordering::SeqCst), 1);
+
+    // Children of the host's, of Lisp's, and of a runtime that takes the signal over from here.
+    assert!(Command::new("true").status().expect("it runs").success());
+    let seen = || CHILDREN.load(Ordering::SeqCst);
+    let end = Instant::now() + Duration::from_secs(20);
+    while seen() == 0 && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert!(seen() > 0);
+    assert_eq!(
+        lisp.eval::<i64>("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/true\" nil))").expect("it runs"),
+        0
+    );
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let before = seen();
+    runtime.block_on(async {
+        for _ in 0..5 {
+            let (status, sum, exit) = tokio::join!(
+                tokio::process::Command::new("true").status(),
+                lisp.eval_async::<i64>("(progn (sb-ext:gc) (+ 1 2))"),
+                lisp.eval_async::<i64>("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/false\" nil))"),
+            );
+            assert!(status.expect("it runs").success());
+            assert_eq!((sum.expect("a sum"), exit.expect("it runs")), (3, 1));
+            let late = tokio::time::timeout(Duration::from_millis(20), lisp.eval_async::<()>("(loop)")).await;
+            assert!(late.is_err());
+        }
+    });
+    assert!(seen() > before, "the handler of before the runtime is still called");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
 }

@@ -128,7 +128,10 @@ error, SBCL ends."
   (let ((name (format nil "sbcl-build-directory-~D" number))
         (files (sort (mapcar #'pathname-name
                              (directory (merge-pathnames "*.lisp" (directory-pathname directory)) :resolve-symlinks nil))
-                     #'string<)))
+                     #'string<))
+        ;; Else ASDF takes this file for the one that defines the system, and loads it.
+        (*load-pathname* nil)
+        (*load-truename* nil))
     (eval `(asdf:defsystem ,name
              :pathname ,(directory-pathname directory)
              :serial t

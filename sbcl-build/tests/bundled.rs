@@ -29,6 +29,24 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
+/// Makes the directory `to` have what is in `from`. What is the same is not touched: in a package all files are equally
+/// old, and cargo goes by times.
+fn update(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            update(&entry.path(), &target);
+        } else {
+            let contents = fs::read(entry.path()).unwrap();
+            if fs::read(&target).ok().as_ref() != Some(&contents) {
+                fs::write(target, contents).unwrap();
+            }
+        }
+    }
+}
+
 /// A program outside of the workspace and its crates, as their packages unpack.
 struct Program {
     directory: PathBuf,
@@ -51,11 +69,11 @@ impl Program {
         let mut patches = Vec::new();
         for name in names {
             let unpacked = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+            let archive = packages.join("package").join(format!("{unpacked}.crate"));
+            succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&packages));
             // In a place that stays, so that cargo need not build all of it again next time.
             let crates = scratch.join("crates");
-            fs::create_dir_all(&crates).unwrap();
-            let archive = packages.join("package").join(format!("{unpacked}.crate"));
-            succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&crates));
+            update(&packages.join(&unpacked), &crates.join(&unpacked));
             patches.push("--config".to_owned());
             patches.push(format!("patch.crates-io.{name}.path={:?}", crates.join(&unpacked)));
         }
@@ -160,6 +178,44 @@ fn a_program_carries_its_lisp() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{said}");
 
+    // A library, which may warn, and a directory of files in the order of their names.
+    fs::create_dir_all(program.directory.join("vendor/deep")).unwrap();
+    program.write("vendor/deep/taxes.asd", "(defsystem \"taxes\" :components ((:file \"taxes\")))");
+    program.write(
+        "vendor/deep/taxes.lisp",
+        "(defpackage \"TAXES\" (:use \"CL\") (:export \"TAX\"))\n(in-package \"TAXES\")\n\
+         (defun tax (x) (* 2 x))\n(defun never () (+ 1 \"a\"))\n",
+    );
+    fs::create_dir(program.directory.join("rules")).unwrap();
+    program.write("rules/a-package.lisp", "(defpackage \"RULES\" (:use \"CL\"))");
+    program.write("rules/b-rules.lisp", "(in-package \"RULES\")\n(defun cost (x) (taxes:tax (+ x 1)))\n");
+    program
+        .write("lisp/shop.asd", &program.read("lisp/shop.asd").replace(":serial", ":depends-on (\"taxes\") :serial"));
+    let script = program.read("build.rs");
+    let core = "sbcl_build::core().search(\"vendor\").directory(\"rules\")";
+    program.write("build.rs", &script.replace("sbcl_build::core()", core));
+    let source = program.read("src/main.rs");
+    program.write(
+        "src/main.rs",
+        &source.replace(
+            "lisp.call(\"shop:total\", (vec![(\"apple\", 3), (\"pear\", 4)],))",
+            "lisp.eval(\"(rules::cost 20)\")",
+        ),
+    );
+    program.write("lisp/prices.lisp", &text);
+    let output = succeed(&mut program.build());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("warning: bundled@0.1.0: vendor/deep/taxes.lisp:4:17: WARNING: Constant"), "{said}");
+    assert_eq!(program.run(), "total: 42, compiled: true\n");
+    // Where nothing is searched nothing is found, whatever the machine has.
+    program.write("build.rs", &script);
+    let refusal = program.refusal();
+    assert!(
+        refusal.contains("error: bundled@0.1.0: ") && refusal.contains("Component \"taxes\" not found"),
+        "{refusal}"
+    );
+    program.write("build.rs", &script.replace("sbcl_build::core()", core));
+
     // With a core that was made before, there is no compiling: not even what would fail.
     let prebuilt = program.directory.join("prebuilt");
     fs::create_dir(&prebuilt).unwrap();
@@ -173,7 +229,7 @@ fn a_program_carries_its_lisp() {
     }
     program.write("lisp/prices.lisp", "(");
     succeed(program.build().env("SBCL_MCP_PREBUILT", &prebuilt));
-    assert_eq!(program.run(), "total: 280, compiled: true\n");
+    assert_eq!(program.run(), "total: 42, compiled: true\n");
     fs::remove_file(prebuilt.join("bundled.core")).unwrap();
     let refusal = program.build().env("SBCL_MCP_PREBUILT", &prebuilt).output().unwrap();
     let said = String::from_utf8_lossy(&refusal.stderr);

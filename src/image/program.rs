@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use once_cell::sync::OnceCell;
 
@@ -57,7 +58,72 @@ pub(crate) struct Inside {
     gate: Gate,
     /// The float modes of the Lisp code that called.
     modes: float_traps::Modes,
+    /// Where this thread is, when it is one of those that work for the program.
+    place: Option<&'static Place>,
     not_send: PhantomData<*mut ()>,
+}
+
+/// How many threads may work for a program, spare ones included.
+pub(crate) const MOST_THREADS: usize = 512;
+
+/// Where a thread is that works for the program: others look.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Place(AtomicU8);
+
+/// Those of all of them, by number.
+static PLACES: [Place; MOST_THREADS + 1] = [const { Place(AtomicU8::new(Place::NOWHERE)) }; MOST_THREADS + 1];
+
+impl Place {
+    const NOWHERE: u8 = 0;
+    const IN_RUST: u8 = 1;
+    const IN_LISP: u8 = 2;
+
+    fn set(place: Option<&Self>, at: u8) {
+        if let Some(place) = place {
+            place.0.store(at, Ordering::Release);
+        }
+    }
+
+    fn of(thread: u32) -> Option<&'static Self> {
+        PLACES.get(thread as usize)
+    }
+
+    /// True when thread `number` is that of nobody: it was not started, or has ended.
+    pub(crate) fn is_free(number: u32) -> bool {
+        Self::of(number).is_some_and(|place| place.0.load(Ordering::Acquire) == Self::NOWHERE)
+    }
+
+    /// Takes a free number for a thread that is about to be started.
+    pub(crate) fn take(number: u32) {
+        Self::set(Self::of(number), Self::IN_LISP);
+    }
+
+    /// Gives the number of a thread back that could not be started.
+    pub(crate) fn give_back(number: u32) {
+        Self::set(Self::of(number), Self::NOWHERE);
+    }
+
+    /// How many threads of the program's are in Lisp, not counting the one that interrupts others.
+    pub(crate) fn count_in_lisp() -> usize {
+        PLACES[1..].iter().filter(|place| place.0.load(Ordering::Acquire) == Self::IN_LISP).count()
+    }
+}
+
+/// While it lives, a thread of the program's is in Lisp, which the program has called.
+struct InLisp(Option<&'static Place>);
+
+impl InLisp {
+    fn new(place: Option<&'static Place>) -> Self {
+        Place::set(place, Place::IN_LISP);
+        Self(place)
+    }
+}
+
+impl Drop for InLisp {
+    fn drop(&mut self) {
+        Place::set(self.0, Place::IN_RUST);
+    }
 }
 
 thread_local! {
@@ -143,7 +209,7 @@ impl Inside {
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64], count: usize) -> (CallStatus, Words) {
         let mut answer = sbcl_message::default();
         let status = {
-            let _lisp = (self.modes.restore(), signals::enter_lisp());
+            let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.place));
             // SAFETY: this thread is one of Lisp's and has called the program (that is what Inside proves, which does not
             // leave the thread). The message is well-formed, as only `lisp::message` writes them, and lives until the
             // call returns; nothing unwinds out of it: the gate stops that.
@@ -197,11 +263,16 @@ unsafe impl Sync for Library {}
 static LIBRARY: OnceCell<Library> = OnceCell::new();
 
 /// Calls `function` with the proof that Lisp has called the program in this thread.
-fn inside<R>(modes: float_traps::Modes, function: impl FnOnce(&dyn Program, &Inside) -> R) -> Option<R> {
+fn inside<R>(
+    modes: float_traps::Modes,
+    place: Option<&'static Place>,
+    function: impl FnOnce(&dyn Program, &Inside) -> R,
+) -> Option<R> {
     let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
     // SAFETY: leaked, and complete: Lisp has set the gate before it makes its first call.
     let gate = unsafe { (*library.0).gate }?;
-    let inside = Inside { gate, modes, not_send: PhantomData };
+    let inside = Inside { gate, modes, place, not_send: PhantomData };
+    Place::set(place, Place::IN_RUST);
     let before = CURRENT.replace(Some(inside));
     UNWINDING.set(false);
     let result = catch_unwind(AssertUnwindSafe(|| function(&**program, &inside)));
@@ -214,7 +285,10 @@ fn inside<R>(modes: float_traps::Modes, function: impl FnOnce(&dyn Program, &Ins
 unsafe extern "C" fn serve(thread: u32) -> i32 {
     let masked = Masked::new();
     let _in_host = signals::enter_host();
-    inside(masked.modes(), |program, inside| program.serve(inside, thread)).map_or(0, i32::from)
+    let place = Place::of(thread);
+    let goes_on = inside(masked.modes(), place, |program, inside| program.serve(inside, thread)).unwrap_or(false);
+    Place::set(place, if goes_on { Place::IN_LISP } else { Place::NOWHERE });
+    i32::from(goes_on)
 }
 
 /// `sbcl_library.call`.
@@ -229,8 +303,10 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
     let message = unsafe { copy(words, count) };
     let mut reply = ANSWER.take();
     reply.clear();
-    let status = inside(masked.modes(), |program, inside| program.call(inside, function, message, &mut reply))
+    let place = CURRENT.get().and_then(|inside| inside.place);
+    let status = inside(masked.modes(), place, |program, inside| program.call(inside, function, message, &mut reply))
         .unwrap_or(CallStatus::Panicked);
+    Place::set(place, Place::IN_LISP);
     // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message. The answer's buffer does not move when
     // the vector does.
     unsafe { answer.write(sbcl_message { words: reply.as_ptr(), count: reply.len() as u64 }) };
@@ -257,6 +333,8 @@ pub(crate) enum End {
     Aborted,
     /// By something else in Lisp that unwound it.
     Unwound,
+    /// There was no thread to do it.
+    NoThread,
     /// It could not be begun, or had an error outside what was to be done.
     Failed(Box<crate::lisp::Error>),
 }
@@ -323,13 +401,13 @@ const LOOKS: u32 = 20;
 
 impl Over {
     fn tell(&self) {
-        self.0.over.store(true, std::sync::atomic::Ordering::Release);
+        self.0.over.store(true, Ordering::Release);
         let _lock = self.0.lock.lock();
         self.0.told.notify_all();
     }
 
     fn is_told(&self) -> bool {
-        self.0.over.load(std::sync::atomic::Ordering::Acquire)
+        self.0.over.load(Ordering::Acquire)
     }
 
     fn wait(&self) {

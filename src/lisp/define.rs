@@ -1,12 +1,19 @@
 //! Rust functions in Lisp.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
 use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
 use super::enter::{Cx, Entry};
 use super::error::Error;
+use super::function::Function;
 use super::pool::{self, Failure};
 
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
@@ -15,13 +22,26 @@ const FIRST: u64 = 16;
 /// What was defined, by number. A name that is defined again keeps its number.
 static DEFINED: RwLock<Vec<Arc<Defined>>> = RwLock::new(Vec::new());
 
-type Body = Box<
-    dyn Fn(&Cx, &mut Reader<'_>, &mut Writer) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync,
->;
+/// What a Rust function returns that fails.
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+/// Reads the arguments and writes what the function returns.
+type Body = dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError> + Send + Sync;
 
 struct Defined {
     name: String,
-    body: Body,
+    body: Box<Body>,
+}
+
+/// Numbers from here on are those of functions that belong to a thread.
+const FIRST_LOCAL: u64 = 1 << 32;
+
+static NEXT_LOCAL: AtomicU64 = AtomicU64::new(FIRST_LOCAL);
+
+type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError>>;
+
+thread_local! {
+    /// The functions that belong to this thread, by number.
+    static LOCAL: RefCell<HashMap<u64, Local>> = RefCell::default();
 }
 
 /// A parameter of a Rust function, as Lisp sees it.
@@ -33,45 +53,41 @@ pub struct Parameter {
     optional: bool,
 }
 
-/// A Rust closure that Lisp can call: `Fn`, `Send + Sync`, of up to eight arguments, each [`FromLisp`]. It returns
-/// something that is [`IntoLisp`], or a `Result` of that and any error. Lisp calls it on any of its threads, and several times
-/// at once:
+/// A Rust closure that Lisp can call: `Fn`, of up to eight arguments, each [`FromLisp`]. It returns something that is
+/// [`IntoLisp`], or a `Result` of that and any error. One that is [defined](super::Lisp::define) is called on any thread of
+/// Lisp's, and several times at once, so it has to be `Send + Sync`; others are [local](Cx::local_function):
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
 /// let count = std::cell::Cell::new(0_i64);
 /// lisp.define("host:count", "Count.", move || count.replace(count.get() + 1)).unwrap();
 /// ```
-pub trait HostFunction<Arguments>: Send + Sync + 'static {
+pub trait HostFunction<Arguments>: 'static {
     /// Its parameters.
     #[doc(hidden)]
     fn parameters() -> Vec<Parameter>;
 
     /// Calls it.
     #[doc(hidden)]
-    fn invoke(
-        &self,
-        reader: &mut Reader<'_>,
-        writer: &mut Writer,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+    fn invoke(&self, reader: &mut Reader<'_>, writer: &mut Writer) -> Result<(), AnyError>;
 }
 
 /// What such a closure may return.
 pub trait HostResult {
     /// Writes it.
     #[doc(hidden)]
-    fn write_result(self, writer: &mut Writer) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError>;
 }
 
 impl<T: IntoLisp> HostResult for T {
-    fn write_result(self, writer: &mut Writer) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
         self.write(writer);
         Ok(())
     }
 }
 
-impl<T: IntoLisp, E: Into<Box<dyn std::error::Error + Send + Sync>>> HostResult for Result<T, E> {
-    fn write_result(self, writer: &mut Writer) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
+    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
         self.map_err(Into::into)?.write(writer);
         Ok(())
     }
@@ -89,7 +105,7 @@ impl<T: IntoLisp, E: Into<Box<dyn std::error::Error + Send + Sync>>> HostResult 
 pub struct Values<T>(pub T);
 
 impl<T: super::convert::Arguments> HostResult for Values<T> {
-    fn write_result(self, writer: &mut Writer) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
         writer.values(|writer| self.0.write_arguments(writer));
         Ok(())
     }
@@ -99,7 +115,7 @@ macro_rules! functions {
     ($($($name:ident),*;)*) => {$(
         impl<Function, Output, $($name),*> HostFunction<($($name,)*)> for Function
         where
-            Function: Fn($($name),*) -> Output + Send + Sync + 'static,
+            Function: Fn($($name),*) -> Output + 'static,
             Output: HostResult,
             $($name: FromLisp),*
         {
@@ -112,7 +128,7 @@ macro_rules! functions {
                 &self,
                 reader: &mut Reader<'_>,
                 writer: &mut Writer,
-            ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            ) -> Result<(), AnyError> {
                 let mut number = 0;
                 $(
                     number += 1;
@@ -137,7 +153,7 @@ functions! {
 }
 
 /// Defines `name` as `function`. `lambda_list` is as in `defun`; without one it is made from the parameters.
-pub(super) fn define<Arguments, F: HostFunction<Arguments>>(
+pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     name: &str,
     lambda_list: Option<&str>,
     documentation: &str,
@@ -153,7 +169,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments>>(
     };
     let defined = Arc::new(Defined {
         name: name.to_owned(),
-        body: Box::new(move |_, reader, writer| function.invoke(reader, writer)),
+        body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
     let number = {
         let mut all = DEFINED.write();
@@ -174,8 +190,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments>>(
 }
 
 fn lambda_list_of(parameters: &[Parameter]) -> String {
-    // Those that Lisp may leave out are the last ones.
-    let required = parameters.iter().rposition(|parameter| !parameter.optional).map_or(0, |last| last + 1);
+    let required = required(parameters);
     let mut text = String::from("(");
     for (index, _) in parameters.iter().enumerate() {
         if index == required {
@@ -188,6 +203,9 @@ fn lambda_list_of(parameters: &[Parameter]) -> String {
 
 /// The name of a function.
 pub(super) fn name(function: u64) -> String {
+    if function >= FIRST_LOCAL {
+        return "a local function".to_owned();
+    }
     find(function).map_or_else(|| "the program".to_owned(), |defined| defined.name.clone())
 }
 
@@ -198,15 +216,71 @@ fn find(function: u64) -> Option<Arc<Defined>> {
 
 /// Calls a function for Lisp.
 pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer) -> Result<(), Failure> {
-    let Some(defined) = find(function) else {
-        return Err(Failure::of("the program".to_owned(), "there is no such function".into()));
-    };
     let mut reader = Reader::new(cx, message);
-    let result = (defined.body)(cx, &mut reader, writer);
+    let result = if function >= FIRST_LOCAL {
+        match LOCAL.with_borrow(|local| local.get(&function).cloned()) {
+            Some(local) => local(&mut reader, writer),
+            None => Err("it belongs to another thread, or is dropped".into()),
+        }
+    } else {
+        match find(function) {
+            Some(defined) => (defined.body)(&mut reader, writer),
+            None => Err("there is no such function".into()),
+        }
+    };
     if cx.inside().is_unwinding() {
         return Err(Failure::Unwinding);
     }
-    result.map_err(|error| Failure::of(defined.name.clone(), error))
+    result.map_err(|error| Failure::of(name(function), error))
+}
+
+/// A Lisp function that is a Rust closure of this thread's, as [`Cx::local_function`] makes one. When it is dropped, so is
+/// the closure, and calls of the function fail from then on.
+#[derive(Debug)]
+pub struct LocalFunction<'cx> {
+    function: Function,
+    number: u64,
+    thread: PhantomData<(&'cx Cx, *mut ())>,
+}
+
+impl LocalFunction<'_> {
+    pub(super) fn new<Arguments, F: HostFunction<Arguments>>(cx: &Cx, function: F) -> Result<Self, Error> {
+        let number = NEXT_LOCAL.fetch_add(1, Ordering::Relaxed);
+        let parameters = F::parameters();
+        let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
+        let function_object = cx.ask_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
+        LOCAL.with_borrow_mut(|local| {
+            local.insert(number, Rc::new(move |reader, writer| function.invoke(reader, writer)));
+        });
+        Ok(Self { function: Function::of(function_object), number, thread: PhantomData })
+    }
+}
+
+impl Drop for LocalFunction<'_> {
+    fn drop(&mut self) {
+        // Dropped outside: what the closure holds may use others.
+        let closure = LOCAL.with_borrow_mut(|local| local.remove(&self.number));
+        drop(closure);
+    }
+}
+
+impl Deref for LocalFunction<'_> {
+    type Target = Function;
+
+    fn deref(&self) -> &Function {
+        &self.function
+    }
+}
+
+impl IntoLisp for LocalFunction<'_> {
+    fn write(&self, writer: &mut Writer) {
+        self.function.write(writer);
+    }
+}
+
+/// How many of `parameters` Lisp may not leave out: those are the last ones.
+fn required(parameters: &[Parameter]) -> usize {
+    parameters.iter().rposition(|parameter| !parameter.optional).map_or(0, |last| last + 1)
 }
 
 impl ConversionError {

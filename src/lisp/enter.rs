@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::convert::{Arguments, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::define::{HostFunction, LocalFunction};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::value::{self, Value};
@@ -31,6 +32,8 @@ pub(super) enum Entry {
     Element,
     Objects,
     Symbol,
+    StartThread,
+    LocalFunction,
 }
 
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.
@@ -106,6 +109,43 @@ impl Cx {
     /// When it names a package that there is none of.
     pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
         self.ask(Entry::Objects, |writer| object.write(writer))
+    }
+
+    /// Makes a Lisp function of a Rust closure that need be neither `Send` nor `Sync`: only this thread may call it, as
+    /// long as what is returned lives. Elsewhere and afterwards calls fail with a `rust:host-error`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// use std::{cell::Cell, rc::Rc};
+    ///
+    /// let sum = lisp.enter(|cx| {
+    ///     let sum = Rc::new(Cell::new(0));
+    ///     let add = { let sum = sum.clone(); cx.local_function(move |n: i64| sum.set(sum.get() + n))? };
+    ///     cx.call::<()>("mapc", (&add, vec![1, 2, 3]))?;
+    ///     Ok(sum.get())
+    /// })?;
+    /// assert_eq!(sum, 6);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// It cannot leave the thread:
+    ///
+    /// ```compile_fail,E0277
+    /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
+    /// lisp.enter(|cx| {
+    ///     let local = cx.local_function(|| 1)?;
+    ///     std::thread::scope(|scope| { scope.spawn(|| local.call::<i64>(())); });
+    ///     Ok(())
+    /// }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// When something unwinds.
+    pub fn local_function<Arguments, F: HostFunction<Arguments>>(
+        &self,
+        function: F,
+    ) -> Result<LocalFunction<'_>, Error> {
+        LocalFunction::new(self, function)
     }
 
     /// How many octets a vector of them has.

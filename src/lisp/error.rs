@@ -35,6 +35,11 @@ pub enum Error {
     /// with it as soon as Rust returns. Until then every call fails with this. Pass it on.
     #[error("Lisp unwinds past this function")]
     Unwinding,
+    /// All Lisp threads that there may be are inside functions of the program, which none of them has left for some
+    /// seconds: they may be waiting for this very call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
+    /// more of them.
+    #[error("no Lisp thread: all are inside functions of the program, and none comes back")]
+    NoThread,
     /// SBCL could not be booted.
     #[error(transparent)]
     Boot(#[from] BootError),

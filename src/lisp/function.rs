@@ -1,11 +1,16 @@
 //! Lisp functions.
 
+use std::sync::Arc;
+
 use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::enter::Cx;
 use super::error::Error;
+use super::options::Options;
 use super::pool;
 use super::value::Value;
 
-/// A Lisp function, looked up once. One that was looked up by its name follows its redefinition.
+/// A Lisp function, looked up once. One that was looked up by its name follows its redefinition, and its calls have the
+/// options of the handle that looked it up: its time limit, handler, package and variables.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -16,25 +21,38 @@ use super::value::Value;
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Function(Value);
+pub struct Function {
+    value: Value,
+    options: Option<Arc<Options>>,
+}
 
 impl Function {
     pub(super) fn of(value: Value) -> Self {
-        Self(value)
+        Self { value, options: None }
+    }
+
+    /// The same, called under `options`.
+    pub(super) fn under(self, options: &Arc<Options>) -> Self {
+        Self { options: Some(options.clone()), ..self }
     }
 
     /// Calls it: directly on a Lisp thread, elsewhere on one of the threads that work for this program.
     ///
     /// # Errors
-    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when what it returns is no `T`.
+    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when what it returns is no `T`; [`Error::Timeout`] and
+    /// the like of the handle's options.
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
-        pool::run(|cx| cx.apply(&self.0, &arguments))
+        let work = |cx: &Cx| cx.apply(&self.value, &arguments);
+        match &self.options {
+            Some(options) => pool::run_under(options, work),
+            None => pool::run(work),
+        }
     }
 
     /// The function, or its name, as an object.
     #[must_use]
     pub fn value(&self) -> &Value {
-        &self.0
+        &self.value
     }
 }
 
@@ -44,7 +62,7 @@ impl FromLisp for Function {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
         if value.handle().is_some() {
-            Ok(Self(value))
+            Ok(Self::of(value))
         } else {
             Err(ConversionError::new("a function", format!("{value}")))
         }
@@ -53,6 +71,6 @@ impl FromLisp for Function {
 
 impl IntoLisp for Function {
     fn write(&self, writer: &mut Writer) {
-        self.0.write(writer);
+        self.value.write(writer);
     }
 }

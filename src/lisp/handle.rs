@@ -53,6 +53,7 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 pub struct Builder {
     image: ImageConfig,
     threads: u32,
+    spare_threads: u32,
     streams: Streams,
 }
 
@@ -64,7 +65,7 @@ impl std::fmt::Debug for Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { image: ImageConfig::default(), threads: 1, streams: Streams::default() }
+        Self { image: ImageConfig::default(), threads: 1, spare_threads: 64, streams: Streams::default() }
     }
 }
 
@@ -88,8 +89,20 @@ impl Builder {
     }
 
     /// How many Lisp threads work for the program, side by side: at least 1, at most 256; 1 unless it is set.
+    ///
+    /// One that is inside a Rust function, or the closure of an [`enter`](Lisp::enter), runs no Lisp meanwhile: when calls
+    /// wait for some 10 ms and fewer threads than these are in Lisp, another one is started. So a closure may wait for a thread
+    /// that calls Lisp itself.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
+        self
+    }
+
+    /// How many more threads than [`threads`](Self::threads) there may be while those are inside Rust: at most 256; 64
+    /// unless it is set. They end when there is nothing for them to do. Where there are no more, calls wait; when none has begun for
+    /// five seconds, they fail with [`Error::NoThread`].
+    pub fn spare_threads(mut self, count: u32) -> Self {
+        self.spare_threads = count;
         self
     }
 
@@ -128,7 +141,7 @@ impl Builder {
     pub fn boot(self) -> Result<Lisp, Error> {
         let threads = self.threads.clamp(1, 256);
         // A second boot must not disturb the pool of the first: it fails before that is served.
-        let program = pool::install();
+        let program = pool::install(threads, self.spare_threads.min(256));
         let session = Session::start_with(&self.image, Limits::default(), Some((program, threads)))?;
         let _ = STREAMS.set(self.streams);
         let options = Options { group: Options::new_group(), ..Options::default() };
@@ -213,7 +226,7 @@ impl Lisp {
     /// # Errors
     /// [`Error::Condition`] when there is none.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
-        self.enter(|cx| cx.function(name))
+        self.enter(|cx| cx.function(name)).map(|function| function.under(&self.options))
     }
 
     /// Makes a Lisp object of `object` and returns its handle.
@@ -258,7 +271,7 @@ impl Lisp {
     ///
     /// # Errors
     /// [`Error::Condition`] when Lisp does not let that name be defined.
-    pub fn define<Arguments, F: HostFunction<Arguments>>(
+    pub fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
         documentation: &str,
@@ -281,7 +294,7 @@ impl Lisp {
     ///
     /// # Errors
     /// As [`define`](Self::define).
-    pub fn define_as<Arguments, F: HostFunction<Arguments>>(
+    pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
         lambda_list: &str,

@@ -17,7 +17,7 @@ pub use self::serde::Serde;
 pub use convert::{
     Arguments, Complex, ConversionError, FromLisp, IntoLisp, Ratio, Reader, Shape, Symbol, Writer, keyword,
 };
-pub use define::{HostFunction, HostResult, Values};
+pub use define::{HostFunction, HostResult, LocalFunction, Values};
 pub use enter::Cx;
 pub use error::{Condition, Error, Frame, RestartOffer};
 pub use function::Function;

@@ -18,7 +18,7 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::image::program::{self, CallStatus, End, Inside, Over, Program, Task, Words};
+use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task, Words};
 use crate::image::{Event, message};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
@@ -26,11 +26,24 @@ use crate::image::{Event, message};
 const AWAKE: Duration = Duration::from_micros(50);
 /// How often it looks before it gives way to others.
 const LOOKS: u32 = 50;
+/// How long a request waits before it is looked whether there are too few threads, and until the next look.
+const CROWDED: Duration = Duration::from_millis(10);
+/// How long none of the threads may come back, with no more of them to be had, until those that wait are given up.
+const STUCK: Duration = Duration::from_secs(5);
 /// How long after an interruption the next one comes, until the call ends.
 const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// The one pool of this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
+
+/// What a thread is to do next.
+enum Next {
+    Request(Request),
+    /// Have handles let go of.
+    Release,
+    /// End: it is one too many.
+    End,
+}
 
 /// Something to do, under options.
 struct Request {
@@ -47,6 +60,13 @@ pub(super) struct Pool {
     waiting: AtomicUsize,
     /// How many threads sleep.
     asleep: AtomicUsize,
+    /// How many threads wait for requests, asleep or not.
+    idle: AtomicUsize,
+    /// How many requests were taken.
+    taken: AtomicUsize,
+    /// How many threads there are at least, and how many more there may be.
+    threads: u32,
+    spare_threads: u32,
     calls: Mutex<Calls>,
     call_changed: Condvar,
     next_call: AtomicU64,
@@ -57,6 +77,18 @@ pub(super) struct Pool {
 struct Calls {
     known: HashMap<u64, Call>,
     due: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// When to look whether there are too few threads.
+    look: Option<Instant>,
+    /// How many requests had been taken when there were found to be too few, and when that was.
+    stuck: Option<(usize, Instant)>,
+}
+
+/// What the thread that interrupts others is to do.
+enum Duty {
+    /// Interrupt a call.
+    Interrupt(Thread, u64),
+    /// Start a thread of this number.
+    Start(u32),
 }
 
 struct Call {
@@ -88,8 +120,8 @@ thread_local! {
 }
 
 /// Makes the pool that Lisp's threads will serve.
-pub(super) fn install() -> Arc<Pool> {
-    let pool = POOL.get_or_init(Arc::default).clone();
+pub(super) fn install(threads: u32, spare_threads: u32) -> Arc<Pool> {
+    let pool = POOL.get_or_init(|| Arc::new(Pool { threads, spare_threads, ..Pool::default() })).clone();
     let woken = pool.clone();
     message::wake_with(move || _ = woken.pushed.notify_one());
     pool
@@ -151,6 +183,7 @@ pub(super) fn settled<R>(
         (End::Interrupted, _) => Ok(Err(Error::Interrupted)),
         (End::Aborted | End::Done, _) => Ok(Err(Error::Aborted)),
         (End::Unwound, _) => Ok(Err(Error::Unwinding)),
+        (End::NoThread, _) => Ok(Err(Error::NoThread)),
     }
 }
 
@@ -206,18 +239,44 @@ impl Pool {
             drop(self.queue.lock());
             self.pushed.notify_one();
         }
+        self.look_if_crowded();
     }
 
-    /// Waits for the next request, or for handles to be let go of: `None`.
-    fn next(&self) -> Option<Request> {
+    /// Has it looked after, if a request waits and no thread does.
+    fn look_if_crowded(&self) {
+        if self.idle.load(Ordering::SeqCst) == 0 && self.waiting.load(Ordering::SeqCst) > 0 {
+            let mut calls = self.calls.lock();
+            if calls.look.is_none() {
+                calls.look = Some(Instant::now() + CROWDED);
+                self.call_changed.notify_one();
+            }
+        }
+    }
+
+    /// Waits for what thread `number` is to do next.
+    fn next(&self, number: u32) -> Next {
+        self.idle.fetch_add(1, Ordering::SeqCst);
+        let next = self.next_while_idle(number);
+        self.idle.fetch_sub(1, Ordering::SeqCst);
+        // Another one may count on this thread.
+        self.look_if_crowded();
+        next
+    }
+
+    fn next_while_idle(&self, number: u32) -> Next {
+        let is_spare = number > self.threads;
         let mut looks = 0;
         let mut end = None;
         loop {
+            if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
+                return Next::End;
+            }
             if self.waiting.load(Ordering::SeqCst) > 0
                 && let Some(request) = self.queue.lock().pop_front()
             {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
-                return Some(request);
+                self.taken.fetch_add(1, Ordering::Relaxed);
+                return Next::Request(request);
             }
             looks += 1;
             if looks < LOOKS {
@@ -225,7 +284,7 @@ impl Pool {
                 continue;
             }
             if message::has_released() {
-                return None;
+                return Next::Release;
             }
             let now = Instant::now();
             if now < *end.get_or_insert(now + AWAKE) {
@@ -325,53 +384,102 @@ impl Pool {
         }
     }
 
-    /// Interrupts calls whose time has come, for ever.
-    fn interrupt_calls(&self, cx: &Cx) {
+    /// Interrupts calls whose time has come, and sees to it that there are threads enough, for ever.
+    fn look_after(&self, cx: &Cx) {
         loop {
-            let (thread, call) = self.next_to_interrupt();
-            let result: Result<(), Error> = match &thread {
-                Thread::Own(number) => cx.ask_with(Entry::Interrupt, &(*number, call, 1)),
-                Thread::Other(thread) => cx.ask_with(Entry::Interrupt, &(thread, call, 1)),
+            let result: Result<(), Error> = match self.next_duty() {
+                Duty::Interrupt(Thread::Own(number), call) => cx.ask_with(Entry::Interrupt, &(number, call, 1)),
+                Duty::Interrupt(Thread::Other(thread), call) => cx.ask_with(Entry::Interrupt, &(thread, call, 1)),
+                Duty::Start(number) => {
+                    cx.ask_with(Entry::StartThread, &(number,)).inspect_err(|_| Place::give_back(number))
+                }
             };
             if let Err(error) = result {
-                tracing::error!("a call could not be interrupted: {error}");
+                tracing::error!("a call could not be interrupted, or a thread not started: {error}");
             }
         }
     }
 
-    fn next_to_interrupt(&self) -> (Thread, u64) {
+    fn next_duty(&self) -> Duty {
         let mut calls = self.calls.lock();
         loop {
             let now = Instant::now();
-            let Some(&Reverse((due, number))) = calls.due.peek() else {
-                self.call_changed.wait(&mut calls);
-                continue;
-            };
-            if due > now {
-                self.call_changed.wait_until(&mut calls, due);
+            if calls.look.is_some_and(|look| look <= now) {
+                let (more, given_up) = self.look_at_threads(&mut calls, now);
+                if let Some(request) = given_up {
+                    parking_lot::MutexGuard::unlocked(&mut calls, || request.task.settle(End::NoThread));
+                }
+                if let Some(number) = more {
+                    return Duty::Start(number);
+                }
                 continue;
             }
-            calls.due.pop();
+            let due = calls.due.peek().map(|Reverse((due, _))| *due);
+            if due.is_none_or(|due| due > now) {
+                match due.into_iter().chain(calls.look).min() {
+                    Some(wake) => _ = self.call_changed.wait_until(&mut calls, wake),
+                    None => self.call_changed.wait(&mut calls),
+                }
+                continue;
+            }
+            let Some(Reverse((_, number))) = calls.due.pop() else { continue };
             let Some(call) = calls.known.get_mut(&number) else { continue };
             let end = call.end.get_or_insert(End::Timeout).again();
             if let Some(thread) = call.thread.clone() {
                 calls.due.push(Reverse((now + INTERRUPT_AGAIN, number)));
-                return (thread, number);
+                return Duty::Interrupt(thread, number);
             }
             // It still waits.
-            let request = {
-                let mut queue = self.queue.lock();
-                let place = queue.iter().position(|request| request.call == number);
-                place.and_then(|place| queue.remove(place))
-            };
-            if let Some(request) = request {
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
+            if let Some(request) = self.withdraw(|request| request.call == number) {
                 calls.known.remove(&number);
-                drop(calls);
-                request.task.settle(end);
-                calls = self.calls.lock();
+                parking_lot::MutexGuard::unlocked(&mut calls, || request.task.settle(end));
             }
         }
+    }
+
+    /// Takes the first request that `matches` out of the queue.
+    fn withdraw(&self, matches: impl Fn(&Request) -> bool) -> Option<Request> {
+        let mut queue = self.queue.lock();
+        let place = queue.iter().position(matches)?;
+        let request = queue.remove(place)?;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        Some(request)
+    }
+
+    /// True when as many threads as there are to be side by side are in Lisp.
+    fn are_enough(&self) -> bool {
+        Place::count_in_lisp() >= self.threads as usize
+    }
+
+    /// Looks whether requests wait because too many threads are inside Rust. The number of a thread that is to be started;
+    /// a request that is to be given up.
+    fn look_at_threads(&self, calls: &mut Calls, now: Instant) -> (Option<u32>, Option<Request>) {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            (calls.look, calls.stuck) = (None, None);
+            return (None, None);
+        }
+        calls.look = Some(now + CROWDED);
+        if self.idle.load(Ordering::SeqCst) > 0 || self.are_enough() {
+            calls.stuck = None;
+            return (None, None);
+        }
+        let taken = self.taken.load(Ordering::Relaxed);
+        let Some((_, since)) = calls.stuck.filter(|(before, _)| *before == taken) else {
+            // They may have been about to take something.
+            calls.stuck = Some((taken, now));
+            return (None, None);
+        };
+        let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| Place::is_free(*number));
+        if let Some(number) = spare {
+            Place::take(number);
+            calls.stuck = None;
+            return (Some(number), None);
+        }
+        let request = if now < since + STUCK { None } else { self.withdraw(|_| true) };
+        if let Some(request) = &request {
+            calls.known.remove(&request.call);
+        }
+        (None, request)
     }
 }
 
@@ -379,7 +487,7 @@ impl Program for Pool {
     fn serve(&self, inside: &Inside, thread: u32) -> bool {
         let cx = Cx::new(*inside);
         if thread == 0 {
-            self.interrupt_calls(&cx);
+            self.look_after(&cx);
             return false;
         }
         NUMBER.set(Some(thread));
@@ -393,11 +501,15 @@ impl Program for Pool {
                 }
                 tracing::error!("handles could not be released: {error}");
             }
-            if let Some(request) = self.next() {
-                self.perform(inside, request, true);
-                if inside.is_unwinding() {
-                    return true;
+            match self.next(thread) {
+                Next::Request(request) => {
+                    self.perform(inside, request, true);
+                    if inside.is_unwinding() {
+                        return true;
+                    }
                 }
+                Next::Release => {}
+                Next::End => return false,
             }
         }
     }

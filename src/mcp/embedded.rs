@@ -2,6 +2,7 @@
 //! embeds the image.
 
 use std::io;
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -24,34 +25,34 @@ use crate::{Lisp, rpc};
 #[derive(Debug)]
 pub struct Stream {
     input: OwnedFd,
-    output: OwnedFd,
+    /// `None` when that is the same.
+    output: Option<OwnedFd>,
 }
 
 impl Stream {
     /// A client that writes to the other end of `input` and reads from that of `output`: pipes, sockets, anything that
     /// can be waited for.
     pub fn new(input: impl Into<OwnedFd>, output: impl Into<OwnedFd>) -> Self {
-        Self { input: input.into(), output: output.into() }
+        Self { input: input.into(), output: Some(output.into()) }
     }
 }
 
-impl TryFrom<UnixStream> for Stream {
-    type Error = io::Error;
-
-    /// # Errors
-    /// When the process has no descriptors left.
-    fn try_from(stream: UnixStream) -> io::Result<Self> {
-        Ok(Self::new(stream.try_clone()?, stream))
+impl From<UnixStream> for Stream {
+    fn from(stream: UnixStream) -> Self {
+        Self { input: stream.into(), output: None }
     }
 }
 
-impl TryFrom<std::net::TcpStream> for Stream {
-    type Error = io::Error;
+impl From<TcpStream> for Stream {
+    fn from(stream: TcpStream) -> Self {
+        Self { input: stream.into(), output: None }
+    }
+}
 
-    /// # Errors
-    /// When the process has no descriptors left.
-    fn try_from(stream: std::net::TcpStream) -> io::Result<Self> {
-        Ok(Self::new(stream.try_clone()?, stream))
+impl Stream {
+    fn halves(self) -> io::Result<(OwnedFd, OwnedFd)> {
+        let output = self.output.map_or_else(|| self.input.try_clone(), Ok)?;
+        Ok((self.input, output))
     }
 }
 
@@ -99,13 +100,9 @@ impl Served {
 /// Returns at once; a thread of its own serves the client, until it closes its end.
 ///
 /// # Errors
-/// When the process has no descriptors or threads left, or `stream` is none.
-pub fn spawn<S>(lisp: &Lisp, stream: S) -> io::Result<Served>
-where
-    S: TryInto<Stream>,
-    io::Error: From<S::Error>,
-{
-    let Stream { input, output } = stream.try_into()?;
+/// When the process has no descriptors or threads left.
+pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
+    let (input, output) = stream.into().halves()?;
     let session = lisp.session().connect();
     let waker = Arc::new(Waker::new()?);
     let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
@@ -154,7 +151,7 @@ pub(super) fn accept(listener: Arc<Listener>, main: Arc<Conversation>) -> io::Re
 
 /// Serves a client that has joined.
 fn join(stream: UnixStream, main: &Conversation) -> io::Result<()> {
-    let Stream { input, output } = stream.try_into()?;
+    let (input, output) = Stream::from(stream).halves()?;
     let waker = Arc::new(Waker::new()?);
     let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
     let session = main.tools().session().connect();
