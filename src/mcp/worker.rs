@@ -188,6 +188,16 @@ impl Worker {
         self.driver.replace();
     }
 
+    /// False where another image would cut off those that have joined: they have come to this very process.
+    pub(super) fn is_replaceable(&self, session: &Session) -> bool {
+        self.output.memory().is_none() || !session.has_guests()
+    }
+
+    /// Has it forgotten what another image would have to know, as `line` asks for: this one goes on.
+    pub(super) fn forget(&self, line: u64) {
+        self.output.tell(Kind::Reset, line, &Vec::<String>::new());
+    }
+
     /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
     pub(super) fn make_way(&self, line: u64, session: &Session) {
         self.driver.pause();

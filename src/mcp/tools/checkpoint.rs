@@ -128,6 +128,11 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             });
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
+        None if !worker.is_replaceable(&session) => {
+            let reason = "Nothing was restored: others have joined this process, and would be cut off. With a supervisor \
+                          they would not.";
+            refuse(call, reason.to_owned());
+        }
         None => {
             // The next worker answers.
             let inflight = call.context.inflight.clone();
