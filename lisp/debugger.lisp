@@ -397,8 +397,15 @@ has a value."
                            (or (position (call-machinery caller) order :test #'string=) 0)))
                (setf (call-machinery call) (call-machinery caller))))))
 
-(defun frame-call (number frame condition)
-  "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION."
+(defun outliving-argument (argument)
+  "Return ARGUMENT of a call, or what says of what class it was if it is on the stack and gone with that."
+  (if (sb-debug::stack-allocated-p argument)
+      (sb-debug::make-unprintable-object
+       (format nil "dynamic-extent ~A" (type-name-text (class-name-of argument))))
+      argument))
+
+(defun frame-call (number frame condition &key outlives)
+  "Return what is to be shown of FRAME, number NUMBER of the backtrace of CONDITION. OUTLIVES: also when FRAME is gone."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
@@ -407,7 +414,9 @@ has a value."
                :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
                          (cell-error-name condition)
                          name)
-               :arguments arguments
+               :arguments (if (and outlives (listp arguments))
+                              (mapcar #'outliving-argument arguments)
+                              arguments)
                :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
                :system (guarded (system-frame-p frame) (failure) nil)
                :machinery (guarded (frame-machinery frame) (failure) nil)

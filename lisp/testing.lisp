@@ -270,7 +270,7 @@ interrupted stays so."
 (defun note-signalled-error (verdict condition type frame)
   "Keep CONDITION, of TYPE, a string, and what is on the stack from FRAME out, with VERDICT."
   (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
-    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition :outlives t))))
       (extend-machinery calls)
       (let ((signalled (cons (make-signalled :condition condition :type type :calls calls :total total)
                              (verdict-signalled verdict))))
@@ -309,6 +309,14 @@ it."
           ((verdict-message verdict) (find nil signalled :key #'signalled-condition))
           ((eq (verdict-status verdict) :error) (first signalled)))))
 
+(defun outermost-name (name)
+  "Return the symbol that the form of the source defines that NAME, a frame's, is a part of: BAR for (LABELS FOO :IN BAR). Or
+NIL."
+  (loop while (consp name)
+        do (let ((in (and (list-length name) (member :in name))))
+             (setf name (second (or in name)))))
+  (and (symbolp name) name))
+
 (defun push-test-error (verdict)
   "Push the error that the test of VERDICT ended with, if there is one, for the history."
   (let ((signalled (error-of-test verdict)))
@@ -316,8 +324,8 @@ it."
       (setf (verdict-error verdict) (test-run-errors *test-run*)
             (verdict-frames verdict)
             (loop for call in (signalled-calls signalled)
-                  for name = (call-name call)
-                  when (and name (symbolp name) (not (call-system call)))
+                  for name = (outermost-name (call-name call))
+                  when (and name (not (call-system call)))
                     collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
       (when (and (signalled-condition signalled) (null (verdict-message verdict)))

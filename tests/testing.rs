@@ -492,6 +492,27 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     assert!(last_error(&mut server).contains("not today"));
 }
 
+/// What is told of an error after its test is printed then: what its frames had on the stack is gone.
+#[test]
+fn arguments_on_the_stack_are_not_looked_at_when_that_is_gone() {
+    let mut server = Server::ready();
+    server.evaluate("(require \"sb-rt\")");
+    server.evaluate(
+        "(defun inner (function list) (declare (notinline +)) (+ (funcall function 1) (first list)) 1)
+         (defun outer (x)
+           (flet ((add (n) (+ n x)))
+             (declare (dynamic-extent #'add))
+             (let ((list (list 'a x)))
+               (declare (dynamic-extent list))
+               (inner #'add list))))
+         (sb-rt:deftest stack (outer 1) 1)",
+    );
+    let text = good(&mut server, "run-tests", json!({"name": "stack"}));
+    assert!(text.contains("(INNER #<dynamic-extent FUNCTION> #<dynamic-extent CONS>)"), "{text}");
+    let end = server.finish();
+    assert!(!end.stderr.contains("CORRUPTION"), "{}", end.stderr);
+}
+
 #[test]
 fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
