@@ -126,7 +126,12 @@ fn tell_errors(durable: &Durable) {
 pub(super) fn at_end(lock_fd: Option<i32>, directory: &Path) -> Option<AtEnd> {
     // Out of the way of number 3, too, which it will have there.
     let lock = inherited(lock_fd?).and_then(out_of_the_way).ok()?;
-    Some(AtEnd { lock, errors: directory.join(crate::durable::ERRORS) })
+    Some(at_end_with(lock, directory))
+}
+
+/// The same with this lock.
+pub(super) fn at_end_with(lock: OwnedFd, directory: &Path) -> AtEnd {
+    AtEnd { lock, errors: directory.join(crate::durable::ERRORS) }
 }
 
 /// Makes a checkpoint of what this process' child saves: the last step of a server.
