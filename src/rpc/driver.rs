@@ -16,7 +16,6 @@ use rustix::event::{PollFd, PollFlags};
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, Read};
 use super::output::Output;
-use super::push;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -350,6 +349,12 @@ impl Driver {
 struct Ears {
     waker: bool,
     signals: bool,
+}
+
+/// Adds a descriptor to those to wait for; returns its place.
+pub(super) fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
+    fds.push(fd);
+    fds.len() - 1
 }
 
 #[cfg(test)]
