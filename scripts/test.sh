@@ -34,7 +34,6 @@ suite "Feature num-bigint" cargo test --release --features num-bigint --test lib
 for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
     suite "Example $example" cargo run --quiet --release --example "$example"
 done
-suite "A working day" scripts/working_day.py "$target/release/sbcl-mcp"
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2
 suite "TypeScript SDKs" scripts/clients.sh typescript

@@ -107,26 +107,26 @@ def play(day, system, directory, fault):
         path.write_text(text)
 
     write(original[:position] + new + original[position + len(old):])
-    answer = day.call("run-tests", system=system, reload=True, timeout=2)
+    answer = day.call("run-tests", system=system, reload=True, timeout=10)
     test = failing_test(answer)
     located = 1 if names_place(answer, name, file, first, last) else None
     if answer.startswith("=> all pass"):
         write(original)
-        day.call("run-tests", system=system, reload=True, timeout=2)
+        day.call("run-tests", system=system, reload=True, timeout=10)
         return "no test fails", None
     asked = [{"suspects": 5}, {"suspects": 10}]
     while located is None and test and asked:
-        answer = day.call("run-tests", name=test, timeout=2, **asked.pop(0))
+        answer = day.call("run-tests", name=test, timeout=10, **asked.pop(0))
         if names_place(answer, name, file, first, last):
             located = 3 - len(asked)
     if located:
         day.call("describe-symbol", name=name, package=system, source=True)
     write(original)
     if not located:
-        day.call("run-tests", system=system, reload=True, timeout=2)
+        day.call("run-tests", system=system, reload=True, timeout=10)
         return "not located", None
     again = {"name": test} if test else {"system": system}
-    answer = day.call("run-tests", reload=True, timeout=2, **again)
+    answer = day.call("run-tests", reload=True, timeout=10, **again)
     return (None if answer.startswith("=> all pass") or "\n=> all pass" in answer else f"not repaired:\n{answer}"), located
 
 
