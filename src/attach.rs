@@ -116,7 +116,6 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
 }
 
 /// The servers that can be joined, by name. Sockets that nobody listens to any more are removed.
-#[allow(dead_code, reason = "the commands that join come next")]
 pub(crate) fn running() -> Vec<Running> {
     let directory = directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {

@@ -24,12 +24,14 @@ use tracing_subscriber::EnvFilter;
 use crate::attach::Listener;
 use crate::checkpoints::{Checkpoints, Tried};
 use crate::confinement::Confinement;
+use crate::durable::Durable;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
 use crate::rpc::descriptors::out_of_the_way;
 use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
+use crate::supervisor::alone::{Alone, Beginning, Inheritance, Origin};
 use crate::supervisor::log::Log;
 use crate::{Evaluation, ImageConfig, Limits, Session, report};
 use crate::{handover, mcp, supervisor};
@@ -244,6 +246,9 @@ struct Serve {
     /// reports, and for `sbcl-mcp replay`. It is its owner's alone, and may have 256 MiB.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// The number of the open file with what this process takes over from the one that it was.
+    #[arg(long, hide = true)]
+    handover_fd: Option<i32>,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     watch_interval: u64,
@@ -542,9 +547,9 @@ fn work(
         }
     };
     start_logging(serve.options.log);
-    let (structured, tools) = (serve.structured_content, serve.tools);
+    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let saves = mcp::Saves { automatic, at_end };
-    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, structured, tools)
+    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker, and perhaps nobody else to do it.
@@ -587,34 +592,119 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Lisp in this very process.
+/// Lisp in this very process, which takes its place with another image by becoming another one.
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
-    greet(&stdio);
-    let stdio = match serve.recorder() {
-        Ok(recorder) => Stdio { recorder, ..stdio },
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    let origin = Origin::here();
+    match begin_alone(serve, stdio, origin) {
+        Ok(status) => status,
+        Err((stdio, reason)) => refuse(stdio, &reason),
+    }
+}
+
+/// Why there is no server, and the client that is to be told.
+type Refusal = (Stdio, String);
+
+fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32, Refusal> {
+    let inheritance = match serve.handover_fd.map(Inheritance::take).transpose() {
+        Ok(inheritance) => inheritance,
+        // There is no client to be told.
+        Err(error) => return Ok(complain(&format!("sbcl-mcp cannot go on where it was: {error}"))),
     };
-    let listener = match serve.listener(None) {
-        Ok(listener) => listener,
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
-    };
-    let scratch = Scratch::new();
-    mcp::beside::allow(std::env::args_os().skip(1));
-    let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
-    let session = match serve.options.session(&scratch, Some(&checkpoints)) {
-        Ok(session) => session,
-        Err(error) => {
-            let reason = format!("sbcl-mcp cannot start: {error}");
-            let _ = mcp::refuse(stdio, &reason);
-            return complain(&reason);
+    let is_first = inheritance.is_none();
+    let mut lock = None;
+    let (scratch, mut directory) = match inheritance {
+        None => (Scratch::new(), None),
+        Some(ref inheritance) => {
+            (Scratch::inherited(inheritance.scratch.clone()), Some(inheritance.checkpoints.clone()))
         }
     };
+    let mut inheritance = inheritance;
+    if let Some(inheritance) = &mut inheritance {
+        lock = inheritance.lock.take();
+        let duplicate = |fd: &OwnedFd| out_of_the_way(fd);
+        match (duplicate(&inheritance.input), duplicate(&inheritance.output)) {
+            (Ok(input), Ok(output)) => stdio = Stdio { input, output, recorder: None },
+            _ => return Ok(complain("sbcl-mcp cannot go on where it was: no descriptor is left")),
+        }
+    }
+    if is_first {
+        greet(&stdio);
+    }
+    stdio.recorder = match (is_first, &serve.record) {
+        (true, _) => match serve.recorder() {
+            Ok(recorder) => recorder,
+            Err(reason) => return Ok(complain(&format!("sbcl-mcp: {reason}"))),
+        },
+        (false, path) => path.as_deref().and_then(Recorder::go_on),
+    };
+    let durable = match (&serve.session, lock) {
+        (None, _) => None,
+        (Some(name), Some(lock)) => match Durable::named(name) {
+            Ok(durable) => Some((durable, lock)),
+            Err(reason) => return Err((stdio, reason)),
+        },
+        (Some(name), None) => match sessions::open(name, serve.restore, &stdio.input) {
+            Ok(durable) => Some(durable),
+            Err(reason) => return Err((stdio, reason)),
+        },
+    };
+    let is_durable = durable.is_some();
+    let directory = directory.take().unwrap_or_else(|| match &durable {
+        Some((durable, _)) => durable.directory().to_owned(),
+        None => Checkpoints::choose_directory(scratch.path()),
+    });
+    let at_end = match durable.as_ref().map(|(_, lock)| out_of_the_way(lock)) {
+        None => None,
+        Some(Ok(lock)) => Some(sessions::at_end_with(lock, &directory)),
+        Some(Err(error)) => return Err((stdio, error.to_string())),
+    };
+    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+        Ok(listener) => listener,
+        Err(reason) => return Err((stdio, reason)),
+    };
+    mcp::beside::allow(std::env::args_os().skip(1));
+    let checkpoints = serve.options.checkpoints(directory.clone());
+    let options = supervisor::Options {
+        arguments: Vec::new(),
+        restore: serve.restore != Restore::None,
+        checkpoints: checkpoints.clone(),
+        begins_with_checkpoints: serve.restore == Restore::Checkpoint,
+        durable,
+        watch_interval: Duration::ZERO,
+        recorder: None,
+        listener: None,
+    };
+    let (alone, beginning) = match Alone::new(options, origin, scratch.path(), &directory, inheritance) {
+        Ok(begun) => begun,
+        Err(reason) => return Err((stdio, reason)),
+    };
+    serve.options.image = serve.options.image.or_else(|| alone.image());
+    if !is_first {
+        // What was taken away stays so.
+        serve.options.confinement = Confinement::default();
+    }
+    let started = alone.status().map_err(|error| error.to_string());
+    let started = started.and_then(|status| Ok((status, serve.options.session(&scratch, Some(&checkpoints))?)));
+    let (shared, session) = match started {
+        Ok(started) => started,
+        Err(reason) => return Err((stdio, reason)),
+    };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), listener, serve.structured_content, serve.tools)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    checkpoints.remove();
-    clear_up(&scratch);
-    status
+    let automatic = (serve.checkpoints == When::Auto || is_durable).then_some(serve.checkpoint_space);
+    let saves = mcp::Saves { automatic, at_end };
+    let Beginning { init, unread, unsent } = beginning;
+    let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
+    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, begin, offer)
+        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
+    if !is_durable {
+        checkpoints.remove();
+    }
+    // What a program starts while it is ended.
+    supervisor::processes::adopt_orphans();
+    supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
+    scratch.remove();
+    Ok(status)
 }
 
 /// What a process that ends with its image leaves behind for nobody.

@@ -524,7 +524,9 @@ mod tests {
     impl Client {
         fn new() -> Self {
             let (reader, writer) = std::io::pipe().unwrap();
-            let output = Output::new(writer.into(), false, Arc::new(Waker::new().unwrap())).unwrap();
+            let output =
+                Output::new(writer.into(), crate::rpc::output::Reader::Client, Arc::new(Waker::new().unwrap()))
+                    .unwrap();
             Self { inflight: Inflight::new(Arc::new(output)), lines: BufReader::new(reader) }
         }
 
