@@ -78,6 +78,8 @@ look_for_test_tools() {
     # tests/away.rs hides the build from the binary; elsewhere it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
         miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
+    # A terminal for tests/repl.rs.
+    has tmux || miss tmux tmux tmux tmux tmux
     # Test frameworks and libraries with tests, for tests/testing.rs. Only Debian has packages of them.
     if has apt-get; then
         local system

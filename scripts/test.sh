@@ -30,7 +30,8 @@ count() {
 }
 
 suite "Rust" cargo test --release --workspace --no-fail-fast
-for example in embed guided_tour plugin_host symbolic live_service; do
+suite "Feature num-bigint" cargo test --release --features num-bigint --test library any_size
+for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
     suite "Example $example" cargo run --quiet --release --example "$example"
 done
 suite "Python SDK 1.x" scripts/clients.sh python-1

@@ -88,7 +88,6 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// In words for a person: there is none, there is more than one, or it cannot be reached.
-#[allow(dead_code, reason = "the commands that join come next")]
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     let named = |running: &[Running]| running.iter().map(|one| one.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
@@ -116,7 +115,6 @@ pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
 }
 
 /// The servers that can be joined, by name. Sockets that nobody listens to any more are removed.
-#[allow(dead_code, reason = "the commands that join come next")]
 pub(crate) fn running() -> Vec<Running> {
     let directory = directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {

@@ -3,9 +3,12 @@
 mod check;
 mod client;
 mod doctor;
+mod editor;
 mod pages;
+mod repl;
 mod replay;
 mod sessions;
+mod tools;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -24,15 +27,18 @@ use tracing_subscriber::EnvFilter;
 use crate::attach::Listener;
 use crate::checkpoints::{Checkpoints, Tried};
 use crate::confinement::Confinement;
+use crate::durable::Durable;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp::stdio::Stdio;
 use crate::rpc::descriptors::out_of_the_way;
 use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
+use crate::supervisor::alone::{Alone, Beginning, Inheritance, Origin};
 use crate::supervisor::log::Log;
 use crate::{Evaluation, ImageConfig, Limits, Session, report};
 use crate::{handover, mcp, supervisor};
+use client::Client;
 
 /// How long a worker may take to end after its supervisor has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -42,6 +48,9 @@ const LAST_SAVE: Duration = Duration::from_secs(15);
 /// The exit status of `eval` when it could not start, read the code or write the report: nothing is said of the code.
 /// It is 1 when the code failed, and 2 for a wrong command line.
 const EVAL_IMPOSSIBLE: i32 = 3;
+
+/// The exit status of `load` and `test` when there is no answer.
+const CALL_IMPOSSIBLE: i32 = 2;
 
 /// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
 /// it runs in (`sb-ext:*runtime-pathname*`) passes these.
@@ -88,10 +97,43 @@ enum Command {
     /// Lisp could not start or the report could not be written.
     Eval {
         #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
         options: Options,
         /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
+    },
+    /// Load a system through ASDF, or a file, and print what `load` says. Exits with status 0 when it is loaded, 1 when
+    /// it is not, and 2 when that could not be tried: no server, or a wrong command line.
+    Load {
+        #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
+        options: Options,
+        /// A system's name, or a file.
+        what: String,
+    },
+    /// Run tests and print what `run-tests` says. Exits with status 0 when all pass, 1 when some fail, and 2 when they
+    /// could not be run: nothing to run, a system that does not load, no server, or a wrong command line.
+    Test {
+        #[command(flatten)]
+        attach: Attach,
+        #[command(flatten)]
+        options: Options,
+        /// A system's name; a test's or suite's, with its package (`my-tests::parsing`); or a package's, with a colon
+        /// behind it.
+        what: String,
+    },
+    /// A REPL: forms of several lines, history, completion (Tab), the debugger when something fails (Ctrl-C interrupts,
+    /// `:help` lists commands). From a pipe or a file, without prompts: each line's or form's values are printed, and it
+    /// exits with status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
+    Repl {
+        /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
+        #[arg(long, value_name = "NAME", num_args = 0..=1)]
+        attach: Option<Option<String>>,
+        #[command(flatten)]
+        serve: Box<Serve>,
     },
     /// List the sessions that last (`--session`), with what they take, how old they are, what they define, and who has
     /// them; delete one; or write its definitions.
@@ -208,6 +250,14 @@ enum Command {
     },
 }
 
+/// Whose image.
+#[derive(Debug, Args)]
+struct Attach {
+    /// Use the image of a server that runs (`serve --socket`), by its name or the only one.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+    attach: Option<Option<String>>,
+}
+
 /// How to serve.
 #[derive(Debug, Args)]
 struct Serve {
@@ -244,6 +294,9 @@ struct Serve {
     /// reports, and for `sbcl-mcp replay`. It is its owner's alone, and may have 256 MiB.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// The number of the open file with what this process takes over from the one that it was.
+    #[arg(long, hide = true)]
+    handover_fd: Option<i32>,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     watch_interval: u64,
@@ -403,6 +456,9 @@ pub fn main() -> ! {
                     EVAL_IMPOSSIBLE
                 })
             }
+            Command::Repl { attach, serve: _ } => repl(attach, stdio),
+            Command::Load { attach, what, .. } => call_tool(attach, &tools::Request::Load(what), stdio),
+            Command::Test { attach, what, .. } => call_tool(attach, &tools::Request::Test(what), stdio),
             Command::Doctor { options } => {
                 let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
                 doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
@@ -417,7 +473,10 @@ pub fn main() -> ! {
             Command::Completions { shell } => pages::print_completions(shell, stdio.output),
             Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside(serve.options, stdio),
-            Command::Eval { options, code } => eval(options, &code, stdio),
+            Command::Eval { attach, options, code } => match attach.attach {
+                Some(name) => eval_attached(name, &code, stdio),
+                None => eval(options, &code, stdio),
+            },
         },
         Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
     };
@@ -542,9 +601,9 @@ fn work(
         }
     };
     start_logging(serve.options.log);
-    let (structured, tools) = (serve.structured_content, serve.tools);
+    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let saves = mcp::Saves { automatic, at_end };
-    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, structured, tools)
+    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker, and perhaps nobody else to do it.
@@ -587,34 +646,119 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Lisp in this very process.
+/// Lisp in this very process, which takes its place with another image by becoming another one.
 fn serve_alone(serve: Serve, stdio: Stdio) -> i32 {
-    greet(&stdio);
-    let stdio = match serve.recorder() {
-        Ok(recorder) => Stdio { recorder, ..stdio },
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+    let origin = Origin::here();
+    match begin_alone(serve, stdio, origin) {
+        Ok(status) => status,
+        Err((stdio, reason)) => refuse(stdio, &reason),
+    }
+}
+
+/// Why there is no server, and the client that is to be told.
+type Refusal = (Stdio, String);
+
+fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32, Refusal> {
+    let inheritance = match serve.handover_fd.map(Inheritance::take).transpose() {
+        Ok(inheritance) => inheritance,
+        // There is no client to be told.
+        Err(error) => return Ok(complain(&format!("sbcl-mcp cannot go on where it was: {error}"))),
     };
-    let listener = match serve.listener(None) {
-        Ok(listener) => listener,
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
-    };
-    let scratch = Scratch::new();
-    mcp::beside::allow(std::env::args_os().skip(1));
-    let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
-    let session = match serve.options.session(&scratch, Some(&checkpoints)) {
-        Ok(session) => session,
-        Err(error) => {
-            let reason = format!("sbcl-mcp cannot start: {error}");
-            let _ = mcp::refuse(stdio, &reason);
-            return complain(&reason);
+    let is_first = inheritance.is_none();
+    let mut lock = None;
+    let (scratch, mut directory) = match inheritance {
+        None => (Scratch::new(), None),
+        Some(ref inheritance) => {
+            (Scratch::inherited(inheritance.scratch.clone()), Some(inheritance.checkpoints.clone()))
         }
     };
+    let mut inheritance = inheritance;
+    if let Some(inheritance) = &mut inheritance {
+        lock = inheritance.lock.take();
+        let duplicate = |fd: &OwnedFd| out_of_the_way(fd);
+        match (duplicate(&inheritance.input), duplicate(&inheritance.output)) {
+            (Ok(input), Ok(output)) => stdio = Stdio { input, output, recorder: None },
+            _ => return Ok(complain("sbcl-mcp cannot go on where it was: no descriptor is left")),
+        }
+    }
+    if is_first {
+        greet(&stdio);
+    }
+    stdio.recorder = match (is_first, &serve.record) {
+        (true, _) => match serve.recorder() {
+            Ok(recorder) => recorder,
+            Err(reason) => return Ok(complain(&format!("sbcl-mcp: {reason}"))),
+        },
+        (false, path) => path.as_deref().and_then(Recorder::go_on),
+    };
+    let durable = match (&serve.session, lock) {
+        (None, _) => None,
+        (Some(name), Some(lock)) => match Durable::named(name) {
+            Ok(durable) => Some((durable, lock)),
+            Err(reason) => return Err((stdio, reason)),
+        },
+        (Some(name), None) => match sessions::open(name, serve.restore, &stdio.input) {
+            Ok(durable) => Some(durable),
+            Err(reason) => return Err((stdio, reason)),
+        },
+    };
+    let is_durable = durable.is_some();
+    let directory = directory.take().unwrap_or_else(|| match &durable {
+        Some((durable, _)) => durable.directory().to_owned(),
+        None => Checkpoints::choose_directory(scratch.path()),
+    });
+    let at_end = match durable.as_ref().map(|(_, lock)| out_of_the_way(lock)) {
+        None => None,
+        Some(Ok(lock)) => Some(sessions::at_end_with(lock, &directory)),
+        Some(Err(error)) => return Err((stdio, error.to_string())),
+    };
+    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+        Ok(listener) => listener,
+        Err(reason) => return Err((stdio, reason)),
+    };
+    mcp::beside::allow(std::env::args_os().skip(1));
+    let checkpoints = serve.options.checkpoints(directory.clone());
+    let options = supervisor::Options {
+        arguments: Vec::new(),
+        restore: serve.restore != Restore::None,
+        checkpoints: checkpoints.clone(),
+        begins_with_checkpoints: serve.restore == Restore::Checkpoint,
+        durable,
+        watch_interval: Duration::ZERO,
+        recorder: None,
+        listener: None,
+    };
+    let (alone, beginning) = match Alone::new(options, origin, scratch.path(), &directory, inheritance) {
+        Ok(begun) => begun,
+        Err(reason) => return Err((stdio, reason)),
+    };
+    serve.options.image = serve.options.image.or_else(|| alone.image());
+    if !is_first {
+        // What was taken away stays so.
+        serve.options.confinement = Confinement::default();
+    }
+    let started = alone.status().map_err(|error| error.to_string());
+    let started = started.and_then(|status| Ok((status, serve.options.session(&scratch, Some(&checkpoints))?)));
+    let (shared, session) = match started {
+        Ok(started) => started,
+        Err(reason) => return Err((stdio, reason)),
+    };
     start_logging(serve.options.log);
-    let status = mcp::serve(stdio, &session, checkpoints.clone(), listener, serve.structured_content, serve.tools)
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    checkpoints.remove();
-    clear_up(&scratch);
-    status
+    let automatic = (serve.checkpoints == When::Auto || is_durable).then_some(serve.checkpoint_space);
+    let saves = mcp::Saves { automatic, at_end };
+    let Beginning { init, unread, unsent } = beginning;
+    let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
+    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, begin, offer)
+        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
+    if !is_durable {
+        checkpoints.remove();
+    }
+    // What a program starts while it is ended.
+    supervisor::processes::adopt_orphans();
+    supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
+    scratch.remove();
+    Ok(status)
 }
 
 /// What a process that ends with its image leaves behind for nobody.
@@ -663,6 +807,100 @@ fn probe(options: Options, stdio: Stdio) -> i32 {
     i32::from(written.is_err())
 }
 
+/// A person's REPL, on an image of its own or that of a server that runs.
+fn repl(attach: Option<Option<String>>, stdio: Stdio) -> i32 {
+    let given = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
+    let talk = || {
+        give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
+        let joined = attach.clone().map(Option::unwrap_or_default);
+        repl::run(client_of(attach, given)?, &repl::Options { joined })
+    };
+    talk().unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp repl: {reason}"));
+        EVAL_IMPOSSIBLE
+    })
+}
+
+/// A client of a server that runs, or else of a new one with these arguments.
+fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
+    match attach {
+        None => Client::start_with(for_person(arguments), std::process::Stdio::inherit())
+            .map_err(|error| format!("no server can be started: {error}")),
+        Some(name) => {
+            let stream = crate::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
+            let to = stream.try_clone().map_err(|error| error.to_string())?;
+            Ok(Client::over(stream, to))
+        }
+    }
+}
+
+/// Calls a tool of a server that runs, or of one for this alone.
+fn call_tool(attach: Attach, request: &tools::Request, stdio: Stdio) -> i32 {
+    let (command, what) = match request {
+        tools::Request::Load(what) => ("load", what),
+        tools::Request::Test(what) => ("test", what),
+        tools::Request::Evaluate(code) => ("eval", code),
+    };
+    let mut given: Vec<_> = std::env::args_os().skip_while(|argument| argument != command).skip(1).collect();
+    // The rest is a server's.
+    if let Some(at) = given.iter().rposition(|argument| *argument == **what) {
+        given.remove(at);
+    }
+    given.retain(|argument| argument != "--");
+    let done = client_of(attach.attach, given).and_then(|client| tools::run(client, request, stdio.output));
+    done.unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp {command}: {reason}"));
+        CALL_IMPOSSIBLE
+    })
+}
+
+/// Evaluates code in the image of a server that runs.
+fn eval_attached(name: Option<String>, code: &[String], stdio: Stdio) -> i32 {
+    let evaluated = || {
+        let text = code_of(code, stdio.input)?;
+        let client = client_of(Some(name), Vec::new())?;
+        tools::run(client, &tools::Request::Evaluate(text), stdio.output)
+    };
+    evaluated().unwrap_or_else(|reason| {
+        say(&format!("sbcl-mcp eval: {reason}"));
+        EVAL_IMPOSSIBLE
+    })
+}
+
+/// The code that arguments are, or stdin has.
+fn code_of(code: &[String], input: OwnedFd) -> Result<String, String> {
+    if code != ["-"] {
+        return Ok(code.join("\n"));
+    }
+    let mut bytes = Vec::new();
+    let read = std::fs::File::from(input).read_to_end(&mut bytes);
+    read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Makes stdin and stdout what they were: Lisp is in another process.
+fn give_back(stdio: Stdio) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(&stdio.input)?;
+    rustix::stdio::dup2_stdout(&stdio.output)?;
+    Ok(())
+}
+
+/// The arguments of a server for a person, who has time, a terminal that is not cut, and Ctrl-C; unless told otherwise.
+fn for_person(given: Vec<OsString>) -> Vec<OsString> {
+    let mut arguments = Vec::new();
+    for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {
+        let is_it = |argument: &OsString| {
+            let argument = argument.to_string_lossy();
+            argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        if !given.iter().any(is_it) {
+            arguments.extend([OsString::from(option), OsString::from(value)]);
+        }
+    }
+    arguments.extend(given);
+    arguments
+}
+
 fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
     eval_to_the_end(options, code, stdio).unwrap_or_else(|reason| {
         say(&reason);
@@ -673,13 +911,7 @@ fn eval(options: Options, code: &[String], stdio: Stdio) -> i32 {
 /// Evaluates code; returns the exit status, or a sentence that says why there is no report.
 fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i32, String> {
     let Stdio { input, output, .. } = stdio;
-    let mut text = code.join("\n");
-    if code == ["-"] {
-        let mut bytes = Vec::new();
-        let read = std::fs::File::from(input).read_to_end(&mut bytes);
-        read.map_err(|error| format!("sbcl-mcp cannot read stdin: {error}"))?;
-        text = String::from_utf8_lossy(&bytes).into_owned();
-    }
+    let text = code_of(code, input)?;
     let scratch = Scratch::new();
     let session = options.session(&scratch, None).map_err(|error| format!("sbcl-mcp cannot start: {error}"))?;
     start_logging(options.log);

@@ -19,9 +19,11 @@
 //! clone and may be used from any thread; evaluations run one after another on a thread of Lisp's own. A Lisp error is
 //! not a Rust error: it is an [`Outcome`] that holds everything SBCL knows of it.
 //!
+//! Rust programs that want values, functions and conditions rather than text begin with [`Lisp`] and the [`guide`].
+//!
 //! Features: `mcp` (default) brings the server and the command line; without it the library has few dependencies. `core`
 //! (default) has the program carry the plain core; without it the program carries one of its own, with its Lisp compiled
-//! in, which the crate `sbcl-build` makes in a build script.
+//! in, which the crate `sbcl-build` makes in a build script. `num-bigint` converts integers of any size.
 
 #![deny(unsafe_code)]
 
@@ -38,6 +40,7 @@ mod confinement;
 #[cfg(feature = "mcp")]
 mod durable;
 mod error;
+pub mod guide;
 #[cfg(feature = "mcp")]
 mod handover;
 #[cfg(feature = "mcp")]

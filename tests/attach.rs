@@ -180,6 +180,29 @@ fn the_socket_is_the_users_alone_and_goes_with_the_server() {
 }
 
 #[test]
+fn the_command_sessions_shows_who_can_be_joined() {
+    let runtime = Runtime::new("list");
+    let server = runtime.server(&[]);
+    let client = runtime.join(&server);
+    // What a killed server left is nobody.
+    let stale = runtime.0.join("sbcl-mcp/stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let list = || {
+        let mut command = Command::new(BINARY);
+        command.arg("sessions").env("XDG_RUNTIME_DIR", &runtime.0).env("XDG_STATE_HOME", &runtime.0);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let pid = server.pid();
+    let text = list();
+    let expected = format!("\n\nRunning, to be joined:\n{pid}  process {pid}, raw; joined: person\n");
+    assert!(text.ends_with(&expected), "{text}");
+    assert!(!stale.exists());
+    drop(client);
+    assert!(server.finish().status.success());
+    assert!(!list().contains("Running"));
+}
+
+#[test]
 fn a_signal_takes_the_socket_along_too() {
     let runtime = Runtime::new("signal");
     let server = runtime.server(&[]);

@@ -9,7 +9,7 @@ mod processes;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use common::{Server, bad, good};
+use common::{Server, again_without_supervisor, bad, good, is_alone};
 use processes::{children, kill_worker, until, worker};
 use proptest::prelude::*;
 use serde_json::json;
@@ -237,10 +237,10 @@ fn the_user_may_have_hooks_and_a_killed_child_costs_nothing() {
     assert_eq!(server.evaluate("(list *hooked* (length sb-ext:*save-hooks*))"), "=> (T 2)");
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sleep 1000))))");
     let id = server.post_call("checkpoint", json!({"action": "save", "name": "killed"}));
-    let worker = worker(&server);
-    until("the child is there", || !children(worker).is_empty());
+    let lisp = if is_alone() { server.pid() } else { worker(&server) };
+    until("the child is there", || !children(lisp).is_empty());
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
-    for child in children(worker) {
+    for child in children(lisp) {
         processes::signal(child, "-KILL");
     }
     let (text, is_error) = server.outcome(id);
@@ -298,8 +298,8 @@ fn many_restores_leave_nothing_behind() {
     save(&mut server, "of one that was restored");
     restore(&mut server, "of one that was restored");
     assert_eq!(server.evaluate("(list (up) (up))"), "=> (1 2)");
-    assert_eq!(children(server.pid()).len(), 1);
-    let pid = worker(&server);
+    assert_eq!(children(server.pid()).len(), usize::from(!is_alone()));
+    let pid = if is_alone() { server.pid() } else { worker(&server) };
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     assert!(descriptors < 20, "{descriptors}");
 }
@@ -326,6 +326,91 @@ fn the_server_saves_of_its_own_accord_when_asked_to() {
     assert!(server.evaluate("*x*").ends_with("=> 2"));
     good(&mut server, "reset-session", json!({}));
     assert_eq!(list(&mut server), "No checkpoints yet.");
+}
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    again_without_supervisor(&[
+        "a_lost_image_begins_with_the_last_checkpoint",
+        "one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal",
+        "the_server_saves_of_its_own_accord_when_asked_to",
+    ]);
+}
+
+/// What `ps` would show of when the process began, and its number of threads and open files.
+fn signs(pid: u32) -> (String, usize) {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let began = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
+    (began, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
+}
+
+#[test]
+fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
+    let state = State::new("alone");
+    let place = state.0.canonicalize().unwrap();
+    let mut server = state.serve(&["--no-supervisor", "--checkpoints", "auto"]);
+    let before = signs(server.pid());
+    server.evaluate("(defvar *x* 1) (defun f () *x*)");
+    save(&mut server, "one");
+    good(&mut server, "configure-limits", json!({"timeout": 17}));
+    // The working directory, the environment, programs, threads, timers, open files and handlers are the image's.
+    server.evaluate(&format!(
+        "(sb-posix:chdir {place:?}) (sb-posix:setenv \"MINE\" \"1\" 1) (setf *x* 2)
+         (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)
+         (sb-thread:make-thread (lambda () (loop (sleep 1))))
+         (sb-ext:schedule-timer (sb-ext:make-timer (lambda ())) 1 :repeat-interval 1)
+         (defvar *stream* (open {:?} :direction :output)) (sb-posix:umask 63)",
+        place.join("open")
+    ));
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    // Asked one after another without waiting: what runs, a reset, what follows, a return, what follows that.
+    let running = server.post_running("(setf *x* 3)", "(loop)", 60.0);
+    let waiting = server.post_call("evaluate-lisp", json!({"code": "(setf *x* 4)"}));
+    let reset = server.post_call("reset-session", json!({}));
+    let after = server.post_call("evaluate-lisp", json!({"code": "(list (boundp '*x*) (fboundp 'f))"}));
+    let returned = server.post_call("checkpoint", json!({"action": "restore", "name": "one"}));
+    let last = server.post_call("evaluate-lisp", json!({"code": "(list *x* (f))"}));
+    // Half a line, the rest of which comes later.
+    let line = json!({"jsonrpc": "2.0", "id": "half", "method": "tools/call",
+                      "params": {"name": "evaluate-lisp", "arguments": {"code": "(length \"äöü\")"}}})
+    .to_string();
+    let (first, second) = line.as_bytes().split_at(line.find('ö').unwrap() + 1);
+    server.send_raw(first);
+    let (text, is_error) = server.outcome(running);
+    assert!(is_error && text.contains("CANCELLED"), "{text}");
+    let (text, is_error) = server.outcome(waiting);
+    assert!(is_error && text.contains("CANCELLED"), "{text}");
+    let (text, is_error) = server.outcome(reset);
+    assert!(!is_error && text.contains("The evaluation that was running has been ended."), "{text}");
+    assert_eq!(server.outcome(after), ("=> (NIL NIL)".to_owned(), false));
+    assert!(server.outcome(returned).0.starts_with("Restored \"one\" (evaluation 1, "));
+    assert_eq!(server.outcome(last), ("=> (1 1)".to_owned(), false));
+    server.send_raw(&[second, b"\n"].concat());
+    assert_eq!(server.answer("half")["result"]["content"][0]["text"], "=> 3");
+    let text = server.evaluate("(list (sb-posix:getenv \"MINE\") (length (sb-thread:list-all-threads)))");
+    assert_eq!(text, "=> (NIL 1)");
+    let directory = server.evaluate("(sb-posix:getcwd)");
+    assert_eq!(directory, format!("=> {:?}", std::env::current_dir().unwrap()));
+    assert!(good(&mut server, "configure-limits", json!({})).contains("timeout: 17 seconds"));
+    assert!(good(&mut server, "error-history", json!({})).starts_with("No errors"));
+    assert!(children(server.pid()).is_empty());
+    // It is the same process, with the files that it had.
+    let now = signs(server.pid());
+    assert_eq!(now.0, before.0);
+    assert!(now.1 <= before.1 + 2, "{} and {}", now.1, before.1);
+    let directory = state.checkpoints();
+    assert!(server.finish().status.success());
+    assert!(!directory.exists());
+}
+
+#[test]
+fn a_process_alone_survives_what_cannot_be_interrupted() {
+    let mut server = State::new("stuck").serve(&["--no-supervisor"]);
+    server.evaluate("(defun f () :f)");
+    let code = "(sb-sys:without-interrupts (loop))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));
+    assert!(text.contains("Restored: the one form that defined something."), "{text}");
+    assert_eq!(server.evaluate("(f)"), "=> :F");
 }
 
 /// What is done to a session, and to the model of it.
@@ -407,6 +492,8 @@ proptest! {
                         model.world = world;
                     }
                 }
+                // Alone, it would not be survived.
+                Step::Kill if is_alone() => continue,
                 Step::Kill => {
                     kill_worker(&server);
                     model.world = model.base.clone();

@@ -275,7 +275,8 @@ fn on_a_terminal_it_says_what_it_is_and_where() {
 /// What the help of a command calls options and commands.
 fn words_of_help(arguments: &[&str]) -> Vec<String> {
     let help = run(&[arguments, &["--help"]].concat(), "");
-    let word = |line: &str| line.split_whitespace().find(|word| word.starts_with("--")).map(str::to_owned);
+    let name = |word: &str| word.split(['[', '=']).next().unwrap_or_default().to_owned();
+    let word = |line: &str| line.split_whitespace().find(|word| word.starts_with("--")).map(name);
     stdout(&help).lines().filter(|line| line.trim_start().starts_with('-')).filter_map(word).collect()
 }
 

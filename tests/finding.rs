@@ -1,6 +1,8 @@
 //! find-symbols, find-references and macroexpand: what an agent finds in the image without evaluating anything.
 
 mod common;
+
+use std::collections::BTreeSet;
 #[path = "common/processes.rs"]
 mod processes;
 
@@ -648,4 +650,98 @@ fn values_whose_print_hides_them_are_previewed_by_describe_symbol() {
     );
     assert!(good(&mut server, "describe-symbol", json!({"name": "*n*"})).contains("    H: #<unprintable HOSTILE>"));
     server.goes_on();
+}
+
+/// What a form of SLIME's server makes of names, one a line.
+fn by_slime(server: &mut Server, form: &str) -> BTreeSet<String> {
+    let code = format!(
+        "(labels ((outermost (name)
+                    (cond ((atom name) name)
+                          ((member :in name) (outermost (second (member :in name))))
+                          ((member (first name) '(defmethod method)) (second name))
+                          (t name))))
+           (let ((*package* (find-package :cl-user)) (swank::*buffer-package* (find-package :cl-user))
+                 (swank::*buffer-readtable* *readtable*))
+             (handler-bind ((warning #'muffle-warning))
+               (dolist (name (mapcar #'outermost {form}))
+                 (format t \"~A~%\" (if (stringp name) name (prin1-to-string name)))))))"
+    );
+    let text = server.evaluate(&code);
+    let names = text.lines().skip(1).take_while(|line| !line.is_empty());
+    names.map(str::to_ascii_uppercase).collect()
+}
+
+/// The function around the one that a line of find-references begins with.
+fn outermost(line: &str) -> String {
+    let name = line.split("  ").next().unwrap_or_default();
+    let inner = name.rsplit_once(":IN ").map(|(_, outer)| outer.trim_end_matches(')'));
+    let method = name.strip_prefix("(:METHOD ").and_then(|rest| rest.split(' ').next());
+    inner.or(method).unwrap_or(name).to_owned()
+}
+
+#[test]
+fn callers_expansions_and_symbols_are_those_that_slime_finds() {
+    if !["slime", "esrap"]
+        .iter()
+        .all(|system| std::path::Path::new("/usr/share/common-lisp/source").join(system).exists())
+    {
+        assert!(std::env::var_os("CI").is_none(), "scripts/setup.sh test installs cl-swank and cl-esrap");
+        return;
+    }
+    let mut server = Server::ready();
+    let load = "(require :asdf)
+                (let ((*standard-output* (make-broadcast-stream)) (*error-output* (make-broadcast-stream)))
+                  (handler-bind ((warning #'muffle-warning))
+                    (asdf:load-system \"swank\") (asdf:load-system \"esrap\")))";
+    good(&mut server, "evaluate-lisp", json!({"code": load, "timeout": 600}));
+    for (relation, question, name) in [
+        ("callers", "who-calls", "alexandria:ensure-list"),
+        ("callers", "who-calls", "esrap::find-rule-cell"),
+        ("callers", "who-calls", "esrap::result-position"),
+        ("expansions", "who-macroexpands", "alexandria:when-let"),
+        ("expansions", "who-macroexpands", "esrap::expression-case"),
+        ("references", "who-references", "esrap::*rules*"),
+        ("binds", "who-binds", "esrap::*current-rule*"),
+    ] {
+        let theirs = by_slime(&mut server, &format!("(mapcar #'first (swank/backend:{question} '{name}))"));
+        let text = good(&mut server, "find-references", json!({"name": name, "relation": relation, "limit": 200}));
+        let lines = text.lines().take_while(|line| !line.starts_with("Not looked at"));
+        let ours: BTreeSet<_> = lines.map(outermost).collect();
+        assert!(!theirs.is_empty() && theirs.is_subset(&ours), "{relation} of {name}:\n{theirs:?}\n{ours:?}");
+        // What SLIME does not tell of comes from the constants of code, and calls by name.
+        assert!(ours.len() <= theirs.len() + 3, "{relation} of {name}:\n{theirs:?}\n{ours:?}");
+    }
+    // Whatever the numbers of its own symbols are.
+    let spaced = |text: &str| {
+        let mut unnumbered = String::new();
+        let mut of_gensym = false;
+        for character in text.chars() {
+            of_gensym = unnumbered.ends_with("#:") || of_gensym && (character.is_alphanumeric() || character == '-');
+            if !(of_gensym && character.is_ascii_digit()) {
+                unnumbered.push(character);
+            }
+        }
+        unnumbered.split_whitespace().collect::<Vec<_>>().join(" ").to_ascii_uppercase()
+    };
+    for form in ["(when a (push b c))", "(loop for x in y collect (incf x))", "(cond ((f) 1) (t (return 2)))"] {
+        let code = format!(
+            "(let ((swank::*buffer-package* (find-package :cl-user)) (swank::*buffer-readtable* *readtable*))
+               (princ (swank:swank-macroexpand-all {form:?})) 1)"
+        );
+        let theirs = server.evaluate(&code);
+        let theirs = spaced(theirs.strip_prefix("[stdout]\n").and_then(|text| text.split("\n\n=> ").next()).unwrap());
+        let text = good(&mut server, "macroexpand", json!({"form": form, "depth": "all"}));
+        let ours = text.split_once("\n\n").map_or(text.as_str(), |(_, expansion)| expansion);
+        assert_eq!(spaced(ours), theirs, "{form}");
+    }
+    for query in ["flatten", "ensure-list", "rule-cell"] {
+        let form = format!("(mapcar #'second (swank:apropos-list-for-emacs {query:?}))");
+        let theirs = by_slime(&mut server, &form);
+        let text = good(&mut server, "find-symbols", json!({"query": query, "limit": 200}));
+        // They name the package that a symbol is at home in, where another one exports it.
+        let bare = |name: &str| name.rsplit(':').next().unwrap_or_default().to_ascii_uppercase();
+        let theirs: BTreeSet<_> = theirs.iter().map(|name| bare(name)).collect();
+        let ours: BTreeSet<_> = text.lines().filter_map(|line| line.split("  ").next()).map(bare).collect();
+        assert!(theirs.is_subset(&ours), "{query}:\n{theirs:?}\n{ours:?}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -146,6 +146,66 @@ fn functions_follow_their_redefinition() {
     assert_eq!(lisp.call::<i64>("+", [1, 2, 3]).unwrap(), 6);
     assert_eq!(lisp.call::<i64>("+", &vec![1; 50]).unwrap(), 50);
     assert!(lisp.function("when").is_err());
+}
+
+#[test]
+fn a_function_is_redefined_under_load_and_no_call_is_lost() {
+    let lisp = lisp();
+    let define = |version: i64| {
+        format!(
+            "(defpackage :live (:use :cl) (:export #:version)) (in-package :live)
+             (defun version (text) (values text {version} (helper)))
+             (defun helper () {version})"
+        )
+    };
+    lisp.load_str(&define(0)).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let newest = Arc::new(AtomicI64::new(0));
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (over, newest) = (over.clone(), newest.clone());
+            let version = lisp.function("live:version").unwrap();
+            std::thread::spawn(move || {
+                let mut calls = 0;
+                while !over.load(Ordering::SeqCst) {
+                    let least = newest.load(Ordering::SeqCst);
+                    let (text, outer, inner): (String, i64, i64) = version.call(("same",)).expect("no call is lost");
+                    // What was there when the call began, or something newer.
+                    assert!(text == "same" && outer >= least && inner >= least, "{outer} {inner} {least}");
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .collect();
+    for version in 1..=50 {
+        lisp.load_str(&define(version)).unwrap();
+        newest.store(version, Ordering::SeqCst);
+    }
+    over.store(true, Ordering::SeqCst);
+    for caller in callers {
+        assert!(caller.join().unwrap() > 0);
+    }
+    assert_eq!(lisp.call::<(String, i64, i64)>("live:version", ("x",)).unwrap(), ("x".to_owned(), 50, 50));
+}
+
+#[test]
+fn files_are_loaded() {
+    let lisp = lisp();
+    let file = std::env::temp_dir().join(format!("sbcl library [{}]*.lisp", std::process::id()));
+    std::fs::write(
+        &file,
+        "(defpackage :of-file (:use :cl)) (in-package :of-file) (defun λ () 1) (car 1) (defun no () 2)",
+    )
+    .unwrap();
+    let failed = condition(lisp.load_file(&file).unwrap_err());
+    std::fs::remove_file(&file).unwrap();
+    assert!(failed.is("type-error"), "{failed}");
+    // The forms before are done, those after are not.
+    assert_eq!(lisp.call::<i64>("of-file::λ", ()).unwrap(), 1);
+    assert!(lisp.function("of-file::no").is_err());
+    assert_eq!(lisp.eval::<String>("(package-name *package*)").unwrap(), "COMMON-LISP-USER");
+    assert!(condition(lisp.load_file(&file).unwrap_err()).is("file-error"));
 }
 
 #[test]
@@ -601,6 +661,25 @@ fn structs_and_enums_are_property_lists_and_keywords() {
 
 mod identity {
     use proptest::prelude::*;
+
+    #[cfg(feature = "num-bigint")]
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn integers_of_any_size_come_back(octets in any::<Vec<u8>>(), zeros in 0_usize..40) {
+            use num_bigint::{BigInt, BigUint};
+            let lisp = super::lisp();
+            let signed = BigInt::from_signed_bytes_le(&octets) << (8 * zeros);
+            let unsigned = BigUint::from_bytes_be(&octets);
+            prop_assert_eq!(&lisp.call::<BigInt>("identity", (&signed,)).unwrap(), &signed);
+            prop_assert_eq!(&lisp.call::<BigUint>("identity", (&unsigned,)).unwrap(), &unsigned);
+            // It is the same number to Lisp.
+            prop_assert_eq!(lisp.call::<String>("princ-to-string", (&signed,)).unwrap(), signed.to_string());
+            prop_assert_eq!(&lisp.call::<BigInt>("-", (&signed,)).unwrap(), &-&signed);
+            prop_assert_eq!(lisp.call::<BigUint>("1-", (&signed,)).is_ok(), signed > BigInt::ZERO);
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]

@@ -62,6 +62,56 @@ fn there_is_one_version() {
     }
 }
 
+/// Looks whether `value` is what `schema`, a part of `root`, says: those of JSON Schema's words that the registry uses of
+/// what we have.
+fn check_schema(root: &serde_json::Value, schema: &serde_json::Value, value: &serde_json::Value) -> Result<(), String> {
+    if let Some(name) = schema["$ref"].as_str() {
+        let definition = root.pointer(name.trim_start_matches('#')).ok_or(format!("{name} is not defined"))?;
+        return check_schema(root, definition, value);
+    }
+    if let Some(any) = schema["anyOf"].as_array()
+        && any.iter().all(|schema| check_schema(root, schema, value).is_err())
+    {
+        return Err(format!("{value} is none of {any:?}"));
+    }
+    for required in schema["required"].as_array().into_iter().flatten() {
+        value.get(required.as_str().unwrap()).ok_or(format!("{value} has no {required}"))?;
+    }
+    if let Some(allowed) = schema["enum"].as_array()
+        && !allowed.contains(value)
+    {
+        return Err(format!("{value} is not in {allowed:?}"));
+    }
+    let length = value.as_str().map_or(0, |text| text.chars().count() as u64);
+    if schema["maxLength"].as_u64().is_some_and(|most| length > most) {
+        return Err(format!("{value} has {length} characters"));
+    }
+    for (name, part) in value.as_object().into_iter().flatten() {
+        let known = schema["properties"].get(name);
+        if schema["properties"].is_object() {
+            check_schema(root, known.ok_or(format!("{name} is unknown"))?, part)?;
+        }
+    }
+    for item in value.as_array().into_iter().flatten() {
+        check_schema(root, &schema["items"], item)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_registrys_schema_accepts_the_description() {
+    let read = |name: &str| serde_json::from_str::<serde_json::Value>(&text(name)).unwrap();
+    let schema = read("packaging/registry/server.schema.json");
+    // As packaging/build.py completes it.
+    let mut server = read("packaging/registry/server.json");
+    assert!(check_schema(&schema, &schema, &server).is_err(), "without a name and a version");
+    server["name"] = "io.github.sbcl-mcp/sbcl-mcp".into();
+    server["version"] = env!("CARGO_PKG_VERSION").into();
+    check_schema(&schema, &schema, &server).unwrap();
+    server["packages"][0]["transport"]["type"] = "carrier pigeon".into();
+    assert!(check_schema(&schema, &schema, &server).is_err());
+}
+
 #[test]
 fn what_is_packaged_names_the_tools_that_there_are() {
     let definitions = text("tests/clients/tools.json");

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{BINARY, Server, bad, good};
+use common::{BINARY, Server, again_without_supervisor, bad, good, is_alone};
 use processes::{children, is_alive, kill_worker, signal, until, worker};
 use serde_json::json;
 
@@ -153,7 +153,7 @@ fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save() {
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
     server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
-    let programs: Vec<_> = children(worker(&server));
+    let programs = children(if is_alone() { server.pid() } else { worker(&server) });
     assert_eq!(programs.len(), 1);
     signal(server.pid(), "-TERM");
     assert_eq!(server.end().status.code(), Some(143));
@@ -192,7 +192,9 @@ fn it_is_saved_while_it_is_idle_and_on_request() {
     assert_eq!(server.evaluate("(boundp '*x*)"), "=> NIL");
     // Going back to one that the session has not come through brings its definitions along.
     good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
-    kill_worker(&server);
+    if !is_alone() {
+        kill_worker(&server);
+    }
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     let export = String::from_utf8(state.sessions(&["export", "idle"]).stdout).unwrap();
     assert!(export.contains("(defvar *x* 1)"), "{export}");
@@ -343,4 +345,9 @@ fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now() {
     let (cores, manifests) = (files(&state.directory("killed"), "core"), files(&state.directory("killed"), "json"));
     assert_eq!(cores.len(), manifests.len());
     assert!(cores.len() <= 4, "{cores:?}");
+}
+
+#[test]
+fn all_of_it_without_a_supervisor() {
+    again_without_supervisor(&[]);
 }

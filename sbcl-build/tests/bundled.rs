@@ -241,4 +241,10 @@ fn a_program_carries_its_lisp() {
     let output = Command::new(program.target.join("debug/bundled")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("NoCore"), "{said}");
+
+    // Two cores do not fit.
+    program.write("build.rs", &script);
+    program.write("Cargo.toml", &program.read("Cargo.toml").replace("= false }", "= false, features = [\"core\"] }"));
+    let refusal = program.refusal();
+    assert!(refusal.contains("the program would carry two cores"), "{refusal}");
 }

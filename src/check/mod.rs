@@ -144,6 +144,68 @@ pub fn check(text: &str, known: &[String]) -> Checked {
     }
 }
 
+/// Whether a reader would go on reading where the text ends: within parentheses, a string or a comment, or after a quote.
+#[cfg(feature = "mcp")]
+pub(crate) fn is_unfinished(text: &str) -> bool {
+    let lines = lines_of(text);
+    match balance(&lines, |_, _| {}) {
+        Err(Imbalance::Unfinished(..)) => true,
+        Err(Imbalance::Unmatched(..)) => false,
+        Ok(()) => {
+            let lexed = lexed(&lines);
+            let last = lexed.iter().rev().find_map(|line| line.items.last());
+            last.is_some_and(|item| matches!(item.kind, Kind::Prefix | Kind::Feature))
+        }
+    }
+}
+
+/// What a part of a text is, for whoever colours it.
+#[cfg(feature = "mcp")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A string, or a line of it.
+    Text,
+    /// A symbol of the package KEYWORD.
+    Keyword,
+    /// A parenthesis that has a partner.
+    Parenthesis {
+        /// Where that is, in bytes.
+        partner: usize,
+    },
+}
+
+/// The parts of a text that are worth a colour: where each begins and ends, in bytes, in their order.
+#[cfg(feature = "mcp")]
+pub(crate) fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
+    let lines = lines_of(text);
+    let starts: Vec<usize> = lines
+        .iter()
+        .scan(0, |at, line| {
+            let start = *at;
+            *at += line.len() + 1;
+            Some(start)
+        })
+        .collect();
+    let mut parts = Vec::new();
+    let _ = balance(&lines, |(close_line, close), (open_line, open)| {
+        let (open, close) = (starts[open_line] + open, starts[close_line] + close);
+        parts.push((open..open + 1, Part::Parenthesis { partner: close }));
+        parts.push((close..close + 1, Part::Parenthesis { partner: open }));
+    });
+    for (line, start) in lexed(&lines).iter().zip(&starts) {
+        for item in &line.items {
+            let range = start + item.start..start + item.end;
+            match item.kind {
+                Kind::Text => parts.push((range, Part::Text)),
+                Kind::Token if text[range.clone()].starts_with(':') => parts.push((range, Part::Keyword)),
+                _ => {}
+            }
+        }
+    }
+    parts.sort_by_key(|(range, _)| range.start);
+    parts
+}
+
 /// Whether nothing is known that a reader would refuse.
 fn reads(text: &str) -> bool {
     let lines = lines_of(text);

@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::checkpoints::this_program;
+use crate::mcp::{FOR_PERSON, PACKAGE};
 use crate::rpc::framing::MAX_LINE;
 
 /// The revision that it speaks.
 const REVISION: &str = "2025-11-25";
+/// How long a server may take to start, with what it has to restore.
+pub(super) const START: Duration = Duration::from_secs(60);
 /// How long a server may take to end once nobody asks it any more.
 const END: Duration = Duration::from_secs(3);
 /// What is kept of what a server says on stderr, in bytes.
@@ -26,6 +29,8 @@ pub(super) enum Event {
     Message(Value),
     /// It will say no more.
     Closed,
+    /// The user wants what runs to end.
+    Interrupted,
 }
 
 /// Why there is no answer.
@@ -43,14 +48,18 @@ pub(super) enum Failure {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
-    #[allow(dead_code, reason = "doctor looks at texts")]
     pub(super) is_error: bool,
+    /// What the text says, as JSON, where that was asked for.
+    pub(super) content: Value,
+    /// The name of the package that the session is in, where that was asked for.
+    pub(super) package: Option<String>,
 }
 
 /// One end of a conversation with a server.
 pub(super) struct Client {
     output: Option<Box<dyn Write + Send>>,
     events: Receiver<Event>,
+    interrupts: Sender<Event>,
     server: Option<Server>,
     closed: bool,
     last: u64,
@@ -68,8 +77,13 @@ impl Client {
     /// # Errors
     /// Those of starting a process.
     pub(super) fn start(arguments: impl IntoIterator<Item = OsString>) -> io::Result<Self> {
+        Self::start_with(arguments, Stdio::piped())
+    }
+
+    /// The same, with its stderr as it is told.
+    pub(super) fn start_with(arguments: impl IntoIterator<Item = OsString>, stderr: Stdio) -> io::Result<Self> {
         let mut command = Command::new(this_program()?);
-        command.arg0("sbcl-mcp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.arg0("sbcl-mcp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         // What the terminal sends to everybody is for this process.
         let mut process = command.process_group(0).spawn()?;
         let stderr = process.stderr.take().map(|stderr| std::thread::spawn(move || kept(stderr)));
@@ -84,8 +98,9 @@ impl Client {
     /// A client of whoever is at the other end of these.
     pub(super) fn over(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
         let (sender, events) = channel();
+        let interrupts = sender.clone();
         std::thread::spawn(move || read(from, &sender));
-        Self { output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
+        Self { interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
     }
 
     /// Shakes hands, for no longer than `time`; returns what the server says of itself.
@@ -103,6 +118,29 @@ impl Client {
         let id = self.send("tools/call", &json!({"name": tool, "arguments": arguments}))?;
         let result = self.answer(id, time)?;
         Ok(Answer::of(&result))
+    }
+
+    /// Calls a tool as a person's client does: with structured content, the package, and reports of progress, whose
+    /// tokens are the requests' ids. Returns the request's id.
+    pub(super) fn begin_call(&mut self, tool: &str, arguments: &Value) -> Result<u64, Failure> {
+        let meta = json!({"progressToken": self.last + 1, FOR_PERSON: true});
+        self.send("tools/call", &json!({"name": tool, "arguments": arguments, "_meta": meta}))
+    }
+
+    /// The same, and waits for the answer, no longer than `time`.
+    pub(super) fn call_for_person(&mut self, tool: &str, arguments: &Value, time: Duration) -> Result<Answer, Failure> {
+        let id = self.begin_call(tool, arguments)?;
+        Ok(Answer::of(&self.answer(id, Some(time))?))
+    }
+
+    /// Where it is said that the user wants what runs to end.
+    pub(super) fn interrupts(&self) -> Sender<Event> {
+        self.interrupts.clone()
+    }
+
+    /// The process of the server that it started.
+    pub(super) fn server(&self) -> Option<u32> {
+        self.server.as_ref().map(|server| server.process.id())
     }
 
     /// Sends a request and returns its id.
@@ -157,6 +195,7 @@ impl Client {
                         return result;
                     }
                 }
+                Some(Event::Interrupted) => {}
                 Some(Event::Closed) => return Err(Failure::Closed),
                 None => return Err(Failure::Late),
             }
@@ -175,7 +214,7 @@ impl Client {
         while matches!(process.try_wait(), Ok(None)) {
             // Its stdout ends with it.
             match self.next(Some(end.saturating_duration_since(Instant::now()))) {
-                Some(Event::Message(_)) => {}
+                Some(Event::Message(_) | Event::Interrupted) => {}
                 Some(Event::Closed) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
                 _ => {
                     let _ = process.kill();
@@ -201,6 +240,8 @@ impl Answer {
         Self {
             text: result["content"][0]["text"].as_str().unwrap_or_default().to_owned(),
             is_error: result["isError"].as_bool().unwrap_or(false),
+            content: result["structuredContent"].clone(),
+            package: result["_meta"][PACKAGE].as_str().map(str::to_owned),
         }
     }
 }

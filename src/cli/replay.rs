@@ -234,6 +234,7 @@ impl Replay {
                     }
                     self.waiting.push_back(message);
                 }
+                Event::Interrupted => {}
                 Event::Closed => return None,
             }
         }

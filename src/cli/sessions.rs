@@ -11,6 +11,7 @@ use clap::Subcommand;
 use rustix::event::Timespec;
 
 use super::{Restore, has_hung_up, say};
+use crate::attach;
 use crate::checkpoints::{Draft, Made};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
@@ -53,7 +54,7 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     let text = match action {
         None | Some(Action::List) => {
             let all: Vec<_> = Durable::all()?.iter().map(Durable::describe).collect();
-            report::sessions(&all)
+            report::sessions(&all).trim_end().to_owned() + &report::running(&attach::running())
         }
         Some(Action::Delete { name }) => {
             let session = Durable::named(&name)?;
@@ -125,7 +126,12 @@ fn tell_errors(durable: &Durable) {
 pub(super) fn at_end(lock_fd: Option<i32>, directory: &Path) -> Option<AtEnd> {
     // Out of the way of number 3, too, which it will have there.
     let lock = inherited(lock_fd?).and_then(out_of_the_way).ok()?;
-    Some(AtEnd { lock, errors: directory.join(crate::durable::ERRORS) })
+    Some(at_end_with(lock, directory))
+}
+
+/// The same with this lock.
+pub(super) fn at_end_with(lock: OwnedFd, directory: &Path) -> AtEnd {
+    AtEnd { lock, errors: directory.join(crate::durable::ERRORS) }
 }
 
 /// Makes a checkpoint of what this process' child saves: the last step of a server.

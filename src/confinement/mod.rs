@@ -13,7 +13,7 @@ use clap::Args;
 use crate::checkpoints::Checkpoints;
 
 /// What to take away.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct Confinement {
     /// Lisp and the programs it starts get no sockets but Unix ones (Linux).
     #[arg(long)]

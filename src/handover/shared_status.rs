@@ -2,7 +2,7 @@
 //! stays when the worker is killed the next moment.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -101,6 +101,14 @@ impl WorkerStatus {
         Ok(Self(file.into()))
     }
 
+    /// The worker's side of it, in this very process.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub(crate) fn here(&self) -> io::Result<SharedStatus> {
+        SharedStatus::take(rustix::io::fcntl_dupfd_cloexec(&self.0, 3)?.into_raw_fd())
+    }
+
     /// Lets the next child process inherit it; returns the number it has there.
     pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
         rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
@@ -132,13 +140,14 @@ pub(crate) fn last_number(path: &Path) -> u64 {
     file.map_or(0, |status| status.get(Status::Numbered)).min(u64::MAX / 2)
 }
 
+/// A file in memory.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn unnamed_file() -> io::Result<OwnedFd> {
+pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn unnamed_file() -> io::Result<OwnedFd> {
+pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     let path = std::env::temp_dir().join(format!("sbcl-mcp-status-{}-{}", std::process::id(), monotonic()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;

@@ -57,6 +57,27 @@ pub(crate) fn inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
     Ok(file)
 }
 
+/// Has a program that this process becomes inherit these files, and none but them and the standard three; and no timer
+/// of this one's.
+#[cfg(feature = "mcp")]
+pub(crate) fn keep_only(files: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+    // SAFETY: both calls take plain numbers, or a struct that is only read, and change nothing but what execve(2) keeps.
+    unsafe {
+        let none = std::mem::zeroed();
+        for which in [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF] {
+            libc::setitimer(which, &raw const none, std::ptr::null_mut());
+        }
+        #[cfg(target_os = "linux")]
+        if libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    for file in files {
+        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
+    }
+    Ok(())
+}
+
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_fork() {

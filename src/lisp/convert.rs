@@ -252,6 +252,7 @@ impl Writer {
 /// | Rust | Lisp |
 /// |---|---|
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
+/// | `BigInt`, `BigUint` of `num-bigint`, with that feature | an integer |
 /// | `f64` | a float, an integer, a ratio |
 /// | `f32` | a single float, a small integer |
 /// | `bool` | `nil` is false, all else true |

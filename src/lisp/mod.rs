@@ -1,5 +1,7 @@
 //! The embedding API: Lisp's values, functions and conditions in Rust, and Rust's functions in Lisp.
 
+#[cfg(feature = "num-bigint")]
+mod bigint;
 mod convert;
 mod define;
 mod enter;

@@ -16,7 +16,7 @@ use super::server::Guest;
 use super::tools::{ToolContext, ToolSet};
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::rpc::inflight::Inflight;
-use crate::rpc::output::Output;
+use crate::rpc::output::{Output, Reader};
 use crate::rpc::stream;
 use crate::rpc::waker::Waker;
 use crate::{Lisp, rpc};
@@ -105,7 +105,7 @@ pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let (input, output) = stream.into().halves()?;
     let session = lisp.session().connect();
     let waker = Arc::new(Waker::new()?);
-    let output = Arc::new(Output::new(output, false, waker.clone())?);
+    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
     let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, false, ToolSet::Embedded);
     let guest = Guest::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));
@@ -153,7 +153,7 @@ pub(super) fn accept(listener: Arc<Listener>, main: Arc<Conversation>) -> io::Re
 fn join(stream: UnixStream, main: &Conversation) -> io::Result<()> {
     let (input, output) = Stream::from(stream).halves()?;
     let waker = Arc::new(Waker::new()?);
-    let output = Arc::new(Output::new(output, false, waker.clone())?);
+    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
     let session = main.tools().session().connect();
     let guest = Guest::new(main.beside(main.tools().beside(session, Inflight::new(output.clone()))));
     serve(input, &output, &waker, &guest, || false)

@@ -28,7 +28,7 @@ use crate::handover::frame::Kind;
 use crate::handover::shared_status::SharedStatus;
 use crate::rpc::driver::Driver;
 use crate::rpc::inflight::Inflight;
-use crate::rpc::output::Output;
+use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
@@ -36,6 +36,7 @@ pub(crate) use checkpointing::{AtEnd, Saves};
 use conversation::first_request;
 pub(crate) use conversation::revisions;
 pub use embedded::{Served, Stream, spawn};
+pub(crate) use peer::{FOR_PERSON, PACKAGE};
 use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;
@@ -58,10 +59,9 @@ struct Connection {
 }
 
 impl Connection {
-    /// `supervised`: a supervisor is between this end and the client.
-    fn open(stdio: Stdio, supervised: bool) -> io::Result<Self> {
+    fn open(stdio: Stdio, reader: output::Reader) -> io::Result<Self> {
         let waker = Arc::new(Waker::new()?);
-        let output = Arc::new(Output::new(stdio.output, supervised, waker.clone())?.recorded(stdio.recorder.clone()));
+        let output = Arc::new(Output::new(stdio.output, reader, waker.clone())?.recorded(stdio.recorder.clone()));
         let driver = Driver::new(stdio.input, output.clone(), waker)?.recorded(stdio.recorder);
         Ok(Self { driver: Arc::new(driver), inflight: Inflight::new(output) })
     }
@@ -106,58 +106,93 @@ impl Idle for Reader {
     }
 }
 
-/// Serves until the client closes its end or a signal comes. `listener`: where others may join; `structured`: results
-/// have structured content, too; `tool_set`: which tools there are.
+/// How tools are offered.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    /// Results have structured content, too.
+    pub(crate) structured: bool,
+    /// Which tools there are.
+    pub(crate) tools: ToolSet,
+}
+
+/// What a process begins with that remembers for itself what another image must know.
+#[derive(Debug)]
+pub(crate) struct Begin {
+    pub(crate) memory: Arc<dyn output::Memory>,
+    /// Where the image before stopped, what was read and is not answered, and what was not written.
+    pub(crate) init: WorkerInit,
+    pub(crate) unread: (Vec<u8>, bool),
+    pub(crate) unsent: Vec<u8>,
+    /// Where others may join.
+    pub(crate) listener: Option<Listener>,
+}
+
+/// Serves until the client closes its end or a signal comes. Another image takes this one's place by making of this
+/// process another one.
 ///
-/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
+/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP; and the number
+/// of the process that saves the session at the end, if there is one.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
-    listener: Option<Listener>,
-    structured: bool,
-    tool_set: ToolSet,
-) -> io::Result<i32> {
-    let connection = Connection::open(stdio, false)?;
-    let inflight = connection.inflight.clone();
-    let tools = ToolContext::new(session.clone(), inflight, None, Some(checkpoints), structured, tool_set);
-    let server = Server::new(tools);
-    let listener = listener.map(Arc::new);
-    if let Some(listener) = &listener {
-        embedded::accept(listener.clone(), server.main().clone())?;
-    }
-    let status = connection.serve(session, server);
-    if let Some(listener) = listener {
-        listener.remove();
-    }
-    Ok(status)
+    saves: Saves,
+    status: SharedStatus,
+    begin: Begin,
+    offer: Offer,
+) -> io::Result<(i32, Option<Pid>)> {
+    let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
+    connection.inflight.output.take_over(&begin.unsent);
+    connection.driver.take_over((&begin.unread.0, begin.unread.1));
+    let Begin { init, listener, .. } = begin;
+    serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
 }
 
 /// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor; and the number of the process that saves the session at the end, if there is one.
+/// the supervisor.
 pub(crate) fn serve_supervised(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
     saves: Saves,
     status: SharedStatus,
-    structured: bool,
-    tool_set: ToolSet,
+    offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
-    let connection = Connection::open(stdio, true)?;
+    let connection = Connection::open(stdio, output::Reader::Supervisor)?;
     let init = connection.handover()?;
+    serve_worker(connection, session, checkpoints, saves, status, &init, offer, None)
+}
+
+#[allow(clippy::too_many_arguments, reason = "what two functions begin with alike")]
+fn serve_worker(
+    connection: Connection,
+    session: &Session,
+    checkpoints: Checkpoints,
+    saves: Saves,
+    status: SharedStatus,
+    init: &WorkerInit,
+    offer: Offer,
+    listener: Option<Listener>,
+) -> io::Result<(i32, Option<Pid>)> {
     let output = connection.inflight.output.clone();
-    let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
+    let worker = worker::take_over(session, init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
     if let Some(space) = saves.automatic {
         checkpointing::save_now_and_then(saver.clone(), worker.activity().clone(), space);
     }
     let inflight = connection.inflight.clone();
-    let tools =
-        ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tool_set);
-    let server = Server::new(tools).of_worker(&init, status);
+    let Offer { structured, tools } = offer;
+    let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
+    let server = Server::new(tools).of_worker(init, status);
+    let listener = listener.map(Arc::new);
+    if let Some(listener) = &listener {
+        embedded::accept(listener.clone(), server.main().clone())?;
+    }
     let driver = connection.driver.clone();
     let status = connection.serve(session, server);
+    if let Some(listener) = listener {
+        listener.remove();
+    }
     let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None
@@ -171,7 +206,7 @@ pub(crate) fn serve_supervised(
 
 /// Tells the client, when it asks for the first time, why there is no server.
 pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
-    let connection = Connection::open(stdio, false)?;
+    let connection = Connection::open(stdio, output::Reader::Client)?;
     if let Ok(id) = connection.driver.first_line(BAD_NEWS, first_request) {
         let error = ErrorData::internal_error(reason.to_owned(), None);
         connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);

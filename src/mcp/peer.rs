@@ -2,6 +2,12 @@
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
+/// What a request's `_meta` says, as `true`, to get what a person's client needs: structured content whatever the server
+/// was started with, the session's package in the result's `_meta` ([`PACKAGE`]), and all of the output in reports of progress.
+pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
+/// Where a result's `_meta` has the name of the package that the session is in.
+pub(crate) const PACKAGE: &str = "sbcl-mcp/package";
+
 /// What a request says of its client, itself or by the handshake.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
@@ -12,6 +18,11 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// True where a person's client asks ([`FOR_PERSON`]).
+    pub(super) fn is_for_person(&self) -> bool {
+        self.meta.0.0.get(FOR_PERSON).and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
     /// What the client can do.
     pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
         self.meta.client_capabilities().or_else(|| self.capabilities.clone())

@@ -1,6 +1,7 @@
 //! The conversations with all clients, as the threads that read serve them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -12,7 +13,7 @@ use super::tools::ToolContext;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::handover::{WorkerInit, route};
 use crate::rpc::driver::Service;
-use crate::rpc::framing::Line;
+use crate::rpc::framing::{Line, LineReader};
 use crate::rpc::inflight::Inflight;
 
 /// The client of stdin and stdout, and those that have joined by its supervisor.
@@ -22,8 +23,8 @@ pub(super) struct Server {
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     lines: Mutex<Numbers>,
-    /// Present where a supervisor is between this process and the client.
-    supervised: Option<Supervised>,
+    /// Present where another image may take this one's place.
+    replaceable: Option<Replaceable>,
 }
 
 /// The numbers of the lines, as the supervisor counts them.
@@ -34,8 +35,9 @@ struct Numbers {
 }
 
 #[derive(Debug)]
-struct Supervised {
+struct Replaceable {
     status: SharedStatus,
+    /// The supervisor, where there is one.
     parent: Option<rustix::process::Pid>,
 }
 
@@ -45,13 +47,14 @@ impl Server {
             main: Conversation::new(tools),
             guests: Mutex::default(),
             lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
-            supervised: None,
+            replaceable: None,
         }
     }
 
-    /// The same in a worker process, where another one stopped.
+    /// The same where another image stopped.
     pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
-        self.supervised = Some(Supervised { status, parent: rustix::process::getppid() });
+        let parent = rustix::process::getppid().filter(|_| self.main.tools().inflight().output.memory().is_none());
+        self.replaceable = Some(Replaceable { status, parent });
         self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
         self.main.go_on(&init.handshake);
         for (connection, guest) in &init.guests {
@@ -72,21 +75,30 @@ impl Server {
     }
 
     /// The number of the line that was just read.
-    fn number(&self) -> u64 {
+    fn number(&self, text: &[u8]) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
+            if let Some(memory) = self.main.tools().inflight().output.memory() {
+                memory.add(text);
+            }
             lines.next += 1;
             lines.next - 1
         });
-        if let Some(Supervised { status, .. }) = self.supervised {
+        if let Some(Replaceable { status, .. }) = self.replaceable {
             status.set(Status::Heard, number);
         }
         number
     }
 
+    /// True when a supervisor is between this process and its clients.
+    fn is_supervised(&self) -> bool {
+        self.replaceable.as_ref().is_some_and(|replaceable| replaceable.parent.is_some())
+    }
+
     /// True when the supervisor is gone, and nobody hears what is said.
     pub(super) fn is_orphaned(&self) -> bool {
-        self.supervised.as_ref().is_some_and(|supervised| rustix::process::getppid() != supervised.parent)
+        let parent = self.replaceable.as_ref().and_then(|replaceable| replaceable.parent);
+        parent.is_some_and(|parent| rustix::process::getppid() != Some(parent))
     }
 
     /// The conversation with a client that has joined, perhaps just now.
@@ -104,9 +116,12 @@ impl Server {
 
 impl Service for Server {
     fn line(&self, line: Line<'_>) {
-        let number = self.number();
+        let number = self.number(match line {
+            Line::Text(text) => text,
+            Line::TooLong(_) => b"\n",
+        });
         match line {
-            Line::Text(text) if self.supervised.is_some() => match route::parse(text) {
+            Line::Text(text) if self.is_supervised() => match route::parse(text) {
                 (0, text) => self.main.line(Line::Text(text), number),
                 (connection, b"") => {
                     let gone = self.guests.lock().remove(&connection);
@@ -132,7 +147,11 @@ impl Service for Server {
 
     /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
     fn heeds_signals(&self) -> bool {
-        self.supervised.is_none() || self.is_orphaned()
+        !self.is_supervised() || self.is_orphaned()
+    }
+
+    fn replace(&self, input: &LineReader) {
+        self.main.tools().inflight().output.replace(input.as_fd(), input.unread());
     }
 }
 

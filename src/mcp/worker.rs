@@ -185,12 +185,24 @@ impl Worker {
     pub(super) fn go_back(&self, line: u64, checkpoint: Checkpoint, session: &Session) {
         self.driver.pause();
         self.output.tell(Kind::Return, line, &Return { checkpoint, notices: session.take_notices() });
+        self.driver.replace();
+    }
+
+    /// False where another image would cut off those that have joined: they have come to this very process.
+    pub(super) fn is_replaceable(&self, session: &Session) -> bool {
+        self.output.memory().is_none() || !session.has_guests()
+    }
+
+    /// Has it forgotten what another image would have to know, as `line` asks for: this one goes on.
+    pub(super) fn forget(&self, line: u64) {
+        self.output.tell(Kind::Reset, line, &Vec::<String>::new());
     }
 
     /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
     pub(super) fn make_way(&self, line: u64, session: &Session) {
         self.driver.pause();
         self.output.tell(Kind::Reset, line, &session.take_notices());
+        self.driver.replace();
     }
 }
 
@@ -215,6 +227,7 @@ pub(super) fn take_over(
     let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
     session.observe(Arc::new(Keeper {
         output: output.clone(),
+        driver: driver.clone(),
         status,
         told,
         since: Mutex::new(Instant::now()),
@@ -410,6 +423,7 @@ fn due(time: Duration) -> u64 {
 #[derive(Debug)]
 struct Keeper {
     output: Arc<Output>,
+    driver: Arc<Driver>,
     status: SharedStatus,
     /// The number of each connection's last error as the supervisor knows it.
     told: Mutex<HashMap<u64, Option<u64>>>,
@@ -483,6 +497,7 @@ impl Observer for Keeper {
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.output.tell(Kind::Stuck, 0, &outcome);
+        self.driver.replace();
     }
 }
 

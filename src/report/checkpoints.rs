@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::Sections;
+use crate::attach::Running;
 use crate::checkpoints::Checkpoint;
 use crate::durable::Description;
 
@@ -66,6 +67,20 @@ pub(crate) fn sessions(all: &[Description]) -> String {
             size(session.bytes),
             session.evaluations
         );
+    }
+    text
+}
+
+/// The servers that can be joined, a line each, behind the sessions.
+pub(crate) fn running(all: &[Running]) -> String {
+    let mut text = String::new();
+    for Running { name, pid, client, guests, .. } in all {
+        if text.is_empty() {
+            text += "\n\nRunning, to be joined:\n";
+        }
+        let client = client.as_deref().unwrap_or("no client yet");
+        let joined = if guests.is_empty() { String::new() } else { format!("; joined: {}", guests.join(", ")) };
+        _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
     }
     text
 }

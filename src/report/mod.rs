@@ -24,7 +24,7 @@ use crate::outcome::{Clipped, ErrorRecord, Frame};
 #[cfg(feature = "mcp")]
 pub(crate) use calls::{calls, profile};
 #[cfg(feature = "mcp")]
-pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints, sessions};
+pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints, running, sessions};
 pub(crate) use errors::signalled_error;
 #[cfg(feature = "mcp")]
 pub(crate) use errors::time;

@@ -16,7 +16,6 @@ use rustix::event::{PollFd, PollFlags};
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, Read};
 use super::output::Output;
-use super::push;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -42,6 +41,8 @@ pub(crate) trait Service: Send + Sync {
     fn is_idle(&self) -> bool;
     /// True when a signal that ends the process is to do so.
     fn heeds_signals(&self) -> bool;
+    /// Makes of this process another one, which goes on reading from `input`.
+    fn replace(&self, _input: &LineReader) {}
 }
 
 /// Reads lines and hands them to a [`Service`], on whichever thread leads.
@@ -73,6 +74,8 @@ struct State {
     is_armed: bool,
     /// No more lines are taken.
     is_paused: bool,
+    /// Another process is to take its place.
+    is_replaced: bool,
     /// Nothing more is read; all is over by then, with this status.
     ending: Option<(i32, Instant)>,
     ended: Option<i32>,
@@ -95,6 +98,7 @@ impl Driver {
             away_since: Some(Instant::now()),
             is_armed: true,
             is_paused: false,
+            is_replaced: false,
             ending: None,
             ended: None,
         };
@@ -180,6 +184,18 @@ impl Driver {
         self.state.lock().is_paused = true;
     }
 
+    /// Has the leader make another process of this one.
+    pub(crate) fn replace(&self) {
+        let mut state = self.state.lock();
+        (state.is_paused, state.is_replaced) = (true, true);
+        self.rouse(&state);
+    }
+
+    /// Begins with what another process has read; before all else.
+    pub(crate) fn take_over(&self, unread: (&[u8], bool)) {
+        self.input.lock().take_over(unread);
+    }
+
     /// The follower's part, to the end: the exit status.
     pub(crate) fn follow(&self, service: &dyn Service) -> i32 {
         loop {
@@ -236,6 +252,12 @@ impl Driver {
             if stops || state.ended.is_some() || until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
+            if state.is_replaced {
+                drop(state);
+                service.replace(&input);
+                state = self.state.lock();
+                state.is_replaced = false;
+            }
             let reads = state.ending.is_none() && !state.is_paused && self.output.backlog() <= MAX_BACKLOG;
             let ending = state.ending;
             drop(state);
@@ -280,7 +302,7 @@ impl Driver {
         {
             let mut state = self.state.lock();
             state.is_polling = true;
-            if state.has_work || state.is_wanted {
+            if state.has_work || state.is_wanted || state.is_replaced {
                 // Somebody looks out for the leader already.
                 timeout = Some(Duration::ZERO);
             }
@@ -352,10 +374,17 @@ struct Ears {
     signals: bool,
 }
 
+/// Adds a descriptor to those to wait for; returns its place.
+pub(super) fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
+    fds.push(fd);
+    fds.len() - 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rpc::inflight::{Inflight, Responder};
+    use crate::rpc::output::Reader;
     use rmcp::model::RequestId;
     use serde_json::{Value, json};
     use std::collections::VecDeque;
@@ -414,7 +443,8 @@ mod tests {
             let (ours, theirs) = UnixStream::pair().unwrap();
             ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let waker = Arc::new(Waker::new().unwrap());
-            let output = Arc::new(Output::new(theirs.try_clone().unwrap().into(), false, waker.clone()).unwrap());
+            let output =
+                Arc::new(Output::new(theirs.try_clone().unwrap().into(), Reader::Client, waker.clone()).unwrap());
             let driver = Arc::new(Driver::new(theirs.into(), output.clone(), waker).unwrap());
             let service = Arc::new(Echo {
                 inflight: Inflight::new(output),

@@ -68,6 +68,17 @@ impl LineReader {
         Self { recorder, ..self }
     }
 
+    /// What was read and is no line yet, and whether that is within a line that is too long.
+    pub(crate) fn unread(&self) -> (&[u8], bool) {
+        (&self.buffer[self.start..], self.too_long.is_some())
+    }
+
+    /// Begins with what another process has read.
+    pub(crate) fn take_over(&mut self, (unread, is_too_long): (&[u8], bool)) {
+        self.buffer.extend_from_slice(unread);
+        self.too_long = is_too_long.then(IdScanner::default);
+    }
+
     /// Reads once. [`Self::next_line`] has to have returned `None` before.
     ///
     /// # Errors

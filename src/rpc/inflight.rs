@@ -23,8 +23,11 @@ pub(crate) const MAX_BYTES: usize = 128 << 20;
 const PROGRESS_EVERY: Duration = Duration::from_secs(4);
 /// How often output is looked for.
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
-/// Bytes of output in one report.
+/// Bytes of output in one report, unless the client wants all of it.
 const MESSAGE_BYTES: usize = 1000;
+/// Where the `_meta` of a report of progress says with which byte of the output its message begins, for who wants all of
+/// the output; what is not output has none.
+pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
 /// How long a question may stay open at most.
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -112,6 +115,8 @@ struct BatchState {
 
 struct Progress {
     token: ProgressToken,
+    /// All of the output is told, and not its last lines.
+    whole: bool,
     begin: Instant,
     told: Instant,
     /// Bytes of output that were reported.
@@ -316,11 +321,13 @@ impl Inflight {
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
-    /// more, and now and then that it goes on, in the words of `goes_on` if that has any.
+    /// more, and now and then that it goes on, in the words of `goes_on` if that has any. Of the output the last line or
+    /// so is told, or the `whole`, with where it begins.
     pub(crate) fn report_progress(
         &self,
         call: u64,
         token: ProgressToken,
+        whole: bool,
         printed: impl Fn(usize) -> Option<String> + Send + 'static,
         goes_on: impl Fn() -> Option<String> + Send + 'static,
     ) {
@@ -329,7 +336,7 @@ impl Inflight {
         let begin = Instant::now();
         let next = begin + OUTPUT_EVERY;
         let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
-        known.progress = Some(Progress { token, begin, told: begin, seen: 0, next, printed, goes_on });
+        known.progress = Some(Progress { token, whole, begin, told: begin, seen: 0, next, printed, goes_on });
         table.timers.insert((next, Timer::Progress(call)));
     }
 
@@ -441,10 +448,12 @@ impl Table {
         let progress = self.calls.get_mut(&number)?.progress.as_mut()?;
         progress.next = now + OUTPUT_EVERY;
         let seconds = (now - progress.begin).as_secs_f64();
+        let mut meta = None;
         let message = match (progress.printed)(progress.seen) {
             Some(output) => {
+                meta = progress.whole.then(|| json!({OUTPUT_FROM: progress.seen}));
                 progress.seen += output.len();
-                tail(&output).to_owned()
+                if progress.whole { output } else { tail(&output).to_owned() }
             }
             None if now - progress.told >= PROGRESS_EVERY => {
                 (progress.goes_on)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
@@ -452,7 +461,10 @@ impl Table {
             None => return Some(progress.next),
         };
         progress.told = now;
-        let params = json!({"progressToken": progress.token, "progress": seconds, "message": message});
+        let mut params = json!({"progressToken": progress.token, "progress": seconds, "message": message});
+        if let Some(meta) = meta {
+            params["_meta"] = meta;
+        }
         output.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
         Some(progress.next)
     }
@@ -524,7 +536,9 @@ mod tests {
     impl Client {
         fn new() -> Self {
             let (reader, writer) = std::io::pipe().unwrap();
-            let output = Output::new(writer.into(), false, Arc::new(Waker::new().unwrap())).unwrap();
+            let output =
+                Output::new(writer.into(), crate::rpc::output::Reader::Client, Arc::new(Waker::new().unwrap()))
+                    .unwrap();
             Self { inflight: Inflight::new(Arc::new(output)), lines: BufReader::new(reader) }
         }
 
@@ -571,6 +585,7 @@ mod tests {
             inflight.report_progress(
                 responder.call(),
                 ProgressToken(RequestId::Number(9)),
+                false,
                 |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
                 || None,
             );

@@ -18,12 +18,6 @@ use std::time::Duration;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// Adds a descriptor to those to wait for; returns its place.
-fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
-    fds.push(fd);
-    fds.len() - 1
-}
-
 /// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. A signal is no reason to return an
 /// error: then none is ready.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {

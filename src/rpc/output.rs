@@ -11,7 +11,31 @@ use super::WriteBuffer;
 use super::descriptors::nonblocking_writer;
 use super::recorder::Recorder;
 use super::waker::Waker;
-use crate::handover::frame::{self, HEADER, Kind};
+use crate::handover::frame::{self, Frame, HEADER, Kind};
+
+/// What remembers, in this very process, what another image must know: the supervisor's part where there is none.
+pub(crate) trait Memory: std::fmt::Debug + Send + Sync {
+    /// Takes a line that was read, which gets the next number.
+    fn add(&self, line: &[u8]);
+    /// Notes that a line is answered, or wants no answer. False when nobody waits for it.
+    fn finished(&self, line: u64) -> bool;
+    /// Takes what is to be remembered.
+    fn note(&self, frame: Frame<'_>);
+    /// Makes of this process one with another image, which reads from `input` after `unread`, and writes to `output`
+    /// after `unsent`. `unread` may begin within a line that is skipped.
+    fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool), output: BorrowedFd<'_>, unsent: &[u8]) -> !;
+}
+
+/// Who reads.
+#[derive(Debug, Clone)]
+pub(crate) enum Reader {
+    /// The client.
+    Client,
+    /// The client, of a process that remembers for itself.
+    ClientOf(Arc<dyn Memory>),
+    /// A supervisor.
+    Supervisor,
+}
 
 /// Whole lines (or frames) in order: written at once when the other side reads, kept for it when it does not. Any thread
 /// writes; nothing here waits.
@@ -19,7 +43,7 @@ use crate::handover::frame::{self, HEADER, Kind};
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
     buffer: Arc<Mutex<Buffer>>,
-    framed: bool,
+    reader: Reader,
     /// Whom a supervisor hands on what is no answer: the number of the client's connection.
     connection: u64,
     /// Wakes the thread that flushes.
@@ -33,22 +57,27 @@ struct Buffer {
 }
 
 impl Output {
-    /// Writes to `fd`; `framed`: to a supervisor. `waker` is used when something is left for [`Self::flush`].
-    pub(crate) fn new(fd: OwnedFd, framed: bool, waker: Arc<Waker>) -> io::Result<Self> {
+    /// Writes to `fd`. `waker` is used when something is left for [`Self::flush`].
+    pub(crate) fn new(fd: OwnedFd, reader: Reader, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
         let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
-        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), framed, connection: 0, waker })
+        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), reader, connection: 0, waker })
     }
 
     /// The same way out, for another client of the supervisor's.
     pub(crate) fn for_connection(&self, connection: u64) -> Self {
-        let Self { fd, buffer, framed, waker, .. } = self;
-        Self { fd: fd.clone(), buffer: buffer.clone(), framed: *framed, connection, waker: waker.clone() }
+        let Self { fd, buffer, reader, waker, .. } = self;
+        Self { fd: fd.clone(), buffer: buffer.clone(), reader: reader.clone(), connection, waker: waker.clone() }
     }
 
     /// True when a supervisor hands on what goes out.
     pub(crate) fn is_framed(&self) -> bool {
-        self.framed
+        matches!(self.reader, Reader::Supervisor)
+    }
+
+    /// True when somebody remembers what another image must know.
+    pub(crate) fn is_remembered(&self) -> bool {
+        !matches!(self.reader, Reader::Client)
     }
 
     /// Has all lines recorded.
@@ -67,19 +96,48 @@ impl Output {
         self.put(Kind::Message, self.connection, message);
     }
 
-    /// Notes that `line` gets no answer.
-    pub(crate) fn done(&self, line: u64) {
-        if self.framed {
-            self.write(&frame::header(Kind::Done, line, 0));
+    /// Begins with what another process had not written yet; before all else.
+    pub(crate) fn take_over(&self, unsent: &[u8]) {
+        let mut buffer = self.buffer.lock();
+        let result = buffer.bytes.put_again(unsent);
+        buffer.note(result);
+    }
+
+    /// What remembers, where this process does.
+    pub(crate) fn memory(&self) -> Option<&Arc<dyn Memory>> {
+        match &self.reader {
+            Reader::ClientOf(memory) => Some(memory),
+            _ => None,
         }
     }
 
-    /// Tells the supervisor something; a client is told nothing.
+    /// Makes of this process one with another image, if it remembers for itself.
+    pub(crate) fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool)) {
+        if let Some(memory) = self.memory() {
+            // Nothing is answered from here on.
+            let buffer = self.buffer.lock();
+            memory.replace(input, unread, self.fd.as_fd(), buffer.bytes.unsent());
+        }
+    }
+
+    /// Notes that `line` gets no answer.
+    pub(crate) fn done(&self, line: u64) {
+        match &self.reader {
+            Reader::Client => {}
+            Reader::ClientOf(memory) => drop(memory.finished(line)),
+            Reader::Supervisor => self.write(&frame::header(Kind::Done, line, 0)),
+        }
+    }
+
+    /// Tells the supervisor something, or whoever remembers; a client is told nothing.
     pub(crate) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
-        if self.framed
-            && let Some(payload) = encode(content)
-        {
-            self.write(&frame::frame(kind, line, &payload));
+        if matches!(self.reader, Reader::Client) {
+            return;
+        }
+        let Some(payload) = encode(content) else { return };
+        match &self.reader {
+            Reader::ClientOf(memory) => memory.note((kind, line, &payload)),
+            _ => self.write(&frame::frame(kind, line, &payload)),
         }
     }
 
@@ -102,7 +160,7 @@ impl Output {
 
     fn put(&self, kind: Kind, line: u64, message: &impl Serialize) {
         let mut bytes = Vec::with_capacity(256);
-        let header = if self.framed { HEADER } else { 0 };
+        let header = if matches!(self.reader, Reader::Supervisor) { HEADER } else { 0 };
         bytes.resize(header, 0);
         if let Err(error) = serde_json::to_writer(&mut bytes, message) {
             tracing::error!(%error, "an answer cannot be written");
@@ -111,11 +169,21 @@ impl Output {
         bytes.push(b'\n');
         let length = bytes.len() - header;
         bytes[..header].copy_from_slice(&frame::header(kind, line, length)[..header]);
-        self.write(&bytes);
+        self.write_if(&bytes, || {
+            // Together with the writing: another image answers what is not finished.
+            self.memory().is_none_or(|memory| kind != Kind::Answer || memory.finished(line))
+        });
     }
 
     fn write(&self, bytes: &[u8]) {
+        self.write_if(bytes, || true);
+    }
+
+    fn write_if(&self, bytes: &[u8], wanted: impl FnOnce() -> bool) {
         let mut buffer = self.buffer.lock();
+        if !wanted() {
+            return;
+        }
         if buffer.broken {
             return;
         }

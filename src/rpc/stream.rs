@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
-use super::driver::{MAX_BACKLOG, Service};
+use super::driver::{MAX_BACKLOG, Service, push};
 use super::framing::{LineReader, Read};
 use super::output::Output;
 use super::waker::Waker;
@@ -38,9 +38,9 @@ pub(crate) fn serve(
             return Ok(());
         }
         let mut fds = vec![PollFd::new(waker, PollFlags::IN)];
-        let input_at = reads.then(|| super::push(&mut fds, PollFd::new(&input, PollFlags::IN)));
+        let input_at = reads.then(|| push(&mut fds, PollFd::new(&input, PollFlags::IN)));
         let unsent = output.backlog() > 0;
-        let output_at = unsent.then(|| super::push(&mut fds, PollFd::new(&**output, PollFlags::OUT)));
+        let output_at = unsent.then(|| push(&mut fds, PollFd::new(&**output, PollFlags::OUT)));
         super::wait(&mut fds, due.map(|due| due.saturating_duration_since(now)))?;
         let is_ready = |at: usize| !fds[at].revents().is_empty();
         let (woken, readable) = (is_ready(0), input_at.is_some_and(is_ready));

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::journal::Journal;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
@@ -11,8 +13,7 @@ use crate::checkpoints::{self, Checkpoint, Checkpoints};
 use crate::durable::Durable;
 use crate::durable::log::{self, Log, Note};
 use crate::handover::frame::{Frame, Kind};
-use crate::handover::route::marked;
-use crate::handover::shared_status::{Status, last_number};
+use crate::handover::shared_status::{Status, WorkerStatus, last_number};
 use crate::handover::{CrashReport, Entry, ErrorChange, Guest, Restored, Resumed, Return, WorkerInit, line_of_job};
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
@@ -47,11 +48,19 @@ const MAX_SAVING: usize = 4;
 const MAX_BASES: usize = 8;
 
 /// A checkpoint that the session came through.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Base {
     checkpoint: Checkpoint,
     /// What tells the forms that are in it from those that came later.
     mark: u64,
+}
+
+/// What is remembered of a session, but for the requests: as another process takes it over.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Remembered {
+    journal: Option<Journal>,
+    bases: VecDeque<Base>,
+    next: WorkerInit,
 }
 
 /// What outlives a worker.
@@ -138,6 +147,17 @@ impl RecoveryState {
         self.journal = Some(journal);
         self.log = Some(Log::new(durable.directory()));
         self.write_log().map_err(|error| format!("The session {:?} cannot be written: {error}.", durable.name))
+    }
+
+    /// What another process needs to go on from here.
+    pub(super) fn remembered(&self) -> Remembered {
+        Remembered { journal: self.journal.clone(), bases: self.bases.clone(), next: self.next.clone() }
+    }
+
+    /// Goes on from where another process was.
+    pub(super) fn remember(&mut self, remembered: Remembered, durable: Option<&Durable>) {
+        Remembered { journal: self.journal, bases: self.bases, next: self.next } = remembered;
+        self.log = durable.map(|durable| Log::go_on(durable.directory()));
     }
 
     /// Writes the log anew, where there is one.
@@ -235,39 +255,33 @@ impl RecoveryState {
         }
     }
 
-    /// Takes a worker's word on what it could not restore, which will not be tried again, and gives it the lines.
-    pub(super) fn resume(&mut self, worker: &mut WorkerProcess, restored: &Restored) {
+    /// Takes a worker's word on what it could not restore, which will not be tried again. It is to get the lines now.
+    pub(super) fn resume(&mut self, restored: &Restored) {
         if let Some(journal) = &mut self.journal {
             journal.remove(self.bases.back().map_or(0, |base| base.mark), &restored.failed);
         }
         self.suspect = None;
         self.requests.apply_cancellations();
-        if let Some(input) = &mut worker.input {
-            for (_, connection, line) in self.requests.iter() {
-                // One that is gone already is noticed elsewhere.
-                let _ = input.put(&marked(connection, line));
-            }
-        }
     }
 
-    /// Remembers that an image was lost. True when that is a step forward: a form that is being restored is suspected of it,
-    /// or found guilty.
-    pub(super) fn lose(&mut self, worker: &WorkerProcess, Crash { cause, outcome }: Crash) -> bool {
+    /// Remembers that the image of a worker was lost, which was ready or not. True when that is a step forward: a form that
+    /// is being restored is suspected of it, or found guilty.
+    pub(super) fn lose(&mut self, status: &WorkerStatus, ready: bool, Crash { cause, outcome }: Crash) -> bool {
         self.keep.clear();
-        let begun = self.begun(worker);
-        let in_flight = begun > worker.status.get(Status::Ended);
-        let background = worker.status.background();
+        let begun = self.begun(status);
+        let in_flight = begun > status.get(Status::Ended);
+        let background = status.background();
         // A job that no line asked for is the server's own.
         let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
         let mut crash = CrashReport { cause, in_flight, connection, background, stuck: outcome, deadly: Vec::new() };
         let mut further = false;
-        if worker.ready {
+        if ready {
             self.next.notices.clear();
             self.next.resumed = None;
         } else {
             // The crash that this one was to make good is what the client must hear of.
             crash = self.next.crash.take().unwrap_or(crash);
-            let restoring = usize::try_from(worker.status.get(Status::Restoring)).unwrap_or(0);
+            let restoring = usize::try_from(status.get(Status::Restoring)).unwrap_or(0);
             let mark = self.bases.back().map_or(0, |base| base.mark);
             match restoring.checked_sub(1) {
                 Some(place) if self.suspect == Some(place) => {
@@ -281,21 +295,21 @@ impl RecoveryState {
                 None => drop(self.bases.pop_back()),
             }
         }
-        self.note_numbers(worker);
-        self.note_question(worker);
+        self.note_numbers(status);
+        self.note_question(status);
         self.next.crash = Some(crash);
         further
     }
 
     /// Remembers nothing of the image but the limits, as `line` asks for, and what there was yet to be said.
-    pub(super) fn forget(&mut self, worker: &WorkerProcess, line: u64, notices: Vec<String>) {
+    pub(super) fn forget(&mut self, status: &WorkerStatus, line: u64, notices: Vec<String>) {
         self.keep.clear();
         self.errors_of(line).reset();
         self.next.crash = None;
         self.journal = self.journal.take().map(|_| Journal::default());
         self.saving.clear();
         self.bases.clear();
-        self.note_numbers(worker);
+        self.note_numbers(status);
         self.next.reset = Some(line);
         self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         (self.next.returned, self.next.resumed) = (None, None);
@@ -311,8 +325,8 @@ impl RecoveryState {
     }
 
     /// Notes which line's question the worker was about to answer.
-    fn note_question(&mut self, worker: &WorkerProcess) {
-        let line = line_of_job(worker.status.get(Status::Inspecting));
+    fn note_question(&mut self, status: &WorkerStatus) {
+        let line = line_of_job(status.get(Status::Inspecting));
         if self.requests.has(line) {
             let before = self.next.inspected.filter(|(known, _)| *known == line).map_or(0, |(_, times)| times);
             self.next.inspected = Some((line, before + 1));
@@ -320,7 +334,7 @@ impl RecoveryState {
     }
 
     /// Goes back to a checkpoint, as `line` asks for: what came later is forgotten, but for the history of errors.
-    pub(super) fn go_back(&mut self, worker: &WorkerProcess, line: u64, to: Return) {
+    pub(super) fn go_back(&mut self, status: &WorkerStatus, line: u64, to: Return) {
         let Return { checkpoint, notices } = to;
         self.keep.clear();
         self.errors_of(line).last = None;
@@ -342,7 +356,7 @@ impl RecoveryState {
                 self.journal = self.journal.take().map(|_| journal);
             }
         }
-        self.note_numbers(worker);
+        self.note_numbers(status);
         self.next.reset = Some(line);
         self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         self.next.returned = Some((checkpoint.clone(), self.next.evaluations.saturating_sub(checkpoint.evaluation)));
@@ -396,15 +410,15 @@ impl RecoveryState {
     }
 
     /// Notes how far the worker's jobs and evaluations have come.
-    fn note_numbers(&mut self, worker: &WorkerProcess) {
-        self.next.through = self.next.through.max(self.begun(worker));
-        self.next.evaluations = self.next.evaluations.max(worker.status.get(Status::Numbered).min(u64::MAX / 2));
+    fn note_numbers(&mut self, status: &WorkerStatus) {
+        self.next.through = self.next.through.max(self.begun(status));
+        self.next.evaluations = self.next.evaluations.max(status.get(Status::Numbered).min(u64::MAX / 2));
     }
 
     /// The last job that the worker began, if a line asked for it: anything may have written to the memory that says
     /// so.
-    fn begun(&self, worker: &WorkerProcess) -> u64 {
-        Some(worker.status.get(Status::Begun)).filter(|job| line_of_job(*job) < self.requests.next()).unwrap_or(0)
+    fn begun(&self, status: &WorkerStatus) -> u64 {
+        Some(status.get(Status::Begun)).filter(|job| line_of_job(*job) < self.requests.next()).unwrap_or(0)
     }
 
     /// True when `line` may ask for a fresh image: it waits, and has not got one.
@@ -412,16 +426,21 @@ impl RecoveryState {
         self.requests.has(line) && self.next.reset != Some(line)
     }
 
-    /// Tells a new worker where the last one stopped. It gets the lines once it is ready.
-    pub(super) fn hand_over(&self, worker: &mut WorkerProcess) -> io::Result<()> {
-        let mut init = WorkerInit {
+    /// What a new worker is told of where the last one stopped. It gets the lines once it is ready.
+    pub(super) fn init(&self) -> WorkerInit {
+        WorkerInit {
             resent: self.requests.iter().map(|(number, ..)| number).collect(),
             next: self.requests.next(),
             journal: self.journal.as_ref().map(|journal| journal.since(self.bases.back().map_or(0, |base| base.mark))),
             checkpoint: self.bases.back().map(|base| base.checkpoint.clone()),
             dropped: self.journal.as_ref().map_or(0, Journal::dropped),
             ..self.next.clone()
-        };
+        }
+    }
+
+    /// Tells it.
+    pub(super) fn hand_over(&self, worker: &mut WorkerProcess) -> io::Result<()> {
+        let mut init = self.init();
         let mut line = serde_json::to_vec(&init)?;
         if line.len() >= MAX_LINE {
             // Control characters take six bytes each. The definitions always fit.

@@ -103,10 +103,10 @@ impl Relay {
                 Ok(()) => {}
                 Err(Verdict::Replace(crash)) => self.replace(crash),
                 Err(Verdict::Reset(line, notices)) => {
-                    self.put_aside(|recovery, worker| recovery.forget(worker, line, notices));
+                    self.put_aside(|recovery, worker| recovery.forget(&worker.status, line, notices));
                 }
                 Err(Verdict::Return(line, to)) => {
-                    self.put_aside(|recovery, worker| recovery.go_back(worker, line, *to))
+                    self.put_aside(|recovery, worker| recovery.go_back(&worker.status, line, *to))
                 }
                 Err(Verdict::Fail(reason)) => self.fail(reason),
                 Err(Verdict::End) => break,
@@ -234,7 +234,13 @@ impl Relay {
                     let restored = serde_json::from_slice(payload).unwrap_or_default();
                     worker.ready = true;
                     self.has_served = true;
-                    recovery.resume(worker, &restored);
+                    recovery.resume(&restored);
+                    if let Some(input) = &mut worker.input {
+                        for (_, connection, line) in recovery.requests.iter() {
+                            // One that is gone already is noticed elsewhere.
+                            let _ = input.put(&marked(connection, line));
+                        }
+                    }
                 }
                 Kind::Bye => {
                     let reason: Option<String> = serde_json::from_slice(payload).unwrap_or_default();
@@ -424,7 +430,7 @@ impl Relay {
             _ => Stage::Unstarted,
         };
         if let Some(worker) = worker
-            && self.recovery.lose(&worker, crash)
+            && self.recovery.lose(&worker.status, worker.ready, crash)
         {
             self.start_at = Instant::now();
             return;

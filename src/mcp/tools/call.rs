@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rmcp::model::{CallToolResult, ContentBlock, ErrorData, InputRequiredResult, ProgressToken, ServerResult};
+use rmcp::model::{
+    CallToolResult, ContentBlock, ErrorData, InputRequiredResult, MetaObject, ProgressToken, ServerResult,
+};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Fault, Reply, ToolContext};
-use crate::mcp::peer::{Peer, fitted};
+use crate::mcp::peer::{PACKAGE, Peer, fitted};
 use crate::mcp::structured;
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
+use crate::session::operation::Operation;
 use crate::{JobId, Session};
 
 /// A call that waits for its answer. Dropping it answers an internal error.
@@ -45,8 +48,19 @@ impl Call {
         let content = vec![ContentBlock::text(reply.text(max))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-        result.structured_content = self.context.structured.then(|| structured::content(&reply, max));
-        self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+        let for_person = self.peer.is_for_person();
+        result.structured_content = (for_person || self.context.structured).then(|| structured::content(&reply, max));
+        if !for_person {
+            return self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+        }
+        let session = self.session().clone();
+        session.query(&Operation::new("image-name"), move |records| {
+            let package = records.ok().and_then(|records| Some(records.first()?.text("package")?.to_owned()));
+            let package =
+                package.map(|package| MetaObject([(PACKAGE.to_owned(), package.into())].into_iter().collect()));
+            result.meta = package;
+            self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+        });
     }
 
     /// Answers that the client is to call again, with the user's input.
@@ -70,6 +84,7 @@ impl Call {
             inflight: self.context.inflight.clone(),
             call: self.responder.call(),
             token: self.peer.meta.get_progress_token(),
+            whole: self.peer.is_for_person(),
         }
     }
 
@@ -96,6 +111,8 @@ pub(super) struct Waiting {
     inflight: Arc<Inflight>,
     call: u64,
     token: Option<ProgressToken>,
+    /// Reports of progress have all of the output.
+    whole: bool,
 }
 
 impl Waiting {
@@ -113,7 +130,7 @@ impl Waiting {
     /// and then that it goes on.
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.call, token.clone(), printed, || None);
+            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, || None);
         }
     }
 
@@ -127,7 +144,7 @@ impl Waiting {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
             let printed = move |from| reports(&printing, job, from);
-            self.inflight.report_progress(self.call, token.clone(), printed, move || {
+            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, move || {
                 let (first, time) = waiting.waits_behind(job)?;
                 Some(format!("waiting for evaluation {first}, which has run for {:.0} seconds", time.as_secs_f64()))
             });

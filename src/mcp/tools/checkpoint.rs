@@ -112,7 +112,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
     let Some(worker) = call.context.worker.clone() else {
         return refuse(
             call,
-            "Nothing was restored: with --no-supervisor there is no process that could replace the image.".to_owned(),
+            "Nothing was restored: this image is another program's, which cannot go back to it.".to_owned(),
         );
     };
     let line = line_of_job(call.number);
@@ -128,6 +128,11 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             });
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
+        None if !worker.is_replaceable(&session) => {
+            let reason = "Nothing was restored: others have joined this process, and would be cut off. With a supervisor \
+                          they would not.";
+            refuse(call, reason.to_owned());
+        }
         None => {
             // The next worker answers.
             let inflight = call.context.inflight.clone();

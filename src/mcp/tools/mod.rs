@@ -75,7 +75,9 @@ impl ToolContext {
 
     /// The same for another client, by a connection of its own.
     pub(super) fn beside(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
-        let worker = self.worker.as_ref().map(|worker| worker.beside(&session));
+        // Who has joined a process alone is not known to the image after this one.
+        let worker = self.worker.as_ref().filter(|_| inflight.output.is_framed());
+        let worker = worker.map(|worker| worker.beside(&session));
         let (structured, tools) = (self.structured, self.tools.clone());
         Self::new(session, inflight, worker, self.checkpoints.clone(), structured, tools)
     }

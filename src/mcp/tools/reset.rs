@@ -36,12 +36,15 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             if worker.is_fresh_for(line) {
                 return answer(call, Vec::new());
             }
-            // The next worker answers.
-            let context = call.context.clone();
-            call.leave();
-            session.abandon();
-            ask::withdraw(&context, WITHDRAWN);
-            return worker.make_way(line, &session);
+            if worker.is_replaceable(&session) {
+                // The next worker answers.
+                let context = call.context.clone();
+                call.leave();
+                session.abandon();
+                ask::withdraw(&context, WITHDRAWN);
+                return worker.make_way(line, &session);
+            }
+            worker.forget(line);
         }
         let ended = session.end_all();
         ask::withdraw(&call.context, WITHDRAWN);

@@ -27,6 +27,11 @@ impl<T> Mutex<T> {
         Self(sync::Mutex::new(value))
     }
 
+    /// What it holds.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().expect("no panic while it was locked")
+    }
+
     /// Locks it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().expect("no panic while it is locked")))

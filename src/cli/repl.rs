@@ -1,0 +1,687 @@
+//! `sbcl-mcp repl`: a person's REPL on a server's image, with the reports and the debugger of the tools.
+//!
+//! It is an MCP client like any other. What is typed at a terminal goes through [`Editor`]; from a pipe or a file it is
+//! read form by form, without prompts.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Client, Event, Failure, START, answered};
+use super::editor::{Editor, Typed};
+use crate::check::is_unfinished;
+use crate::rpc::inflight::OUTPUT_FROM;
+
+/// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
+const FINE: i32 = 0;
+const FAILED: i32 = 1;
+const GONE: i32 = 3;
+
+/// How long an evaluation may take to end before the user is told what else there is.
+const SOON: Duration = Duration::from_millis(200);
+/// How long what is interrupted may take to unwind before the prompt comes back without it.
+const UNWINDING: Duration = Duration::from_secs(15);
+/// The name of a checkpoint that got none.
+const CHECKPOINT: &str = "repl";
+/// How similar the name of a command must be to be what was meant.
+const NEAR: f64 = 0.75;
+/// Frames that `:bt` shows.
+const FRAMES: u64 = 50;
+
+/// A command of the REPL.
+pub(super) struct Command {
+    /// Its name, with the colon.
+    pub(super) name: &'static str,
+    arguments: &'static str,
+    pub(super) summary: &'static str,
+}
+
+const fn command(name: &'static str, arguments: &'static str, summary: &'static str) -> Command {
+    Command { name, arguments, summary }
+}
+
+/// The commands, as `:help` lists them.
+pub(super) const COMMANDS: [Command; 15] = [
+    command(":help", "", "this list"),
+    command(":quit", "", "leave; so does Ctrl-D"),
+    command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
+    command(":test", "SYSTEM", "run the tests of a system, a package or a name"),
+    command(":describe", "NAME", "what a symbol means, with its source"),
+    command(":checkpoint", "[NAME]", "save the whole image"),
+    command(":restore", "[NAME]", "go back to a checkpoint"),
+    command(":checkpoints", "", "list checkpoints"),
+    command(":reset", "", "begin with a new image"),
+    command(":bt", "[FRAMES]", "backtrace of the last error"),
+    command(":frame", "[N]", "choose the frame that code is evaluated in"),
+    command(":locals", "[N]", "local variables of a frame"),
+    command(":restart", "N [VALUES]", "go on by a restart; in the debugger its number will do"),
+    command(":return", "VALUES", "go on as if the frame had returned them"),
+    command(":abort", "", "give up what is held"),
+];
+
+/// How a REPL begins.
+pub(super) struct Options {
+    /// Whose image it is; `None`: its own.
+    pub(super) joined: Option<String>,
+}
+
+/// Talks to `client`'s server until the input ends. Returns the exit status.
+///
+/// # Errors
+/// A sentence: the server did not start, or stdout cannot be written to.
+pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> {
+    let started = client.initialize(START);
+    if let Err(failure) = started {
+        return Err(match failure {
+            Failure::Refused(reason) => reason,
+            Failure::Late => "the server does not answer".to_owned(),
+            Failure::Closed => "the server ended before it began".to_owned(),
+        });
+    }
+    let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let colours = is_terminal && !is_dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if is_terminal {
+        watch_interrupts(&client).map_err(|error| format!("SIGINT cannot be watched: {error}"))?;
+    }
+    let client = Arc::new(Mutex::new(client));
+    let rich = is_terminal && !is_dumb && io::stderr().is_terminal();
+    let editor = rich.then(|| Editor::new(client.clone(), colours));
+    let own = options.joined.is_none();
+    let mut repl =
+        Repl { client, interactive: is_terminal, colours, own, level: 0, frame: 0, package: None, failed: false };
+    let done = repl.greet(options).and_then(|()| match editor {
+        Some(mut editor) => repl.converse(|prompt| editor.read(prompt)),
+        None => {
+            let mut input = io::stdin().lock();
+            repl.converse(|prompt| read_plainly(&mut input, is_terminal.then_some(prompt)))
+        }
+    });
+    match done {
+        Ok(()) if repl.failed && !is_terminal => Ok(FAILED),
+        Ok(()) => Ok(FINE),
+        Err(Stop::Gone) => {
+            super::say("; The server has ended.");
+            Ok(GONE)
+        }
+        Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
+        Err(Stop::Output(error)) => Err(format!("it cannot write: {error}")),
+    }
+}
+
+/// Has Ctrl-C told to the client, and not end this process.
+fn watch_interrupts(client: &Client) -> io::Result<()> {
+    let (mut receiver, sender) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
+    let interrupts = client.interrupts();
+    let pass_on = move || {
+        let mut byte = [0];
+        while matches!(receiver.read(&mut byte), Ok(1)) && interrupts.send(Event::Interrupted).is_ok() {}
+    };
+    std::thread::Builder::new().name("interrupts".to_owned()).spawn(pass_on).map(drop)
+}
+
+/// Reads lines until they are a whole. `prompt`: shown before the first.
+fn read_plainly(input: &mut impl BufRead, prompt: Option<&str>) -> io::Result<Typed> {
+    if let Some(prompt) = prompt {
+        print!("{prompt} ");
+        io::stdout().flush()?;
+    }
+    let mut text = Vec::new();
+    while input.read_until(b'\n', &mut text)? > 0 {
+        let so_far = String::from_utf8_lossy(&text);
+        if !is_unfinished(&so_far) {
+            return Ok(Typed::Text(so_far.into_owned()));
+        }
+    }
+    // What is unfinished is the reader's to complain about.
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(if text.trim().is_empty() { Typed::End } else { Typed::Text(text) })
+}
+
+/// Why a REPL cannot go on.
+#[derive(Debug)]
+enum Stop {
+    /// The server has ended.
+    Gone,
+    /// Nobody reads what it says.
+    Output(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// What came of a request.
+enum Came {
+    Answer(Box<Answer>),
+    /// The user gave it up.
+    Interrupted,
+    /// The server refused it, for this reason.
+    Refused(String),
+}
+
+/// What something is to be shown as.
+#[derive(Debug, Clone, Copy)]
+enum Ink {
+    Plain,
+    Note,
+    Warning,
+    Failure,
+}
+
+struct Repl {
+    client: Arc<Mutex<Client>>,
+    interactive: bool,
+    colours: bool,
+    /// The image is nobody else's.
+    own: bool,
+    /// How many evaluations are held: 0 or 1.
+    level: usize,
+    /// The frame of the held one that code is evaluated in.
+    frame: u64,
+    package: Option<String>,
+    failed: bool,
+}
+
+impl Repl {
+    /// Says who this is, and finds out where.
+    fn greet(&mut self, options: &Options) -> Result<(), Stop> {
+        if !self.interactive {
+            return Ok(());
+        }
+        let whose = options.joined.as_ref().map_or(String::new(), |name| format!(", in the session {name}"));
+        self.print(
+            Ink::Note,
+            &format!("; SBCL {}{whose}. :help lists commands, Ctrl-D leaves.\n", crate::SBCL_VERSION),
+        )?;
+        // Any answer says which package it is.
+        self.ask("evaluation", &json!({})).map(drop)
+    }
+
+    /// Reads, evaluates and prints until there is no more.
+    fn converse(&mut self, mut read: impl FnMut(&str) -> io::Result<Typed>) -> Result<(), Stop> {
+        loop {
+            match read(&self.prompt())? {
+                Typed::End => return Ok(()),
+                Typed::Nothing => {}
+                Typed::Text(text) if text.trim().is_empty() => {}
+                Typed::Text(text) => {
+                    if self.take(text.trim())? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn prompt(&self) -> String {
+        let package = match self.package.as_deref() {
+            None | Some("COMMON-LISP-USER") => "CL-USER",
+            Some(package) => package,
+        };
+        if self.level > 0 { format!("[{}] {package}>", self.level) } else { format!("{package}>") }
+    }
+
+    /// Does what was typed; true when that was to leave.
+    fn take(&mut self, text: &str) -> Result<bool, Stop> {
+        if self.level > 0 && text.parse::<u64>().is_ok() {
+            self.restart(text)?;
+            return Ok(false);
+        }
+        if let Some(name) = text.split_whitespace().next()
+            && name.starts_with(':')
+            && !text.contains('\n')
+        {
+            let rest = text[name.len()..].trim();
+            let lower = name.to_lowercase();
+            if COMMANDS.iter().any(|command| command.name == lower) {
+                return self.command(&lower, rest);
+            }
+            let near = near(&lower);
+            if !rest.is_empty() {
+                self.failed = true;
+                let near = near.map_or(String::new(), |near| format!(" Did you mean {near}?"));
+                let all: Vec<_> = COMMANDS.iter().map(|command| command.name).collect();
+                let text = format!("; There is no command {name}.{near} There are: {}.\n", all.join(", "));
+                self.print(Ink::Failure, &text)?;
+                return Ok(false);
+            }
+            // A keyword, as any other form; but perhaps not what was meant.
+            self.evaluate(text)?;
+            if let (Some(near), true) = (near, self.interactive) {
+                self.print(Ink::Note, &format!("; That is a keyword. The command is {near}.\n"))?;
+            }
+            return Ok(false);
+        }
+        self.evaluate(text)?;
+        Ok(false)
+    }
+
+    /// Does a command; true when that was to leave.
+    fn command(&mut self, name: &str, rest: &str) -> Result<bool, Stop> {
+        let number = rest.parse::<u64>();
+        match name {
+            ":quit" => return Ok(true),
+            ":help" => self.help()?,
+            ":load" | ":test" | ":describe" | ":return" | ":restart" if rest.is_empty() => {
+                let arguments =
+                    COMMANDS.iter().find(|command| command.name == name).map_or("", |known| known.arguments);
+                self.failed = true;
+                self.print(Ink::Failure, &format!("; {name} needs {arguments}.\n"))?;
+            }
+            ":frame" | ":locals" | ":bt" if !rest.is_empty() && number.is_err() => {
+                self.failed = true;
+                self.print(Ink::Failure, &format!("; {name} takes a number.\n"))?;
+            }
+            ":load" => {
+                let arguments = self.with_on_error(load_arguments(rest));
+                self.run("load", &arguments)?;
+            }
+            ":test" => self.run("run-tests", &test_arguments(rest))?,
+            ":describe" => self.show("describe-symbol", &json!({"name": rest, "source": true}))?,
+            ":checkpoints" => self.show("checkpoint", &json!({}))?,
+            ":checkpoint" | ":restore" => {
+                let action = if name == ":restore" { "restore" } else { "save" };
+                let name = if rest.is_empty() { CHECKPOINT } else { rest };
+                self.show("checkpoint", &json!({"action": action, "name": name}))?;
+                if action == "restore" {
+                    self.level = 0;
+                }
+            }
+            ":reset" => {
+                self.show("reset-session", &json!({}))?;
+                self.level = 0;
+            }
+            ":bt" => self.show("get-backtrace", &json!({"max-frames": number.unwrap_or(FRAMES)}))?,
+            ":frame" => {
+                self.frame = number.unwrap_or(self.frame);
+                self.show("get-backtrace", &json!({"from": self.frame, "max-frames": 1}))?;
+            }
+            ":locals" => self.show("frame-locals", &json!({"frame": number.unwrap_or(self.frame)}))?,
+            ":restart" => self.restart(rest)?,
+            ":return" => {
+                let arguments = json!({"frame": self.frame, "code": rest});
+                self.run("return-from-frame", &arguments)?;
+            }
+            _ => {
+                self.show("abort-evaluation", &json!({}))?;
+                self.level = 0;
+            }
+        }
+        Ok(false)
+    }
+
+    fn help(&mut self) -> Result<(), Stop> {
+        let mut text = String::new();
+        for Command { name, arguments, summary } in &COMMANDS {
+            _ = writeln!(text, "{:28} {summary}", format!("{name} {arguments}"));
+        }
+        text.push_str(
+            "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
+             Tab completes. Ctrl-C interrupts; once more, where that takes long, replaces the image and restores it.\n",
+        );
+        self.print(Ink::Plain, &text)
+    }
+
+    /// Evaluates code: where an evaluation is held, in its frame.
+    fn evaluate(&mut self, code: &str) -> Result<(), Stop> {
+        if self.level == 0 {
+            let arguments = self.with_on_error(json!({"code": code}));
+            return self.run("evaluate-lisp", &arguments);
+        }
+        let came = self.ask("eval-in-frame", &json!({"frame": self.frame, "code": code}))?;
+        if let Came::Answer(answer) = &came
+            && is_nothing_held(answer)
+        {
+            // Its time was up, or somebody else let it go.
+            self.level = 0;
+            self.print(Ink::Note, "; What was held has been released.\n")?;
+            return self.evaluate(code);
+        }
+        self.report(came)
+    }
+
+    /// What is typed by hand is held when it fails.
+    fn with_on_error(&self, mut arguments: Value) -> Value {
+        arguments["on-error"] = if self.interactive { "debug" } else { "abort" }.into();
+        arguments
+    }
+
+    /// Takes a restart: its number or name, and Lisp expressions.
+    fn restart(&mut self, text: &str) -> Result<(), Stop> {
+        let (restart, values) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let mut arguments = json!({"restart": restart});
+        if !values.trim().is_empty() {
+            arguments["values"] = values.trim().into();
+        }
+        self.run("invoke-restart", &arguments)
+    }
+
+    /// Calls a tool that evaluates, shows what came of it, and is at the level that this left.
+    fn run(&mut self, tool: &str, arguments: &Value) -> Result<(), Stop> {
+        let came = self.ask(tool, arguments)?;
+        match &came {
+            // It was refused: nothing has changed.
+            Came::Answer(answer) if answer.content.get("refused").is_some() => {
+                if is_nothing_held(answer) {
+                    self.level = 0;
+                }
+            }
+            Came::Answer(answer) => {
+                self.level = usize::from(answer.content["held"] == true);
+                self.frame = 0;
+            }
+            Came::Interrupted | Came::Refused(_) => self.level = 0,
+        }
+        self.report(came)
+    }
+
+    /// Calls a tool that only looks, and shows what it says.
+    fn show(&mut self, tool: &str, arguments: &Value) -> Result<(), Stop> {
+        let came = self.ask(tool, arguments)?;
+        self.report(came)
+    }
+
+    /// Calls a tool, shows what is printed meanwhile, and waits.
+    fn ask(&mut self, tool: &str, arguments: &Value) -> Result<Came, Stop> {
+        let client = Arc::clone(&self.client);
+        let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was meant for what is over.
+        while let Some(event) = client.next(Some(Duration::ZERO)) {
+            if matches!(event, Event::Closed) {
+                return Err(Stop::Gone);
+            }
+        }
+        let id = client.begin_call(tool, arguments).map_err(|_| Stop::Gone)?;
+        let mut printed = 0;
+        loop {
+            match client.next(None).unwrap_or(Event::Closed) {
+                Event::Message(message) if message["params"]["progressToken"] == id => {
+                    printed += self.progress(&message["params"], printed)?;
+                }
+                Event::Message(message) => match answered(message, id) {
+                    Some(Ok(result)) => {
+                        let mut answer = Answer::of(&result);
+                        if answer.package.is_some() {
+                            self.package.clone_from(&answer.package);
+                        }
+                        if let Some(Value::String(stdout)) = answer.content.get_mut("stdout") {
+                            // It was shown when it was printed.
+                            let rest = stdout.get(printed..).unwrap_or_default().to_owned();
+                            *stdout = rest;
+                        }
+                        return Ok(Came::Answer(Box::new(answer)));
+                    }
+                    Some(Err(Failure::Refused(reason))) => return Ok(Came::Refused(reason)),
+                    Some(Err(_)) => return Err(Stop::Gone),
+                    None => {}
+                },
+                Event::Interrupted => {
+                    self.interrupt(&mut client, id)?;
+                    return Ok(Came::Interrupted);
+                }
+                Event::Closed => return Err(Stop::Gone),
+            }
+        }
+    }
+
+    /// Shows what a report of progress says, if it is output that goes on from byte `printed`; how many bytes that are.
+    fn progress(&mut self, params: &Value, printed: usize) -> Result<usize, Stop> {
+        let message = params["message"].as_str().unwrap_or_default();
+        if params["_meta"][OUTPUT_FROM] != printed {
+            return Ok(0);
+        }
+        self.print(Ink::Plain, message)?;
+        Ok(message.len())
+    }
+
+    /// Ends request `id`. Where the user insists before that is over, the image is replaced.
+    fn interrupt(&mut self, client: &mut Client, id: u64) -> Result<(), Stop> {
+        let params = json!({"requestId": id, "reason": "Ctrl-C"});
+        client.notify("notifications/cancelled", &params).map_err(|_| Stop::Gone)?;
+        let begin = Instant::now();
+        // It is answered when what was cancelled is over.
+        let settled = client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| Stop::Gone)?;
+        let mut wait = SOON;
+        loop {
+            match client.next(Some(wait.saturating_sub(begin.elapsed()))) {
+                Some(Event::Message(message)) => {
+                    if let Some(Ok(result)) = answered(message, settled) {
+                        let answer = Answer::of(&result);
+                        self.print(Ink::Failure, "; Interrupted.\n")?;
+                        if answer.text.starts_with("Backtrace for CANCELLED") {
+                            self.print(Ink::Note, &format!("{}\n", answer.text))?;
+                        }
+                        return Ok(());
+                    }
+                }
+                Some(Event::Interrupted) => return self.replace(client),
+                Some(Event::Closed) => return Err(Stop::Gone),
+                None if wait == SOON => {
+                    wait = UNWINDING;
+                    self.print(Ink::Note, "; It is being interrupted. Ctrl-C once more replaces the image.\n")?;
+                }
+                None => return self.print(Ink::Failure, "; It does not end.\n"),
+            }
+        }
+    }
+
+    /// Ends the process that holds the image, in whose place the server puts another one with what it can restore: a
+    /// reset would forget all.
+    fn replace(&mut self, client: &mut Client) -> Result<(), Stop> {
+        let workers = client.server().filter(|_| self.own).map(workers_of).unwrap_or_default();
+        if workers.is_empty() {
+            let why = if self.own { "there is no process for it alone" } else { "it is not this REPL's own" };
+            return self.print(Ink::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
+        }
+        for worker in workers {
+            let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
+        }
+        self.print(Ink::Failure, "; The image was replaced.\n")?;
+        self.level = 0;
+        // The first answer says what was restored, and what was lost.
+        let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| Stop::Gone)?;
+        loop {
+            match client.next(None).unwrap_or(Event::Closed) {
+                Event::Message(message) => {
+                    if let Some(Ok(result)) = answered(message, id) {
+                        let answer = Answer::of(&result);
+                        if answer.package.is_some() {
+                            self.package.clone_from(&answer.package);
+                        }
+                        return self.show_notices(&answer.content);
+                    }
+                }
+                Event::Interrupted => {}
+                Event::Closed => return Err(Stop::Gone),
+            }
+        }
+    }
+
+    /// Shows what came of a request.
+    fn report(&mut self, came: Came) -> Result<(), Stop> {
+        match came {
+            Came::Interrupted => {
+                self.failed = true;
+                Ok(())
+            }
+            Came::Refused(reason) => {
+                self.failed = true;
+                self.print(Ink::Failure, &format!("; {reason}\n"))
+            }
+            Came::Answer(answer) => {
+                self.failed |= answer.is_error || test_failures(&answer.content) > 0;
+                self.show_answer(&answer)
+            }
+        }
+    }
+
+    /// Shows an answer: what an evaluation did, part by part; anything else as the tool says it.
+    fn show_answer(&mut self, answer: &Answer) -> Result<(), Stop> {
+        let Answer { text, content, is_error, .. } = answer;
+        if content.get("refused").is_some() {
+            return self.print(Ink::Failure, &format!("; {text}\n"));
+        }
+        let Some(stdout) = content["stdout"].as_str() else {
+            return self.print(if *is_error { Ink::Failure } else { Ink::Plain }, &format!("{text}\n"));
+        };
+        self.show_notices(content)?;
+        for (ink, part) in [(Ink::Plain, content["background"].as_str().unwrap_or_default()), (Ink::Plain, stdout)] {
+            self.print(ink, part)?;
+        }
+        if !stdout.is_empty() && !stdout.ends_with('\n') {
+            self.print(Ink::Plain, "\n")?;
+        }
+        let stderr = content["stderr"].as_str().unwrap_or_default();
+        if !stderr.is_empty() {
+            let stderr = if stderr.ends_with('\n') { stderr.to_owned() } else { format!("{stderr}\n") };
+            self.print_aside(&stderr)?;
+        }
+        // What is left of the text is as the tools have it: its markers are real ones.
+        if content.get("loaded").is_some()
+            && let Some(loaded) = text.split("\n\n").find(|part| !part.starts_with('['))
+        {
+            self.print(Ink::Plain, &format!("{loaded}\n"))?;
+        }
+        if content.get("tests").is_some() {
+            return self.print(Ink::Plain, &format!("{text}\n"));
+        }
+        if let Some(warnings) = section(text, "[warnings]") {
+            self.print(Ink::Warning, &format!("{warnings}\n"))?;
+        }
+        if let Some(at) = find_marker(text, "[ERROR] ") {
+            let (error, debugger) = match text[at..].split_once("\n\n[Debugger]\nHeld. Restarts:\n") {
+                Some((error, rest)) => (error, rest.lines().filter(|line| !line.starts_with("Tools: ")).collect()),
+                None => (&text[at..], Vec::new()),
+            };
+            let (message, frames) = error.split_once("\n\n[Backtrace]\n").unwrap_or((error, ""));
+            self.print(Ink::Failure, &format!("{message}\n"))?;
+            self.print(Ink::Note, &format!("{frames}\n"))?;
+            if !debugger.is_empty() {
+                self.print(
+                    Ink::Plain,
+                    &format!(
+                        "Restarts (a number takes one, :help says what else there is):\n{}\n",
+                        debugger.join("\n")
+                    ),
+                )?;
+            }
+            return Ok(());
+        }
+        let values = content["values"].as_array().map_or(&[][..], Vec::as_slice);
+        for value in values.iter().filter_map(Value::as_str) {
+            self.print(Ink::Plain, &format!("=> {value}\n"))?;
+        }
+        if values.is_empty() && content.get("loaded").is_none() && content.get("inBackground").is_none() {
+            self.print(Ink::Plain, "; No values\n")?;
+        }
+        Ok(())
+    }
+
+    /// Shows what the server itself has to say.
+    fn show_notices(&mut self, content: &Value) -> Result<(), Stop> {
+        for notice in content["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            self.print(Ink::Note, &format!("; {}\n", notice.replace('\n', "\n; ")))?;
+        }
+        Ok(())
+    }
+
+    /// Writes to stderr what the code wrote there; on a terminal, it is all one.
+    fn print_aside(&mut self, text: &str) -> Result<(), Stop> {
+        if self.interactive {
+            return self.print(Ink::Warning, text);
+        }
+        io::stdout().flush()?;
+        let _ = io::stderr().write_all(text.as_bytes());
+        Ok(())
+    }
+
+    fn print(&mut self, ink: Ink, text: &str) -> Result<(), Stop> {
+        let mut stdout = io::stdout().lock();
+        let code = match ink {
+            Ink::Plain => "",
+            Ink::Note => "2",
+            Ink::Warning => "33",
+            Ink::Failure => "31",
+        };
+        if self.colours && !code.is_empty() && !text.is_empty() {
+            let (body, end) = text.strip_suffix('\n').map_or((text, ""), |body| (body, "\n"));
+            write!(stdout, "\x1b[{code}m{body}\x1b[0m{end}")?;
+        } else {
+            stdout.write_all(text.as_bytes())?;
+        }
+        Ok(stdout.flush()?)
+    }
+}
+
+/// How many tests did not pass, if the content is of tests.
+pub(super) fn test_failures(content: &Value) -> u64 {
+    if content.get("tests").is_none() {
+        return 0;
+    }
+    ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
+}
+
+/// What the tool load takes for a file or a system of this name.
+pub(super) fn load_arguments(what: &str) -> Value {
+    let path = Path::new(what);
+    let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
+    match is_file {
+        true => json!({"path": absolute(path)}),
+        false => json!({"system": what, "directory": absolute(Path::new("."))}),
+    }
+}
+
+/// What the tool run-tests takes for a system, or for a test or package, whose name has a colon in or behind it.
+pub(super) fn test_arguments(what: &str) -> Value {
+    match what.strip_suffix(':') {
+        Some(package) => json!({"package": package}),
+        None if what.contains(':') => json!({"name": what}),
+        None => json!({"system": what}),
+    }
+}
+
+/// True when a tool of the debugger says that there is nothing for it.
+fn is_nothing_held(answer: &Answer) -> bool {
+    answer.content.get("refused").is_some() && answer.text.starts_with("No evaluation is held")
+}
+
+/// The name of the command that is nearest to this, if one is near.
+fn near(name: &str) -> Option<&'static str> {
+    let similar = COMMANDS.iter().map(|command| (strsim::jaro_winkler(name, command.name), command.name));
+    let best = similar.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    best.filter(|(similarity, _)| *similarity > NEAR).map(|(_, name)| name)
+}
+
+/// Where a line of the text begins with this marker.
+fn find_marker(text: &str, marker: &str) -> Option<usize> {
+    if text.starts_with(marker) { Some(0) } else { text.find(&format!("\n\n{marker}")).map(|at| at + 2) }
+}
+
+/// The lines of a section, without its marker.
+fn section<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
+    let lines = &text[find_marker(text, &format!("{marker}\n"))? + marker.len() + 1..];
+    Some(lines.split("\n\n").next().unwrap_or(lines))
+}
+
+/// The processes that the process `parent` has started: where it is a server, those that hold Lisp.
+fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let children = entries.filter_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // pid (name) state parent: proc(5).
+        let of: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        (of == parent).then(|| rustix::process::Pid::from_raw(pid)).flatten()
+    });
+    children.collect()
+}

@@ -1,0 +1,75 @@
+//! `load`, `test` and `eval --attach`: a tool called from a shell, its answer as text, and an exit status.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::OwnedFd;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Client, Event, Failure, START, answered};
+use super::repl::{load_arguments, test_arguments, test_failures};
+
+/// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
+const FINE: i32 = 0;
+const FAILED: i32 = 1;
+const IMPOSSIBLE: i32 = 2;
+
+/// What is asked of a server.
+pub(super) enum Request {
+    Evaluate(String),
+    Load(String),
+    Test(String),
+}
+
+/// Asks, and prints what is answered. Returns the exit status, or a sentence that says why there is no answer.
+pub(super) fn run(mut client: Client, request: &Request, output: OwnedFd) -> Result<i32, String> {
+    let reason = |failure| match failure {
+        Failure::Refused(reason) => reason,
+        Failure::Late => "the server does not answer".to_owned(),
+        Failure::Closed => "the server ended before it answered".to_owned(),
+    };
+    client.initialize(START).map_err(reason)?;
+    let (tool, arguments) = match request {
+        Request::Evaluate(code) => ("evaluate-lisp", json!({"code": code, "on-error": "abort"})),
+        Request::Load(what) => {
+            let mut arguments = load_arguments(what);
+            arguments["on-error"] = "abort".into();
+            ("load", arguments)
+        }
+        Request::Test(what) => ("run-tests", test_arguments(what)),
+    };
+    let answer = ask(&mut client, tool, &arguments).map_err(reason)?;
+    let written = File::from(output).write_all(format!("{}\n", answer.text.trim_end_matches('\n')).as_bytes());
+    written.map_err(|error| format!("the answer cannot be written: {error}"))?;
+    Ok(status(request, &answer))
+}
+
+/// Calls a tool and waits; what it reports meanwhile goes to stderr, if somebody looks at that.
+fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Failure> {
+    let is_seen = io::stderr().is_terminal() && tool == "load";
+    let id = client.begin_call(tool, arguments)?;
+    loop {
+        match client.next(None) {
+            Some(Event::Message(message)) => {
+                if let Some(result) = answered(message.clone(), id) {
+                    return result.map(|result| Answer::of(&result));
+                }
+                if let Some(report) = message["params"]["message"].as_str().filter(|_| is_seen) {
+                    super::say(report.trim_end());
+                }
+            }
+            Some(Event::Interrupted) | None => {}
+            Some(Event::Closed) => return Err(Failure::Closed),
+        }
+    }
+}
+
+fn status(request: &Request, answer: &Answer) -> i32 {
+    match request {
+        _ if answer.content.get("refused").is_some() => IMPOSSIBLE,
+        Request::Test(_) if answer.is_error => IMPOSSIBLE,
+        Request::Test(_) if test_failures(&answer.content) > 0 => FAILED,
+        _ if answer.is_error => FAILED,
+        _ => FINE,
+    }
+}

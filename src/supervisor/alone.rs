@@ -1,0 +1,314 @@
+//! A process that is its own supervisor: it remembers what another image must know, and becomes the process that boots
+//! that (execve). The client notices nothing: it is the same process, with the same ends of the conversation, and what was
+//! read and not answered, or answered and not sent, goes along in a file in memory.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use parking_lot::Mutex;
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+
+use super::recovery::{Crash, RecoveryState, Remembered};
+use super::{Options, processes};
+use crate::checkpoints::this_program;
+use crate::durable::Durable;
+use crate::durable::lock::Lock;
+use crate::handover::WorkerInit;
+use crate::handover::frame::{Frame, Kind};
+use crate::handover::shared_status::{SharedStatus, WorkerStatus};
+use crate::image::process::{inherited, keep_only};
+use crate::rpc::output::Memory;
+
+/// The option with the number of the file that a process hands to its successor, and the one with the image.
+pub(crate) const HANDOVER: &str = "--handover-fd=";
+const IMAGE: &str = "--image=";
+
+/// How this process was started, before code of the user's could change any of that.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    directory: Option<PathBuf>,
+    umask: Mode,
+}
+
+impl Origin {
+    /// Takes note of it.
+    pub(crate) fn here() -> Self {
+        let is_ours = |argument: &OsString| {
+            let text = argument.to_string_lossy();
+            text.starts_with(HANDOVER) || text.starts_with(IMAGE)
+        };
+        let umask = rustix::process::umask(Mode::empty());
+        rustix::process::umask(umask);
+        Self {
+            arguments: std::env::args_os().skip(1).filter(|argument| !is_ours(argument)).collect(),
+            environment: std::env::vars_os().collect(),
+            directory: std::env::current_dir().ok(),
+            umask,
+        }
+    }
+}
+
+/// What a process hands to its successor, before the bytes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    input: i32,
+    output: i32,
+    lock: Option<i32>,
+    scratch: PathBuf,
+    checkpoints: PathBuf,
+    remembered: Remembered,
+    /// The numbers of the lines that are not answered, and how many bytes each has.
+    requests: Vec<(u64, usize)>,
+    /// The number of the next line.
+    next: u64,
+    /// Bytes that were read and are no line yet, and whether they are within one that is skipped.
+    unread: (usize, bool),
+    /// Bytes that were not written yet.
+    unsent: usize,
+}
+
+/// What a process takes over from the one that it was.
+#[derive(Debug)]
+pub(crate) struct Inheritance {
+    pub(crate) input: OwnedFd,
+    pub(crate) output: OwnedFd,
+    pub(crate) lock: Option<Lock>,
+    pub(crate) scratch: PathBuf,
+    pub(crate) checkpoints: PathBuf,
+    remembered: Remembered,
+    requests: Vec<(u64, Box<[u8]>)>,
+    next: u64,
+    unread: (Vec<u8>, bool),
+    unsent: Vec<u8>,
+}
+
+impl Inheritance {
+    /// Reads it from the open file of this number.
+    ///
+    /// # Errors
+    /// There is no such file, or something else is in it.
+    pub(crate) fn take(number: i32) -> io::Result<Self> {
+        let mut file = std::fs::File::from(inherited(number)?);
+        file.rewind()?;
+        let mut length = [0; 8];
+        file.read_exact(&mut length)?;
+        let bytes = |file: &mut std::fs::File, length: usize| {
+            let mut bytes = vec![0; length];
+            file.read_exact(&mut bytes).map(|()| bytes)
+        };
+        let header = bytes(&mut file, usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?)?;
+        let header: Header = serde_json::from_slice(&header)?;
+        let mut requests = Vec::new();
+        for (number, length) in header.requests {
+            requests.push((number, bytes(&mut file, length)?.into()));
+        }
+        Ok(Self {
+            input: inherited(header.input)?,
+            output: inherited(header.output)?,
+            lock: header.lock.map(inherited).transpose()?.map(Lock::inherited),
+            scratch: header.scratch,
+            checkpoints: header.checkpoints,
+            remembered: header.remembered,
+            requests,
+            next: header.next,
+            unread: (bytes(&mut file, header.unread.0)?, header.unread.1),
+            unsent: bytes(&mut file, header.unsent)?,
+        })
+    }
+}
+
+/// What the process begins to serve with.
+#[derive(Debug)]
+pub(crate) struct Beginning {
+    /// Where the image before stopped.
+    pub(crate) init: WorkerInit,
+    /// The lines that are not answered, and what was read besides, as [`LineReader`](crate::rpc::framing::LineReader)
+    /// takes it over.
+    pub(crate) unread: (Vec<u8>, bool),
+    /// What is to be written before all else.
+    pub(crate) unsent: Vec<u8>,
+}
+
+/// The memory of a process that is its own supervisor.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    state: Mutex<State>,
+    origin: Origin,
+    scratch: PathBuf,
+    checkpoints: PathBuf,
+    durable: Option<(Durable, Lock)>,
+}
+
+#[derive(Debug)]
+struct State {
+    recovery: RecoveryState,
+    status: WorkerStatus,
+    /// The image has come to serve.
+    ready: bool,
+}
+
+impl Alone {
+    /// One that goes on where a session that lasts was left, begins with nothing, or takes over what it was.
+    ///
+    /// # Errors
+    /// A sentence: that session cannot be gone on with, or there is no memory for it.
+    pub(crate) fn new(
+        options: Options,
+        origin: Origin,
+        scratch: &Path,
+        checkpoints: &Path,
+        inheritance: Option<Inheritance>,
+    ) -> Result<(Self, Beginning), String> {
+        let mut recovery =
+            RecoveryState::new(options.restore, options.checkpoints.clone(), options.begins_with_checkpoints);
+        let durable = options.durable.as_ref().map(|(durable, _)| durable);
+        let (mut unread, mut unsent) = ((Vec::new(), false), Vec::new());
+        match inheritance {
+            Some(inheritance) => {
+                unsent = inheritance.unsent;
+                for (_, line) in &inheritance.requests {
+                    unread.0.extend_from_slice(line);
+                }
+                unread.0.extend_from_slice(&inheritance.unread.0);
+                unread.1 = inheritance.unread.1 && inheritance.requests.is_empty();
+                recovery.requests.take_over(inheritance.requests.into_iter(), inheritance.next);
+                recovery.remember(inheritance.remembered, durable);
+            }
+            None => {
+                if let Some(durable) = durable {
+                    recovery.go_on(durable)?;
+                }
+            }
+        }
+        let status = WorkerStatus::new(durable.map(Durable::status_file).as_deref());
+        let status = status.map_err(|error| format!("there is no memory for the session's numbers: {error}"))?;
+        // It finds out which checkpoints there still are.
+        let _ = recovery.image();
+        let beginning = Beginning { init: recovery.init(), unread, unsent };
+        let alone = Self {
+            state: Mutex::new(State { recovery, status, ready: false }),
+            origin,
+            scratch: scratch.to_owned(),
+            checkpoints: checkpoints.to_owned(),
+            durable: options.durable,
+        };
+        Ok((alone, beginning))
+    }
+
+    /// The core that the image begins with, if that is not the plain one.
+    pub(crate) fn image(&self) -> Option<PathBuf> {
+        self.state.lock().recovery.image()
+    }
+
+    /// The numbers of the one worker that there is.
+    ///
+    /// # Errors
+    /// They cannot be mapped.
+    pub(crate) fn status(&self) -> io::Result<SharedStatus> {
+        self.state.lock().status.here()
+    }
+
+    fn become_another(
+        &self,
+        state: &mut State,
+        input: BorrowedFd<'_>,
+        unread: (&[u8], bool),
+        output: BorrowedFd<'_>,
+        unsent: &[u8],
+    ) -> io::Result<()> {
+        state.recovery.requests.apply_cancellations();
+        let lock = self.durable.as_ref().map(|(_, lock)| lock.as_fd());
+        let requests = &state.recovery.requests;
+        let header = Header {
+            input: input.as_raw_fd(),
+            output: output.as_raw_fd(),
+            lock: lock.map(|lock| lock.as_raw_fd()),
+            scratch: self.scratch.clone(),
+            checkpoints: self.checkpoints.clone(),
+            remembered: state.recovery.remembered(),
+            requests: requests.iter().map(|(number, _, line)| (number, line.len())).collect(),
+            next: requests.next(),
+            unread: (unread.0.len(), unread.1),
+            unsent: unsent.len(),
+        };
+        let header = serde_json::to_vec(&header)?;
+        let mut file = std::fs::File::from(crate::handover::shared_status::unnamed_file()?);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        for (_, _, line) in requests.iter() {
+            file.write_all(line)?;
+        }
+        file.write_all(unread.0)?;
+        file.write_all(unsent)?;
+        let image = state.recovery.image();
+        // What the user's code has started would otherwise be the successor's.
+        processes::end_all();
+        rustix::process::umask(self.origin.umask);
+        let kept: Vec<_> = [Some(input), Some(output), Some(file.as_fd()), lock].into_iter().flatten().collect();
+        keep_only(&kept)?;
+        let mut command = Command::new(this_program()?);
+        command.arg0("sbcl-mcp").args(&self.origin.arguments).arg(format!("{HANDOVER}{}", file.as_raw_fd()));
+        if let Some(image) = image {
+            let mut argument = OsString::from(IMAGE);
+            argument.push(image);
+            command.arg(argument);
+        }
+        if let Some(directory) = &self.origin.directory {
+            command.current_dir(directory);
+        }
+        let environment = self.origin.environment.iter().map(|(name, value)| (name, value));
+        Err(command.env_clear().envs(environment).exec())
+    }
+}
+
+impl Memory for Alone {
+    fn add(&self, line: &[u8]) {
+        self.state.lock().recovery.requests.add(0, line);
+    }
+
+    fn finished(&self, line: u64) -> bool {
+        self.state.lock().recovery.finished(line).is_some()
+    }
+
+    fn note(&self, frame: Frame<'_>) {
+        let state = &mut *self.state.lock();
+        let (kind, line, payload) = frame;
+        match kind {
+            Kind::Restored => {
+                state.ready = true;
+                state.recovery.resume(&serde_json::from_slice(payload).unwrap_or_default());
+            }
+            Kind::Reset if state.recovery.may_reset(line) => {
+                let notices = serde_json::from_slice(payload).unwrap_or_default();
+                state.recovery.forget(&state.status, line, notices);
+            }
+            Kind::Return if state.recovery.may_reset(line) => {
+                if let Ok(to) = serde_json::from_slice(payload) {
+                    state.recovery.go_back(&state.status, line, to);
+                }
+            }
+            Kind::Stuck => {
+                let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
+                let crash = Crash::new("did not react to being interrupted and was ended").during(outcome);
+                state.recovery.lose(&state.status, state.ready, crash);
+            }
+            _ => state.recovery.note(frame),
+        }
+    }
+
+    fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool), output: BorrowedFd<'_>, unsent: &[u8]) -> ! {
+        // Kept: whatever would still be noted belongs to nobody.
+        let mut state = self.state.lock();
+        let failure = self.become_another(&mut state, input, unread, output, unsent);
+        let reason = failure.err().map_or_else(String::new, |error| error.to_string());
+        tracing::error!("the image cannot be replaced: {reason}");
+        crate::exit_now(1)
+    }
+}

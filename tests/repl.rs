@@ -1,0 +1,462 @@
+//! `sbcl-mcp repl`: in a real terminal (tmux), and from pipes.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{BINARY, DEADLINE, Server, last_error};
+
+/// A terminal with a REPL in it.
+struct Terminal {
+    socket: String,
+    state: PathBuf,
+}
+
+impl Terminal {
+    /// Starts a REPL with these arguments and variables of the environment, and waits for its prompt.
+    fn start(arguments: &str, variables: &[(&str, &str)]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let socket = format!("sbcl-mcp-repl-{}-{number}", std::process::id());
+        let state = std::env::temp_dir().join(&socket);
+        let terminal = Self { socket, state };
+        terminal.begin(arguments, variables);
+        terminal
+    }
+
+    fn begin(&self, arguments: &str, variables: &[(&str, &str)]) {
+        let mut command = self.tmux();
+        command.args(["-f", "/dev/null", "new-session", "-d", "-x", "110", "-y", "45"]);
+        command.args(["-e", &format!("XDG_STATE_HOME={}", self.state.display())]);
+        for (name, value) in variables {
+            command.args(["-e", &format!("{name}={value}")]);
+        }
+        // What it ends with stays to be seen.
+        command.arg(format!("'{BINARY}' repl {arguments}; echo \"status $?\"; exec cat"));
+        assert!(command.status().unwrap().success(), "tmux starts");
+        self.shows("CL-USER>");
+    }
+
+    fn tmux(&self) -> Command {
+        let mut command = Command::new("tmux");
+        command.args(["-L", &self.socket]);
+        command
+    }
+
+    /// Presses keys, as tmux calls them.
+    fn keys(&self, keys: &[&str]) {
+        assert!(self.tmux().arg("send-keys").args(keys).status().unwrap().success());
+    }
+
+    /// Types a line.
+    fn line(&self, text: &str) {
+        assert!(self.tmux().args(["send-keys", "-l", text]).status().unwrap().success());
+        self.keys(&["Enter"]);
+    }
+
+    /// What the terminal shows; with `-e`, colours as escape sequences.
+    fn pane(&self, options: &[&str]) -> String {
+        let output = self.tmux().args(["capture-pane", "-p"]).args(options).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+    }
+
+    /// Waits until it is as it should be.
+    #[track_caller]
+    fn until(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let pane = self.pane(&[]);
+            if is(&pane) {
+                return pane;
+            }
+            assert!(Instant::now() < end, "{what}:\n{pane}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until this can be seen.
+    #[track_caller]
+    fn shows(&self, text: &str) -> String {
+        self.until(text, |pane| pane.contains(text))
+    }
+
+    /// Waits until the last line is this.
+    #[track_caller]
+    fn asks(&self, prompt: &str) -> String {
+        self.until(prompt, |pane| pane.lines().last() == Some(prompt))
+    }
+
+    /// Types a line, and waits for the next prompt; what was shown in between.
+    #[track_caller]
+    fn answers(&self, text: &str, prompt: &str) -> String {
+        let before = self.pane(&[]).lines().count();
+        self.line(text);
+        let pane = self.until(&format!("{text}, then {prompt}"), |pane| {
+            pane.lines().count() > before && pane.lines().last() == Some(prompt)
+        });
+        let lines: Vec<_> = pane.lines().skip(before).collect();
+        lines[..lines.len() - 1].join("\n")
+    }
+
+    /// Presses Ctrl-C at the prompt.
+    fn gives_up(&self) {
+        self.keys(&["C-c"]);
+        self.asks("CL-USER>");
+    }
+
+    /// Clears what can be seen.
+    fn clear(&self) {
+        let prompt = self.pane(&[]).lines().last().unwrap_or_default().to_owned();
+        self.keys(&["C-l"]);
+        self.until("a clear screen", |pane| pane == prompt);
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.pane(&[]));
+        }
+        let _ = self.tmux().arg("kill-server").status();
+        let _ = std::fs::remove_dir_all(&self.state);
+    }
+}
+
+#[test]
+fn forms_of_several_lines_are_evaluated_and_kept_in_the_history() {
+    let terminal = Terminal::start("", &[]);
+    terminal.line("(defun f (x) ; a ) in a comment");
+    terminal.line("\"(\" #\\( #| ( |#");
+    let shown = terminal.answers("(* x 2))", "CL-USER>");
+    assert!(shown.ends_with("=> F"), "{shown}");
+    assert_eq!(terminal.answers("(f 21)", "CL-USER>"), "=> 42");
+    assert_eq!(terminal.answers("(values 1 (list \"a\" :b))", "CL-USER>"), "=> 1\n=> (\"a\" :B)");
+    assert_eq!(terminal.answers("(values)", "CL-USER>"), "; No values");
+    assert_eq!(terminal.answers("* ** ***", "CL-USER>").lines().count(), 1);
+    assert_eq!(terminal.answers("(progn (princ \"out\") 1)", "CL-USER>"), "out\n=> 1");
+    assert_eq!(terminal.answers("(defpackage foo (:use :cl)) (in-package foo)", "FOO>"), "=> #<PACKAGE \"FOO\">");
+    // The one before the last, as a whole.
+    terminal.keys(&["C-d"]);
+    terminal.shows("status 0");
+    let history = terminal.state.join("sbcl-mcp/history");
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&history), mode(history.parent().unwrap())), (0o600, 0o700));
+    let terminal = Terminal { socket: format!("{}-again", terminal.socket), state: terminal.state.clone() };
+    terminal.begin("", &[]);
+    terminal.keys(&["Up", "Up", "Up", "Up", "Enter"]);
+    terminal.until("from the history", |pane| pane.ends_with("> (values)\n; No values\nCL-USER>"));
+}
+
+#[test]
+fn output_is_there_while_an_evaluation_runs() {
+    let terminal = Terminal::start("", &[]);
+    let marker = terminal.state.join("go-on");
+    let code = format!("(progn (format t \"first~%\") (loop until (probe-file {marker:?})) (princ \"second\") 1)");
+    terminal.line(&code);
+    terminal.until("the first line", |pane| pane.lines().last() == Some("first"));
+    std::fs::create_dir_all(&terminal.state).unwrap();
+    std::fs::write(&marker, "").unwrap();
+    let pane = terminal.asks("CL-USER>");
+    assert!(pane.ends_with("first\nsecond\n=> 1\nCL-USER>"), "{pane}");
+    assert_eq!(pane.matches("\nfirst").count(), 1);
+}
+
+#[test]
+fn names_are_completed_with_their_lambda_lists() {
+    let terminal = Terminal::start("", &[]);
+    terminal.answers(
+        "(defpackage cafe (:export teapot)) (defun cafe:teapot (water &key leaves) (list water leaves))",
+        "CL-USER>",
+    );
+    terminal.clear();
+    terminal.keys(&["-l", "(cafe:t"]);
+    terminal.keys(&["Tab"]);
+    terminal.shows("CL-USER> (cafe:teapot");
+    terminal.keys(&["-l", " 1)"]);
+    terminal.keys(&["Enter"]);
+    terminal.shows("=> (1 NIL)");
+    terminal.clear();
+    // Several: a menu.
+    terminal.keys(&["-l", "(multiple-value-"]);
+    terminal.keys(&["Tab"]);
+    let menu = terminal.shows("multiple-value-setq");
+    for known in ["multiple-value-bind", "multiple-value-call", "multiple-value-list", "multiple-value-prog1"] {
+        assert!(menu.contains(known), "{menu}");
+    }
+    assert!(menu.contains("(VARS VALUE-FORM &BODY BODY)"), "{menu}");
+    terminal.gives_up();
+    // A package, and a variable with its earmuffs.
+    terminal.keys(&["-l", "caf"]);
+    terminal.keys(&["Tab"]);
+    terminal.shows("CL-USER> cafe:");
+    terminal.gives_up();
+    terminal.keys(&["-l", "*print-readab"]);
+    terminal.keys(&["Tab"]);
+    terminal.shows("CL-USER> *print-readably*");
+    terminal.gives_up();
+    terminal.keys(&["-l", ":che"]);
+    terminal.keys(&["Tab"]);
+    terminal.shows("list checkpoints");
+}
+
+#[test]
+fn an_error_opens_a_level_of_the_debugger() {
+    let terminal = Terminal::start("", &[]);
+    terminal.answers("(defun total (prices) (reduce #'+ (mapcar #'price-of prices)))", "CL-USER>");
+    let shown = terminal.answers("(total '((apple . 3) (pear . 4)))", "[1] CL-USER>");
+    for known in [
+        "[ERROR] UNDEFINED-FUNCTION\nThe function COMMON-LISP-USER::PRICE-OF is undefined.\n0: (PRICE-OF (APPLE . 3))",
+        "\n  1. CONTINUE - Retry calling PRICE-OF.\n",
+        "\n  6. ABORT - Return to top level.",
+    ] {
+        assert!(shown.contains(known), "{shown}");
+    }
+    assert!(!shown.contains("Tools: "), "{shown}");
+    assert!(terminal.answers(":bt 1", "[1] CL-USER>").starts_with("Backtrace for UNDEFINED-FUNCTION (1 of "));
+    assert!(terminal.answers(":frame 1", "[1] CL-USER>").contains("1: (TOTAL "));
+    assert_eq!(terminal.answers(":locals", "[1] CL-USER>"), "PRICES = ((APPLE . 3) (PEAR . 4))");
+    assert_eq!(terminal.answers("(length prices)", "[1] CL-USER>"), "=> 2");
+    // An error of the debugger's own code leaves the level alone.
+    assert!(terminal.answers("(/ (length prices) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
+    terminal.clear();
+    assert!(terminal.answers("(defun price-of (item) (cdr item))", "[1] CL-USER>").ends_with("=> PRICE-OF"));
+    assert_eq!(terminal.answers("1", "CL-USER>"), "=> 7");
+    // By name, with a value; given up; returned from.
+    terminal.answers("(restart-case (error \"boo\") (take (x) x))", "[1] CL-USER>");
+    assert_eq!(terminal.answers(":restart take (+ 40 2)", "CL-USER>"), "=> 42");
+    terminal.answers("(error \"boo\")", "[1] CL-USER>");
+    assert_eq!(terminal.answers(":abort", "CL-USER>"), "Evaluation aborted.");
+    terminal.clear();
+    terminal.answers("(progn (defun inner () (error \"boo\")) (defun outer () (list (inner))))", "CL-USER>");
+    terminal.answers("(outer)", "[1] CL-USER>");
+    terminal.answers(":frame 1", "[1] CL-USER>");
+    assert_eq!(terminal.answers(":return :fine", "CL-USER>"), "=> (:FINE)");
+    assert!(terminal.answers(":abort", "CL-USER>").starts_with("; No evaluation is held"));
+    // A number is a number again.
+    assert_eq!(terminal.answers("1", "CL-USER>"), "=> 1");
+}
+
+#[test]
+fn ctrl_c_interrupts_and_twice_replaces_the_image() {
+    let terminal = Terminal::start("", &[]);
+    terminal.answers("(defun f () 1) (defun spin () (loop))", "CL-USER>");
+    terminal.line("(progn (write-line \"go\") (spin))");
+    terminal.until("it runs", |pane| pane.lines().last() == Some("go"));
+    terminal.keys(&["C-c"]);
+    let pane = terminal.asks("CL-USER>");
+    assert!(pane.contains("; Interrupted.") && pane.contains("(SPIN)"), "{pane}");
+    assert_eq!(terminal.answers("(f)", "CL-USER>"), "=> 1");
+    // What cannot be interrupted costs the image, but no definition.
+    terminal.clear();
+    terminal.line("(progn (write-line \"go\") (sb-sys:without-interrupts (spin)))");
+    terminal.until("it runs", |pane| pane.lines().last() == Some("go"));
+    terminal.keys(&["C-c"]);
+    terminal.shows("; It is being interrupted. Ctrl-C once more replaces the image.");
+    terminal.keys(&["C-c"]);
+    let pane = terminal.asks("CL-USER>");
+    let told = "; The image was replaced.\n; The Lisp image was killed by signal 9";
+    assert!(
+        pane.contains(told) && pane.contains("Restored: all 2 forms") && pane.contains("; Not kept: values"),
+        "{pane}"
+    );
+    assert_eq!(terminal.answers("(f)", "CL-USER>"), "=> 1");
+    // At the prompt it gives up what was typed.
+    terminal.keys(&["-l", "(f"]);
+    terminal.shows("> (f");
+    terminal.gives_up();
+    assert_eq!(terminal.answers("2", "CL-USER>"), "=> 2");
+}
+
+#[test]
+fn commands_do_what_they_say() {
+    let terminal = Terminal::start("", &[]);
+    std::fs::create_dir_all(&terminal.state).unwrap();
+    let file = terminal.state.join("square.lisp");
+    std::fs::write(&file, "(defun square (x) (* x x))\n").unwrap();
+    let shown = terminal.answers(&format!(":load {}", file.display()), "CL-USER>");
+    assert!(shown.contains("Loaded ") && !shown.contains("; No values"), "{shown}");
+    assert_eq!(terminal.answers("(square 5)", "CL-USER>"), "=> 25");
+    let shown = terminal.answers(":describe square", "CL-USER>");
+    assert!(shown.contains("SQUARE [FUNCTION]") && shown.contains("(defun square"), "{shown}");
+    terminal.answers("(defvar *x* 1)", "CL-USER>");
+    assert!(terminal.answers(":checkpoint", "CL-USER>").contains("repl"));
+    terminal.answers("(setf *x* 2)", "CL-USER>");
+    assert!(terminal.answers(":checkpoints", "CL-USER>").contains("repl"));
+    assert!(terminal.answers(":restore", "CL-USER>").contains("Restored \"repl\""));
+    assert_eq!(terminal.answers("*x*", "CL-USER>"), "=> 1");
+    assert!(terminal.answers(":lod square", "CL-USER>").contains("There is no command :lod. Did you mean :load?"));
+    assert_eq!(terminal.answers(":tset", "CL-USER>"), "=> :TSET\n; That is a keyword. The command is :test.");
+    assert_eq!(terminal.answers(":something", "CL-USER>"), "=> :SOMETHING");
+    terminal.clear();
+    assert!(terminal.answers(":help", "CL-USER>").contains(":checkpoint [NAME]"));
+    assert!(terminal.answers(":reset", "CL-USER>").contains("Session reset."));
+    terminal.line(":quit");
+    terminal.shows("status 0");
+}
+
+#[test]
+fn colours_are_left_out_where_they_are_not_wanted() {
+    let with = Terminal::start("", &[]);
+    with.answers("(error \"boo\")", "[1] CL-USER>");
+    assert!(with.pane(&["-e"]).contains("\x1b[31m"));
+    let without = Terminal::start("", &[("NO_COLOR", "1")]);
+    without.answers("(error \"boo \" :key)", "[1] CL-USER>");
+    let pane = without.pane(&["-e"]);
+    assert!(pane.contains("[ERROR] SIMPLE-ERROR") && !pane.contains("\x1b[3"), "{pane}");
+    // A terminal that can do nothing gets lines.
+    let script = format!("TERM=dumb '{BINARY}' repl");
+    let mut child = Command::new("script")
+        .args(["-qec", &script, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"(+ 1\n2)\n\x04").unwrap();
+    let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(text.contains("CL-USER> ") && text.contains("=> 3") && !text.contains('\x1b'), "{text}");
+}
+
+fn piped(arguments: &[&str], input: &str) -> Output {
+    let mut command = Command::new(BINARY);
+    command.arg("repl").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn pipes_get_values_and_a_status() {
+    let fine = piped(
+        &[],
+        "(+ 1 2)\n(defun f (x)\n  \"(\" ; (\n  (* x 2))\n(progn (princ 7)\n  (f 21))\n\n(format *error-output* \"err~%\")\n:foo\n(values)",
+    );
+    let (stdout, stderr) = (String::from_utf8(fine.stdout).unwrap(), String::from_utf8(fine.stderr).unwrap());
+    assert_eq!(stdout, "=> 3\n=> F\n7\n=> 42\n=> NIL\n=> :FOO\n; No values\n");
+    assert_eq!((stderr.as_str(), fine.status.code()), ("err\n", Some(0)));
+    // An error is told, the rest is evaluated, and the status says so.
+    let failed = piped(&[], "(error \"boo\")\n(+ 1 2)\n");
+    let stdout = String::from_utf8(failed.stdout).unwrap();
+    assert!(
+        stdout.starts_with("[ERROR] SIMPLE-ERROR\nboo\n0: (ERROR \"boo\")\n") && stdout.ends_with("\n=> 3\n"),
+        "{stdout}"
+    );
+    assert_eq!(failed.status.code(), Some(1));
+    let unfinished = piped(&[], "(+ 1\n");
+    assert!(String::from_utf8(unfinished.stdout).unwrap().starts_with("[ERROR] END-OF-FILE\n"));
+    assert_eq!(unfinished.status.code(), Some(1));
+    assert_eq!(piped(&[], "").status.code(), Some(0));
+    // The server's options are the REPL's.
+    let limited = piped(&["--timeout", "0.2"], "(loop)\n");
+    assert!(String::from_utf8(limited.stdout).unwrap().starts_with("[ERROR] TIMEOUT\n"));
+    let lost =
+        piped(&[], "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))\n(+ 1 2)\n");
+    let stdout = String::from_utf8(lost.stdout).unwrap();
+    assert!(stdout.contains("[ERROR] IMAGE-LOST") && stdout.ends_with("=> 3\n"), "{stdout}");
+    let unstarted = piped(&["--heap", "5"], "1\n");
+    let said = String::from_utf8(unstarted.stderr).unwrap();
+    assert!(unstarted.status.code() == Some(3) && said.contains("heap 5 is out of range"), "{said}");
+}
+
+/// Runs a command with a directory for sockets.
+fn joined(runtime: &std::path::Path, arguments: &[&str], input: &str) -> (String, String, Option<i32>) {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).env("XDG_RUNTIME_DIR", runtime);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that does not read is free not to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr), output.status.code())
+}
+
+#[test]
+fn commands_join_an_image_that_runs() {
+    let runtime = std::env::temp_dir().join(format!("sbcl-mcp-joined-{}", std::process::id()));
+    std::fs::create_dir_all(&runtime).unwrap();
+    std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).unwrap();
+    let none = joined(&runtime, &["eval", "--attach", "1"], "");
+    assert!(none.2 == Some(3) && none.1.contains("no session runs that can be joined"), "{none:?}");
+    assert_eq!(joined(&runtime, &["repl", "--attach"], "1\n").2, Some(3));
+    assert_eq!(joined(&runtime, &["test", "--attach", "x"], "").2, Some(2));
+
+    let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defpackage agent (:use :cl)) (in-package agent) (defun cl-user::f (x) (* 2 x))");
+    common::fail(&mut server, "(error \"the agent's own\")");
+    let fine = |arguments: &[&str], input: &str, expected: &str| {
+        let answer = joined(&runtime, arguments, input);
+        assert!(answer.0.ends_with(expected) && answer.2 == Some(0), "{arguments:?}: {answer:?}");
+    };
+    fine(&["eval", "--attach", "(f 21)"], "", "=> 42\n");
+    fine(&["eval", "--attach", "-"], "(f 4)", "=> 8\n");
+    let name = format!("--attach={}", server.pid());
+    fine(&["eval", &name, "(f 1)"], "", "=> 2\n");
+    let failed = joined(&runtime, &["eval", "--attach", "(error \"boo\")"], "");
+    assert!(failed.0.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && failed.2 == Some(1), "{failed:?}");
+    // A person's package, errors and values are his own.
+    fine(&["repl", "--attach"], "(defpackage person)\n(defvar cl-user::*x* (f 2))\n*x*\n", "=> 4\n");
+    fine(&["repl", "--attach", &server.pid().to_string()], "*x*\n", "=> 4\n");
+    assert!(last_error(&mut server).contains("the agent's own"));
+    assert!(server.evaluate("(list (package-name *package*) cl-user::*x*)").ends_with("=> (\"AGENT\" 4)"));
+    let file = runtime.join("file.lisp");
+    std::fs::write(&file, "(in-package :cl-user) (defun loaded () :loaded)").unwrap();
+    let loaded = joined(&runtime, &["load", "--attach", file.to_str().unwrap()], "");
+    assert!(loaded.0.contains("Loaded ") && loaded.2 == Some(0), "{loaded:?}");
+    assert!(server.evaluate("(cl-user::loaded)").ends_with("=> :LOADED"));
+    let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
+    assert_eq!(terminal.answers("(f 3)", "CL-USER>"), "=> 6");
+    assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
+    assert!(server.evaluate("1").ends_with("=> 1"));
+    assert_eq!(terminal.answers(":abort", "CL-USER>"), "Evaluation aborted.");
+    server.finish();
+    terminal.line("1");
+    terminal.shows("status 3");
+    std::fs::remove_dir_all(&runtime).unwrap();
+}
+
+#[test]
+fn load_and_test_have_statuses_for_scripts() {
+    let directory = std::env::temp_dir().join(format!("sbcl-mcp-tools-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    let test = |plus: &str| {
+        format!(
+            "(defpackage sums (:use :cl :sb-rt)) (in-package :sums) (deftest one (+ 1 1) 2) (deftest two (+ 1 {plus}) 3)"
+        )
+    };
+    write("sums.asd", "(defsystem \"sums\" :depends-on (\"sb-rt\") :components ((:file \"sums\")))");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(&directory).env("CL_SOURCE_REGISTRY", directory.join(":"));
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    };
+    write("sums.lisp", &test("2"));
+    let (text, status) = run(&["load", "sums", "--heap", "1G"]);
+    assert!(text.starts_with("Loaded sums: ") && status == Some(0), "{text}");
+    let (text, status) = run(&["test", "sums"]);
+    assert!(text.contains("2 passed, 0 failed") && status == Some(0), "{text}");
+    write("wrong.asd", "(defsystem \"wrong\" :depends-on (\"sb-rt\") :components ((:file \"wrong\")))");
+    write("wrong.lisp", &test("3"));
+    let (text, status) = run(&["test", "--timeout", "60", "wrong"]);
+    assert!(text.contains("1 passed, 1 failed") && status == Some(1), "{text}");
+    for (arguments, expected) in [
+        (&["test", "no-such-system"][..], 2),
+        (&["test"], 2),
+        (&["test", "sums", "--heap", "5"], 2),
+        (&["load", "no-such-system"], 1),
+        (&["load", "no-such-file.lisp"], 1),
+        (&["load"], 2),
+    ] {
+        let (text, status) = run(arguments);
+        assert_eq!(status, Some(expected), "{arguments:?}: {text}");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
