@@ -50,7 +50,7 @@ impl Host for Inner {
                     return Some(job);
                 }
                 Next::Refuse(request) => {
-                    let answer = Self::refuse(&mut board, request);
+                    let answer = Self::refuse(&mut board, *request);
                     self.leave_board(board);
                     self.deliver([answer]);
                 }

@@ -202,7 +202,7 @@ pub(super) enum Next {
     /// This job, which runs from now on.
     Run(Job),
     /// Ask again: this cannot be done, since nothing is held.
-    Refuse(Request),
+    Refuse(Box<Request>),
     /// Ask again when what this thread holds is to be released, which this says why.
     Release(Box<Hold>, &'static str),
     /// Ask again when something changes, or it is this time.
@@ -330,7 +330,7 @@ impl Board {
         let request = &self.waiting[Lane::Evaluation as usize][first];
         match self.thread_for(request) {
             Some(_) => Next::Wait(None),
-            None if request.job.kind.concerns_held() => Next::Refuse(self.pop_evaluation()),
+            None if request.job.kind.concerns_held() => Next::Refuse(Box::new(self.pop_evaluation())),
             None => self.next_new(now),
         }
     }

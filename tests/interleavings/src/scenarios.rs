@@ -15,14 +15,14 @@ use crate::Mutex;
 use crate::rpc::driver::{Driver, Service};
 use crate::rpc::framing::Line;
 use crate::rpc::inflight::{Inflight, Responder};
-use crate::rpc::output::Output;
+use crate::rpc::output::{Output, Reader};
 use crate::rpc::waker::Waker;
 
 /// A client's end, and what answers go through.
 fn connection() -> (UnixStream, UnixStream, Arc<Output>, Arc<Waker>) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let waker = Arc::new(Waker::new().expect("a pipe"));
-    let output = Output::new(theirs.try_clone().expect("a descriptor").into(), false, waker.clone());
+    let output = Output::new(theirs.try_clone().expect("a descriptor").into(), Reader::Client, waker.clone());
     (ours, theirs, Arc::new(output.expect("it does not block")), waker)
 }
 
