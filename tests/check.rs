@@ -301,7 +301,9 @@ fn lisp_files(directory: &Path, files: &mut Vec<PathBuf>) {
 /// Which of the files in `directory` SBCL's reader gets through, by name.
 fn readable(directory: &Path) -> Vec<String> {
     let code = format!(
-        "(let ((*read-suppress* t))
+        "(let ((*read-suppress* t) (*readtable* (copy-readtable nil)))
+           ;; SBCL skips an unknown one while it suppresses, and a string would begin where none does.
+           (set-dispatch-macro-character #\\# #\\\" (lambda (&rest arguments) (error \"~S\" arguments)))
            (dolist (file (directory \"{}/*.lisp\"))
              (when (ignore-errors
                     (with-open-file (stream file :external-format :utf-8)

@@ -363,11 +363,19 @@ fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
         place.join("open")
     ));
     let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
-    // Asked one after another without waiting: what runs, a reset, what follows, a return, what follows that.
+    // Asked one after another without waiting: what runs, a reset, what follows; then a return, and what follows that.
     let running = server.post_running("(setf *x* 3)", "(loop)", 60.0);
     let waiting = server.post_call("evaluate-lisp", json!({"code": "(setf *x* 4)"}));
     let reset = server.post_call("reset-session", json!({}));
     let after = server.post_call("evaluate-lisp", json!({"code": "(list (boundp '*x*) (fboundp 'f))"}));
+    // A return ends what runs: it is asked for when that is over.
+    let (text, is_error) = server.outcome(running);
+    assert!(is_error && text.contains("CANCELLED"), "{text}");
+    let (text, is_error) = server.outcome(waiting);
+    assert!(is_error && text.contains("CANCELLED"), "{text}");
+    let (text, is_error) = server.outcome(reset);
+    assert!(!is_error && text.contains("The evaluation that was running has been ended."), "{text}");
+    assert_eq!(server.outcome(after), ("=> (NIL NIL)".to_owned(), false));
     let returned = server.post_call("checkpoint", json!({"action": "restore", "name": "one"}));
     let last = server.post_call("evaluate-lisp", json!({"code": "(list *x* (f))"}));
     // Half a line, the rest of which comes later.
@@ -376,13 +384,6 @@ fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
     .to_string();
     let (first, second) = line.as_bytes().split_at(line.find('ö').unwrap() + 1);
     server.send_raw(first);
-    let (text, is_error) = server.outcome(running);
-    assert!(is_error && text.contains("CANCELLED"), "{text}");
-    let (text, is_error) = server.outcome(waiting);
-    assert!(is_error && text.contains("CANCELLED"), "{text}");
-    let (text, is_error) = server.outcome(reset);
-    assert!(!is_error && text.contains("The evaluation that was running has been ended."), "{text}");
-    assert_eq!(server.outcome(after), ("=> (NIL NIL)".to_owned(), false));
     assert!(server.outcome(returned).0.starts_with("Restored \"one\" (evaluation 1, "));
     assert_eq!(server.outcome(last), ("=> (1 1)".to_owned(), false));
     server.send_raw(&[second, b"\n"].concat());

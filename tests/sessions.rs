@@ -26,7 +26,7 @@ impl State {
     }
 
     fn start(&self, arguments: &[&str]) -> Server {
-        Server::start_with_environment(arguments, &[("XDG_STATE_HOME", &self.0)])
+        Server::start_with_environment(arguments, &[("XDG_STATE_HOME", &self.0), ("XDG_RUNTIME_DIR", &self.0)])
     }
 
     /// A server of this session, which has shaken hands.
@@ -38,7 +38,7 @@ impl State {
 
     /// `sbcl-mcp sessions` with these arguments.
     fn sessions(&self, arguments: &[&str]) -> Output {
-        Command::new(BINARY).arg("sessions").args(arguments).env("XDG_STATE_HOME", &self.0).output().unwrap()
+        Command::new(BINARY).arg("sessions").args(arguments).env("XDG_STATE_HOME", &self.0).env("XDG_RUNTIME_DIR", &self.0).output().unwrap()
     }
 
     fn list(&self) -> String {
@@ -173,6 +173,8 @@ fn it_is_saved_while_it_is_idle_and_on_request() {
     good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
     server.evaluate("(setf *x* 4) (defun f () :f)");
     let pids: Vec<_> = children(server.pid()).into_iter().chain([server.pid()]).collect();
+    // At once: who sees another one die would save what there is, or begin anew.
+    pids.iter().rev().for_each(|pid| signal(*pid, "-STOP"));
     pids.iter().for_each(|pid| signal(*pid, "-KILL"));
     until("all are gone", || !pids[..1].iter().any(|pid| is_alive(*pid)));
     drop(server);
