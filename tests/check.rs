@@ -302,8 +302,12 @@ fn lisp_files(directory: &Path, files: &mut Vec<PathBuf>) {
 fn readable(directory: &Path) -> Vec<String> {
     let code = format!(
         "(let ((*read-suppress* t) (*readtable* (copy-readtable nil)))
-           ;; SBCL skips an unknown one while it suppresses, and a string would begin where none does.
-           (set-dispatch-macro-character #\\# #\\\" (lambda (&rest arguments) (error \"~S\" arguments)))
+           ;; SBCL skips the two characters while it suppresses, and takes the string's end for its beginning.
+           (set-dispatch-macro-character
+            #\\# #\\\" (lambda (stream quote argument)
+                      (declare (ignore argument))
+                      (unread-char quote stream)
+                      (read stream t nil t)))
            (dolist (file (directory \"{}/*.lisp\"))
              (when (ignore-errors
                     (with-open-file (stream file :external-format :utf-8)

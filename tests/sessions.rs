@@ -38,7 +38,13 @@ impl State {
 
     /// `sbcl-mcp sessions` with these arguments.
     fn sessions(&self, arguments: &[&str]) -> Output {
-        Command::new(BINARY).arg("sessions").args(arguments).env("XDG_STATE_HOME", &self.0).env("XDG_RUNTIME_DIR", &self.0).output().unwrap()
+        Command::new(BINARY)
+            .arg("sessions")
+            .args(arguments)
+            .env("XDG_STATE_HOME", &self.0)
+            .env("XDG_RUNTIME_DIR", &self.0)
+            .output()
+            .unwrap()
     }
 
     fn list(&self) -> String {
