@@ -771,26 +771,26 @@ fn clear_up(scratch: &Scratch) {
 
 /// Runs tests for the process that started this one, and ends when that does.
 fn beside(options: Options, stdio: Stdio) -> i32 {
-    let scratch = Arc::new(Scratch::new());
-    let done = run_beside(options, stdio, &scratch);
-    clear_up(&scratch);
+    let done = run_beside(options, stdio);
     done.map_or_else(|reason| complain(&format!("sbcl-mcp cannot run tests: {reason}")), |()| 0)
 }
 
-fn run_beside(options: Options, stdio: Stdio, scratch: &Arc<Scratch>) -> Result<(), String> {
-    outlive_nobody(&stdio, scratch.clone(), LAST_WORDS).map_err(|error| error.to_string())?;
-    let Stdio { input, output, .. } = stdio;
-    let mut request = String::new();
+fn run_beside(options: Options, stdio: Stdio) -> Result<(), String> {
     // Its end is held open: there may be no more in it than the line.
+    let input = stdio.input.try_clone().map_err(|error| error.to_string())?;
+    let mut request = String::new();
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
-    let tests: mcp::beside::Tests = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    let request: mcp::beside::Request = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    let (tests, scratch) = (request.tests, Arc::new(Scratch::inherited(request.scratch)));
+    outlive_nobody(&stdio, scratch.clone(), LAST_WORDS).map_err(|error| error.to_string())?;
     // Files, and no checkpoint.
     let options = Options { image: None, ..options };
-    let session = options.session(scratch, None)?;
+    let session = options.session(&scratch, None)?;
     start_logging(options.log);
     let outcome = session.evaluate_operation(&tests.operation().with_errors(), tests.evaluation());
+    clear_up(&scratch);
     let text = serde_json::to_vec(&outcome).map_err(|error| error.to_string())?;
-    std::fs::File::from(output).write_all(&text).map_err(|error| error.to_string())
+    std::fs::File::from(stdio.output).write_all(&text).map_err(|error| error.to_string())
 }
 
 /// Boots and says what the image calls itself.

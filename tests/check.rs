@@ -308,6 +308,13 @@ fn readable(directory: &Path) -> Vec<String> {
                       (declare (ignore argument))
                       (unread-char quote stream)
                       (read stream t nil t)))
+           ;; What the repair of `#+((sbcl)` comes to is balanced, if no feature.
+           (flet ((skip-two (stream sign argument)
+                    (declare (ignore sign argument))
+                    (read stream t nil t)
+                    (read stream t nil t)))
+             (set-dispatch-macro-character #\\# #\\+ #'skip-two)
+             (set-dispatch-macro-character #\\# #\\- #'skip-two))
            (dolist (file (directory \"{}/*.lisp\"))
              (when (ignore-errors
                     (with-open-file (stream file :external-format :utf-8)
@@ -386,8 +393,12 @@ fn break_and_check(name: &str, files: &[PathBuf]) {
 fn damage_is_found_where_it_was_done() {
     let mut files = Vec::new();
     lisp_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lisp"), &mut files);
-    lisp_files(Path::new("/usr/share/common-lisp/source"), &mut files);
     files.sort();
+    let mut libraries = Vec::new();
+    lisp_files(Path::new("/usr/share/common-lisp/source"), &mut libraries);
+    libraries.sort();
+    // The same ones wherever the checkout is.
+    files.append(&mut libraries);
     // Some of them: a debug build takes its time.
     let files: Vec<_> = files.iter().step_by(files.len().div_ceil(16)).cloned().collect();
     break_and_check("bounded", &files);

@@ -321,7 +321,8 @@ fn the_server_saves_of_its_own_accord_when_asked_to() {
     let mut server = state.serve(&["--checkpoints", "auto"]);
     server.evaluate("(defvar *x* 1)");
     server.evaluate("(setf *x* 2)");
-    until("a checkpoint is there", || list(&mut server).starts_with("\"auto-1\"  evaluation 2, "));
+    // There may be one of evaluation 1, if the second one was late.
+    until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
     kill_worker(&server);
     assert!(server.evaluate("*x*").ends_with("=> 2"));
     good(&mut server, "reset-session", json!({}));

@@ -45,7 +45,7 @@ impl Terminal {
 
     fn tmux(&self) -> Command {
         let mut command = Command::new("tmux");
-        command.args(["-L", &self.socket]);
+        command.args(["-L", &self.socket]).env_remove("NO_COLOR");
         command
     }
 

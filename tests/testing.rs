@@ -1,10 +1,13 @@
 //! run-tests: real frameworks, what a failing test says, tests that hang, exit and end threads, and the error state.
 
 mod common;
+#[path = "common/processes.rs"]
+mod processes;
 
 use std::path::{Path, PathBuf};
 
 use common::{Server, bad, good, last_error};
+use processes::until;
 use serde_json::{Value, json};
 
 /// Where ASDF looks for what Debian installs.
@@ -443,7 +446,11 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest good (parse \"\") nil)\n(deftest bad (parse \"x\") (1))\n";
     let project = Project::new("fresh-background", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
-    let mut server = project.server();
+    let temporary = project.0.join("temporary");
+    std::fs::create_dir(&temporary).expect("a directory");
+    let mut server = Server::start_with_environment(&[], &[("TMPDIR", &temporary)]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
     let arguments = json!({"system": "demo", "fresh": true, "suspects": 1, "background": true});
     let text = good(&mut server, "run-tests", arguments.clone());
     assert_eq!(text, "Evaluation 2 goes on in the background.");
@@ -472,6 +479,9 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
     let text = good(&mut server, "reset-session", json!({}));
     assert!(text.contains("Evaluation 6, in the background, has been ended."), "{text}");
     server.goes_on();
+    // Nothing stays of the other images.
+    server.finish();
+    until("what they wrote is gone", || std::fs::read_dir(&temporary).is_ok_and(|mut files| files.next().is_none()));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoints::this_program;
+use crate::scratch::Scratch;
 use crate::session::operation::Operation;
 use crate::{Evaluation, Outcome, TimeLimit};
 
@@ -76,6 +78,14 @@ impl Tests {
     }
 }
 
+/// What that process is asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) tests: Tests,
+    /// Where it has its temporary files, which are removed by whoever outlives the other.
+    pub(crate) scratch: PathBuf,
+}
+
 /// A run in another process that can be ended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Handle(Arc<Mutex<State>>);
@@ -125,7 +135,9 @@ impl Handle {
             state.child = Some(child);
         }
         let (Some(mut stdin), Some(stdout)) = (stdin, stdout) else { return Err("No pipes.".to_owned()) };
-        let request = serde_json::to_string(tests).map_err(|error| failed("cannot be asked", &error))?;
+        let scratch = Scratch::new();
+        let request = Request { tests: tests.clone(), scratch: scratch.path().to_owned() };
+        let request = serde_json::to_string(&request).map_err(|error| failed("cannot be asked", &error))?;
         let asked = stdin.write_all(format!("{request}\n").as_bytes());
         let late = self.clone();
         let (done, over) = std::sync::mpsc::channel::<()>();
@@ -142,6 +154,7 @@ impl Handle {
             let _ = child.kill();
             child.wait()
         });
+        scratch.remove();
         let _ = watch.map(std::thread::JoinHandle::join);
         asked.and(read).map_err(|error| failed("does not answer", &error))?;
         serde_json::from_slice(&said).map_err(|_| {
