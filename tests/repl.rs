@@ -353,8 +353,9 @@ fn pipes_get_values_and_a_status() {
                  (lambda (s c) (declare (ignore c)) (cons 'list (read-delimited-list #\\} s t))))) {1 2} {3 4}\n";
     let stdout = String::from_utf8(piped(&[], forms).stdout).unwrap();
     let package = "=> #<PACKAGE \"P\">\n".repeat(3);
-    let expected =
-        format!("1\n=> 1\n=> 2\n=> 3\n; No values\n=> :YES\n=> :NO\n=> A\n=> #(1)\n{package}=> T\n=> (1 2)\n=> (3 4)\n");
+    let expected = format!(
+        "1\n=> 1\n=> 2\n=> 3\n; No values\n=> :YES\n=> :NO\n=> A\n=> #(1)\n{package}=> T\n=> (1 2)\n=> (3 4)\n"
+    );
     assert_eq!(stdout, expected);
     let failed = piped(&[], "(+ 1 1) (error \"boo\") (+ 1 2)\n(+ 2 2) ) (+ 2 3)\n(+ 3 3)\n");
     let stdout = String::from_utf8(failed.stdout).unwrap();
