@@ -116,7 +116,8 @@ handler inherits the hint of the outer one, hence the user's own frames above th
                     ;; Called by the code itself: the hook's frame stands for that call.
                     (return-from error-frame (frame-below (1- hook)))))
          (hint (and frame (resolve-hint frame)))
-         (limit (and hint (frame-address hint))))
+         (limit (and hint (frame-address hint)))
+         (skipped nil))
     (loop while (and frame
                      (< (frame-address frame) *boundary*)
                      (or (host-frame-p frame)
@@ -124,8 +125,13 @@ handler inherits the hint of the outer one, hence the user's own frames above th
                          (and limit
                               (< (frame-address frame) limit)
                               (system-frame-p frame))))
-          do (setf frame (sb-di:frame-down frame)))
-    (below-trap frame)))
+          do (shiftf skipped frame (sb-di:frame-down frame)))
+    ;; What interrupts a thread inherits a hint, too: then the call that reports the error is nearer than that says.
+    (if (and skipped frame limit
+             (< (frame-address frame) limit)
+             (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
+        skipped
+        (below-trap frame))))
 
 (defun foreign-frame-p (frame)
   "True when FRAME is not of Lisp."

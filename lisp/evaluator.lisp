@@ -26,7 +26,8 @@
   (file-position stream))
 
 (defun read-form (stream end start)
-  "Read the form from STREAM that begins at START, or return END."
+  "Read the form from STREAM that begins at START, or return END. What *PACKAGE* was may be deleted by now."
+  (current-package)
   (let ((*reading* stream))
     (setf *form-start* start)
     (with-boundary ()

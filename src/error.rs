@@ -159,6 +159,12 @@ pub enum EvaluationError {
         /// The number.
         id: u64,
     },
+    /// It was in the background when its image was lost.
+    #[error("Evaluation {id}, in the background, has been lost with its image: error-history has what is known of it.")]
+    Lost {
+        /// The number.
+        id: u64,
+    },
     /// As many are in the background, or wait to be, as may.
     #[error(
         "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one \

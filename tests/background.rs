@@ -192,6 +192,35 @@ fn a_lost_image_says_which_were_lost() {
 }
 
 #[test]
+fn one_that_cannot_be_ended_is_told_of() {
+    let code = "(loop (block nil (unwind-protect (sleep 0.01) (return))))";
+    let mut server = Server::ready();
+    let id = begin(&mut server, code);
+    await_running(&mut server, id);
+    let text = bad(&mut server, "evaluation", json!({"id": id, "action": "cancel"}));
+    assert_eq!(
+        text,
+        format!(
+            "Evaluation {id}, in the background, has been lost with its image: error-history has what is known of it."
+        )
+    );
+    assert_eq!(bad(&mut server, "evaluation", json!({})), text);
+    let text = server.evaluate("(list 1)");
+    let notices = text.split("\n\n").next().unwrap();
+    assert!(notices.contains("A new image has taken its place. ") && !notices.contains("\\n"), "{text}");
+    let text = good(&mut server, "error-history", json!({}));
+    assert!(text.contains("CANCELLED"), "{text}");
+    let text = good(&mut server, "describe-last-error", json!({"error-id": 1}));
+    assert!(text.contains("The evaluation was cancelled. It did not end then: its image was replaced."), "{text}");
+    // The same for a time limit.
+    let arguments = json!({"code": code, "background": true, "timeout": 0.1});
+    good(&mut server, "evaluate-lisp", arguments);
+    bad(&mut server, "evaluation", json!({"action": "wait"}));
+    let text = good(&mut server, "error-history", json!({}));
+    assert!(text.contains("TIMEOUT"), "{text}");
+}
+
+#[test]
 fn nothing_there_is_held() {
     let mut server = Server::ready();
     for choice in ["debug", "ask"] {

@@ -108,7 +108,7 @@ impl Worker {
         notices.iter().for_each(|notice| session.add_notice(notice.clone()));
         if let (Some(crash), Err(error)) = (&self.before.crash, &self.lost.result) {
             // The answer to what ran tells of it, unless that wants none any more.
-            session.add_notice(error.message.text.clone());
+            session.add_notice(notice_of(error));
             if let Some(those) = in_background(crash.background.iter().copied()) {
                 session.add_notice(format!("{those} lost with its image."));
             }
@@ -146,7 +146,7 @@ impl Worker {
             return outcome;
         }
         if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
-            session.withdraw_notice(&error.message.text);
+            session.withdraw_notice(notice_of(error));
             if error.id > 0 {
                 return outcome;
             }
@@ -227,6 +227,7 @@ pub(super) fn take_over(
         session.set_limits(limits);
     }
     session.count_evaluations_from(init.evaluations);
+    session.lose_evaluations(init.crash.as_ref().map_or(&[], |crash| &crash.background));
     let journal = init.journal.as_deref();
     let report = restore(session, journal.unwrap_or_default(), status);
     let lost = lost(init, &report);
@@ -366,6 +367,11 @@ fn shortened(text: &str) -> String {
         Some((cut, _)) => format!("{}…", &line[..cut]),
         None => line,
     }
+}
+
+/// What an error says, as a notice: in one line.
+fn notice_of(error: &ErrorRecord) -> String {
+    error.message.text.replace('\n', " ")
 }
 
 /// What is said of an evaluation that the last image did not finish.

@@ -290,7 +290,7 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    fn take(builder: &mut OutcomeBuilder) -> Self {
+    pub(super) fn take(builder: &mut OutcomeBuilder) -> Self {
         Self { signalled: builder.take_signalled(), superseded: builder.take_superseded() }
     }
 }

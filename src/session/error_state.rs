@@ -26,6 +26,15 @@ pub(super) struct ErrorState {
     notices_omitted: u64,
 }
 
+/// What is kept of a notice.
+fn cut(mut notice: String) -> String {
+    if let Some((end, _)) = notice.char_indices().nth(MAX_NOTICE) {
+        notice.truncate(end);
+        notice.push('…');
+    }
+    notice
+}
+
 impl ErrorState {
     /// Gives `error` its number, the one after `errors`, and puts it into the history.
     pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
@@ -54,16 +63,19 @@ impl ErrorState {
     }
 
     /// Has the next answer say this.
-    pub(super) fn notice(&mut self, mut text: String) {
+    pub(super) fn notice(&mut self, text: String) {
         if self.notices.len() >= MAX_NOTICES {
             self.notices_omitted += 1;
             return;
         }
-        if let Some((end, _)) = text.char_indices().nth(MAX_NOTICE) {
-            text.truncate(end);
-            text.push('…');
-        }
-        self.notices.push(text);
+        self.notices.push(cut(text));
+    }
+
+    /// Has the next answer not say this after all.
+    #[cfg(feature = "mcp")]
+    pub(super) fn withdraw(&mut self, notice: String) {
+        let notice = cut(notice);
+        self.notices.retain(|kept| *kept != notice);
     }
 
     /// What the next answer has to say.

@@ -84,6 +84,8 @@ pub(super) struct Evaluations {
     last: u64,
     /// What that was when this image began: there is none of it yet while it is the same.
     before: u64,
+    /// Those that were in the background when the image before was lost.
+    lost: Vec<u64>,
     /// In the order of their numbers.
     entries: VecDeque<Entry>,
     /// Bytes that the ones take that are over, and how many there are.
@@ -124,6 +126,13 @@ impl Evaluations {
         if self.entries.is_empty() {
             self.before = self.last;
         }
+    }
+
+    /// These were in the background when the image before was lost.
+    #[cfg(feature = "mcp")]
+    pub(super) fn lose(&mut self, numbers: &[u64]) {
+        self.lost = numbers.to_vec();
+        self.lost.sort_unstable();
     }
 
     /// `job` begins to do an evaluation, or goes on with it.
@@ -224,6 +233,7 @@ impl Evaluations {
     /// Forgets all but how far the numbers have come, and what has not run yet.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
+        self.lost.clear();
         (self.bytes, self.over) = (0, 0);
         if self.entries.is_empty() {
             self.before = self.last;
@@ -238,7 +248,7 @@ impl Evaluations {
     fn newest(&self, connection: &Connection) -> Result<&Entry, EvaluationError> {
         match connection.newest.load(Ordering::Relaxed) {
             id if id > self.before => self.get(id),
-            _ => Err(EvaluationError::None),
+            _ => Err(self.lost.last().map_or(EvaluationError::None, |id| EvaluationError::Lost { id: *id })),
         }
     }
 
@@ -249,6 +259,7 @@ impl Evaluations {
             Some(index) => Ok(&self.entries[index]),
             None if none => Err(EvaluationError::None),
             None if id == 0 || id > self.last => Err(EvaluationError::Unknown { id, last: self.last }),
+            None if self.lost.contains(&id) => Err(EvaluationError::Lost { id }),
             None => Err(EvaluationError::Gone { id }),
         }
     }

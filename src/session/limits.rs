@@ -1,14 +1,17 @@
 //! What the clock's thread looks after: time limits, the heap, and jobs that do not end.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Inner;
+use super::completion::Earlier;
 use super::events::JobEnd;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
 use crate::image::{self, Interrupt, JobKind, Lane};
+use crate::outcome::Clipped;
 
 /// How long after its interruption a job may go on, if the image can be replaced.
 pub(super) const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
@@ -158,8 +161,17 @@ impl Inner {
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let is_background = running.is_background();
         match running.reply {
-            PendingReply::Evaluation(_, reply) if is_background => {
+            PendingReply::Evaluation(mut builder, reply) if is_background => {
                 std::mem::forget(reply);
+                let before = Earlier::take(&mut builder);
+                let mut outcome = builder.finish(end);
+                if let Err(error) = &mut outcome.result {
+                    // The rest of its message is about an image that goes on.
+                    let error = Arc::make_mut(error);
+                    let said = error.message.text.split([';', '.']).next().unwrap_or_default();
+                    error.message = Clipped::from(format!("{said}. It did not end then: its image was replaced."));
+                }
+                self.evaluated_in_background(&mut self.board.lock(), &running.connection, before, end, &mut outcome);
                 observer.stuck(None);
             }
             // Whoever waits for the answer gets it from the next image, and must not see this one give up.

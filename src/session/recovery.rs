@@ -124,6 +124,11 @@ impl Session {
         self.inner.board.lock().evaluations.count_from(number);
     }
 
+    /// These evaluations were in the background when the image before was lost.
+    pub(crate) fn lose_evaluations(&self, numbers: &[u64]) {
+        self.inner.board.lock().evaluations.lose(numbers);
+    }
+
     /// The next jobs get numbers from this one on.
     pub(crate) fn number_from(&self, number: u64) {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
@@ -210,9 +215,9 @@ impl Session {
     }
 
     /// Has the next answer not say this after all.
-    pub(crate) fn withdraw_notice(&self, notice: &str) {
-        // What is kept of it may be shorter.
-        self.connection.state().notices.retain(|kept| kept.lines().next() != notice.lines().next());
+    #[cfg(feature = "mcp")]
+    pub(crate) fn withdraw_notice(&self, notice: String) {
+        self.connection.state().withdraw(notice);
     }
 
     /// Adds to what the next answer has to say.
