@@ -151,6 +151,10 @@ impl Inner {
 
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     pub(super) fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
+        if outcome.evaluation == 0 {
+            // A form that is restored: the state is that of the image before.
+            return;
+        }
         let mut state = connection.state();
         self.record_earlier(connection, &mut state, before, outcome);
         if let Err(error) = &mut outcome.result {
