@@ -36,7 +36,7 @@ pub(crate) use checkpointing::{AtEnd, Saves};
 use conversation::first_request;
 pub(crate) use conversation::revisions;
 pub use embedded::{Served, Stream, spawn};
-pub(crate) use peer::{FOR_PERSON, PACKAGE};
+pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
 use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;
@@ -143,7 +143,7 @@ pub(crate) fn serve(
 ) -> io::Result<(i32, Option<Pid>)> {
     let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
     connection.inflight.output.take_over(&begin.unsent);
-    connection.driver.take_over((&begin.unread.0, begin.unread.1));
+    connection.driver.take_over((&begin.unread.0, begin.unread.1), begin.init.resent.len());
     let Begin { init, listener, .. } = begin;
     serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
 }
