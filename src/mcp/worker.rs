@@ -607,14 +607,11 @@ struct Keeper {
     restoring: Arc<Restoring>,
 }
 
-impl Keeper {
-    /// What is done now was done before, in another image.
+impl Observer for Keeper {
     fn restores(&self) -> bool {
         self.restoring.evaluates.load(Ordering::Relaxed)
     }
-}
 
-impl Observer for Keeper {
     fn begun(&self, job: u64, timeout: Option<Duration>) {
         if self.restores() {
             return;
