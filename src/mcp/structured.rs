@@ -137,6 +137,9 @@ fn evaluation(outcome: &Outcome) -> Value {
     if let Some(record) = report::loaded(outcome) {
         map["loaded"] = loaded(record);
     }
+    if let Some(read) = outcome.records.iter().find(|record| record.kind == "read") {
+        map["read"] = read.number("end").into();
+    }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
             "realMs": timing.real_ms,
