@@ -485,6 +485,21 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
 }
 
 #[test]
+fn a_fresh_image_may_take_its_time() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
+    let project = Project::new("fresh-slow", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    // Those are a hundred looks of the watchdog's.
+    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    server.evaluate("(progn (make-package :session) (defvar *kept* 1))");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.contains("=> all pass  1 passed, 0 failed"), "{text}");
+    assert_eq!(server.evaluate("*kept*"), "=> 1");
+}
+
+#[test]
 fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
