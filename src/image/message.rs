@@ -106,15 +106,18 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
+    #[inline]
     pub(crate) fn new() -> Self {
         Self { words: Words::new(), objects: 0, kept: Vec::new() }
     }
 
+    #[inline]
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
     }
 
     /// How many objects were written.
+    #[inline]
     pub(crate) fn objects(&self) -> usize {
         self.objects
     }
@@ -124,6 +127,7 @@ impl Writer {
         std::mem::take(&mut self.kept)
     }
 
+    #[inline]
     fn token(&mut self, tag: u64, number: u64) {
         self.words.push(tag | number << 8);
     }
@@ -138,9 +142,11 @@ impl Writer {
         self.token(if value { tag::TRUE } else { tag::NIL }, 0);
     }
 
+    #[inline]
     pub(crate) fn integer(&mut self, value: i64) {
         self.objects += 1;
-        self.words.extend_from_slice(&[tag::INTEGER, value.cast_unsigned()]);
+        self.words.push(tag::INTEGER);
+        self.words.push(value.cast_unsigned());
     }
 
     /// An integer in two's complement, the lowest word first; at least one.
@@ -358,10 +364,12 @@ pub(crate) struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
+    #[inline]
     pub(crate) fn new(words: &'m [u64]) -> Self {
         Self { words, position: 0 }
     }
 
+    #[inline]
     fn take(&mut self, count: usize) -> &'m [u64] {
         let end = self.position.saturating_add(count).min(self.words.len());
         let taken = &self.words[self.position..end];
@@ -369,13 +377,22 @@ impl<'m> Reader<'m> {
         taken
     }
 
+    #[inline]
     fn word(&mut self) -> u64 {
         self.take(1).first().copied().unwrap_or_default()
     }
 
     /// The next token; NIL at the end.
+    #[inline]
     pub(crate) fn token(&mut self) -> Token<'m> {
-        let word = self.word();
+        match self.word() {
+            tag::INTEGER => Token::Integer(self.word().cast_signed()),
+            word => self.token_of(word),
+        }
+    }
+
+    /// The token that begins with `word`.
+    fn token_of(&mut self, word: u64) -> Token<'m> {
         let number = usize::try_from(word >> 8).unwrap_or(usize::MAX);
         match word & 0xff {
             tag::TRUE => Token::True,
@@ -429,6 +446,7 @@ impl<'m> Reader<'m> {
 }
 
 impl Drop for Reader<'_> {
+    #[inline]
     fn drop(&mut self) {
         while self.position < self.words.len() {
             // Handles are let go of.

@@ -1,14 +1,14 @@
 //! Calls between Lisp and a program that embeds it: `struct sbcl_library` of the contract.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use once_cell::sync::OnceCell;
+use smallvec::SmallVec;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 use super::float_traps::{self, Masked};
@@ -132,60 +132,16 @@ thread_local! {
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
     /// What the program's last answer in this thread is kept in until Lisp has read it.
     static ANSWER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
-    /// Buffers that no message uses now.
-    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How many spare buffers a thread keeps, and the words that one may have.
-const SPARE_BUFFERS: usize = 8;
-const SPARE_WORDS: usize = 1 << 16;
-
-/// A buffer of a message, which another one gets when it is dropped.
-#[derive(Debug, Default)]
-pub(crate) struct Words(Vec<u64>);
-
-impl Words {
-    /// An empty one.
-    pub(crate) fn new() -> Self {
-        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
-        Self(spare.unwrap_or_default())
-    }
-}
-
-impl Drop for Words {
-    fn drop(&mut self) {
-        if self.0.capacity() > 0 && self.0.capacity() <= SPARE_WORDS {
-            let mut words = std::mem::take(&mut self.0);
-            words.clear();
-            // A thread that ends keeps none.
-            let _ = SPARE.try_with(|spare| {
-                let mut spare = spare.borrow_mut();
-                if spare.len() < SPARE_BUFFERS {
-                    spare.push(words);
-                }
-            });
-        }
-    }
-}
-
-impl Deref for Words {
-    type Target = Vec<u64>;
-
-    fn deref(&self) -> &Vec<u64> {
-        &self.0
-    }
-}
-
-impl DerefMut for Words {
-    fn deref_mut(&mut self) -> &mut Vec<u64> {
-        &mut self.0
-    }
-}
+/// A message. Small ones, such as a call with some numbers, take no memory but the stack.
+pub(crate) type Words = SmallVec<[u64; 16]>;
 
 /// Copies what Lisp has written.
 ///
 /// # Safety
 /// `count` words at `address` are readable.
+#[inline]
 unsafe fn copy(address: *const u64, count: u64) -> Words {
     let mut words = Words::new();
     if let Ok(count) = usize::try_from(count)
@@ -200,12 +156,14 @@ unsafe fn copy(address: *const u64, count: u64) -> Words {
 
 impl Inside {
     /// The proof for this thread, when there is one.
+    #[inline]
     pub(crate) fn current() -> Option<Self> {
         CURRENT.get()
     }
 
     /// Calls the function that the Lisp handle `function` stands for with the objects in `message`, of which there are
     /// `count`. Its values come in `shape`.
+    #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64], count: usize) -> (CallStatus, Words) {
         let mut answer = sbcl_message::default();
         let status = {
