@@ -320,6 +320,7 @@ shape is this or 0, and a depth.")
 
 (defun read-string-token (address length)
   "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
+  (declare (type (unsigned-byte 62) address) (type index length))
   (values (copy-text address length) (+ address (* 8 (ceiling length 2)))))
 
 (defun read-names (address count)
