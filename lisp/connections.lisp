@@ -83,3 +83,11 @@
                              (and new old)
                              (mapcar #'definition-text old)
                              (>= (length defined) +told-definitions+))))))))))
+
+;;; Whoever checks source wants to know what there is
+
+(define-query :packages (&key)
+  "Push a record `package` with a `name` for each package and each of its nicknames."
+  (dolist (package (list-all-packages))
+    (dolist (name (cons (package-name package) (package-nicknames package)))
+      (push-record "package" :name (coerce name 'text)))))

@@ -68,6 +68,9 @@ under bare SBCL there is no restart of that name to find."
   (event *job-id* (event-code :defined) start
          (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
 
+(defvar *one-form* nil
+  "True when only the first form of the submitted code is evaluated.")
+
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
 the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
@@ -82,7 +85,9 @@ this one."
                 (file-position stream start)
                 (setf form (read-form stream stream start))
                 (when (eq form stream)
-                  (return-from evaluate-next-form (values '() nil))))
+                  (return-from evaluate-next-form (values '() nil)))
+                (when *one-form*
+                  (push-record "read" :end (file-position stream))))
               (let* ((end (file-position stream))
                      (values (progn (setf - form) (evaluate-form form end))))
                 (check-failure)
@@ -112,7 +117,14 @@ this one."
         (multiple-value-bind (values more) (evaluate-next-form stream start)
           (unless more
             (return result))
-          (setf result values))))))
+          (setf result values)
+          (when *one-form*
+            (return result)))))))
+
+(define-operation :evaluate-form (evaluate)
+  "Evaluate the first form, as a REPL does. Push a record `read` with its `end`, in characters, once it is read."
+  (let ((*one-form* t))
+    (evaluate)))
 
 (defun run-operation (text code)
   "Do the operation in TEXT, CODE being what was sent along. Return the list of values that are to be printed. What it

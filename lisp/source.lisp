@@ -272,16 +272,22 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
 (defvar *evaluated-forms* '()
   "The forms that this evaluation has come to, the last one first.")
 
+(defun compact-subseq (text start end)
+  "Return what TEXT has from START to END, in a byte a character where that is possible."
+  (declare (type text text) (type index start end))
+  (if (loop for position of-type index from start below end
+            always (sb-kernel:base-char-p (schar text position)))
+      (replace (make-string (- end start) :element-type 'base-char) text :start2 start :end2 end)
+      (subseq text start end)))
+
 (defun note-evaluated-form (form number code start end)
   "Return what is to be SB-C::*SOURCE-PLIST* while FORM, which is in CODE from START below END, is evaluated by evaluation
 NUMBER."
   (declare (type text code) (type index start end))
   (let ((evaluated (make-evaluated-form
                     :evaluation number
-                    :line (values (line-and-column code start))
-                    :text (when (<= (- end start) +kept-form+)
-                            (let ((text (subseq code start end)))
-                              (if (every #'sb-kernel:base-char-p text) (coerce text 'simple-base-string) text)))
+                    :line (1+ (count #\Newline code :end start))
+                    :text (when (<= (- end start) +kept-form+) (compact-subseq code start end))
                     :form form)))
     (push evaluated *evaluated-forms*)
     (list :evaluation evaluated)))

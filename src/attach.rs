@@ -23,6 +23,12 @@ pub(crate) const STATUS: &str = "sbcl-mcp/status";
 /// The method by which a client takes over what another one holds for debugging: `id`, an evaluation's number, where
 /// there is more than one. It answers as `evaluation` would about that.
 pub(crate) const TAKE_OVER: &str = "sbcl-mcp/take-over";
+/// The method by which a server names the packages of its image and their nicknames: `packages`.
+pub(crate) const PACKAGES: &str = "sbcl-mcp/packages";
+/// The notification by which a client is told at once what others do: `text`, and `held`, the number of an evaluation that
+/// somebody holds for debugging from now on. A client gets it that names it among its experimental capabilities; what it
+/// says is in no answer then.
+pub(crate) const NOTICE: &str = "sbcl-mcp/notice";
 /// How long a server may take to say who its clients are.
 const STATUS_TIME: Duration = Duration::from_secs(1);
 /// Characters of a server's name.

@@ -192,6 +192,9 @@ enum Command {
     /// when the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a
     /// file cannot be read or written.
     Check {
+        /// Know the packages of a server that runs (`serve --socket`), by its name or the only one.
+        #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
+        attach: Option<Option<String>>,
         /// Put parentheses, quotes and comment marks where the indentation suggests, if the reader then gets through: files
         /// are changed in place, `-` is written to stdout. What is repaired counts as fine.
         #[arg(long)]
@@ -450,13 +453,15 @@ pub fn main() -> ! {
                 sessions::finish_saving(draft, name, evaluation).map_or_else(|reason| complain(&reason), |()| 0)
             }
             Command::Probe { options } => probe(options, stdio),
-            Command::Check { fix, files } => {
-                check::run(&files, fix, stdio.input, stdio.output).unwrap_or_else(|reason| {
-                    say(&reason);
+            Command::Check { attach, fix, files } => {
+                let known = attach.map_or_else(|| Ok(Vec::new()), |name| packages_of(name.as_deref()));
+                let checked = known.and_then(|known| check::run(&files, fix, known, stdio.input, stdio.output));
+                checked.unwrap_or_else(|reason| {
+                    say(&format!("sbcl-mcp check: {reason}"));
                     EVAL_IMPOSSIBLE
                 })
             }
-            Command::Repl { attach, serve: _ } => repl(attach, stdio),
+            Command::Repl { attach, serve } => repl(attach, serve.socket || serve.session.is_some(), stdio),
             Command::Load { attach, what, .. } => call_tool(attach, &tools::Request::Load(what), stdio),
             Command::Test { attach, what, .. } => call_tool(attach, &tools::Request::Test(what), stdio),
             Command::Doctor { options } => {
@@ -808,12 +813,12 @@ fn probe(options: Options, stdio: Stdio) -> i32 {
 }
 
 /// A person's REPL, on an image of its own or that of a server that runs.
-fn repl(attach: Option<Option<String>>, stdio: Stdio) -> i32 {
+fn repl(attach: Option<Option<String>>, shared: bool, stdio: Stdio) -> i32 {
     let given = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
     let talk = || {
         give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
         let joined = attach.clone().map(Option::unwrap_or_default);
-        repl::run(client_of(attach, given)?, &repl::Options { joined })
+        repl::run(client_of(attach, given)?, &repl::Options { joined, shared })
     };
     talk().unwrap_or_else(|reason| {
         say(&format!("sbcl-mcp repl: {reason}"));
@@ -832,6 +837,16 @@ fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result
             Ok(Client::over(stream, to))
         }
     }
+}
+
+/// The packages of a server that runs, in upper case as a reader has them.
+fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
+    let mut client = client_of(Some(name.map(str::to_owned)), Vec::new())?;
+    let asked = client.initialize(client::START);
+    let asked = asked.and_then(|_| client.request(crate::attach::PACKAGES, &serde_json::json!({}), client::START));
+    let answer = asked.map_err(|failure| failure.to_string())?;
+    let names = answer["packages"].as_array().into_iter().flatten();
+    Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }
 
 /// Calls a tool of a server that runs, or of one for this alone.

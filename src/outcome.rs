@@ -553,6 +553,9 @@ pub struct Definitions {
     pub shown: Vec<Definition>,
     /// How many more there are than were asked for.
     pub more: u64,
+    /// Forms that defined something in an image that was lost, and could not be restored, each with the reason.
+    #[serde(default)]
+    pub unrestored: Vec<String>,
 }
 
 /// One role of a symbol: a function, a variable, a class and so on.

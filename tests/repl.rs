@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{BINARY, DEADLINE, Server, last_error};
+use serde_json::json;
 
 /// A terminal with a REPL in it.
 struct Terminal {
@@ -139,9 +140,10 @@ fn forms_of_several_lines_are_evaluated_and_kept_in_the_history() {
     assert_eq!(terminal.answers("(f 21)", "CL-USER>"), "=> 42");
     assert_eq!(terminal.answers("(values 1 (list \"a\" :b))", "CL-USER>"), "=> 1\n=> (\"a\" :B)");
     assert_eq!(terminal.answers("(values)", "CL-USER>"), "; No values");
-    assert_eq!(terminal.answers("* ** ***", "CL-USER>").lines().count(), 1);
+    assert_eq!(terminal.answers("* **", "CL-USER>"), "=> NIL\n=> NIL");
     assert_eq!(terminal.answers("(progn (princ \"out\") 1)", "CL-USER>"), "out\n=> 1");
-    assert_eq!(terminal.answers("(defpackage foo (:use :cl)) (in-package foo)", "FOO>"), "=> #<PACKAGE \"FOO\">");
+    let shown = terminal.answers("(defpackage foo (:use :cl)) (in-package foo)", "FOO>");
+    assert_eq!(shown, "=> #<PACKAGE \"FOO\">\n=> #<PACKAGE \"FOO\">");
     // The one before the last, as a whole.
     terminal.keys(&["C-d"]);
     terminal.shows("status 0");
@@ -239,6 +241,10 @@ fn an_error_opens_a_level_of_the_debugger() {
     terminal.answers(":frame 1", "[1] CL-USER>");
     assert_eq!(terminal.answers(":return :fine", "CL-USER>"), "=> (:FINE)");
     assert!(terminal.answers(":abort", "CL-USER>").starts_with("; No evaluation is held"));
+    // What stands behind what failed is not evaluated, least of all in the debugger.
+    let shown = terminal.answers("(list 1) (error \"boo\") (setf *x* 1)", "[1] CL-USER>");
+    assert!(shown.starts_with("=> (1)\n[ERROR] ") && shown.ends_with("; Not evaluated: (setf *x* 1)"), "{shown}");
+    terminal.answers(":abort", "CL-USER>");
     // A number is a number again.
     assert_eq!(terminal.answers("1", "CL-USER>"), "=> 1");
 }
@@ -340,6 +346,21 @@ fn pipes_get_values_and_a_status() {
     let (stdout, stderr) = (String::from_utf8(fine.stdout).unwrap(), String::from_utf8(fine.stderr).unwrap());
     assert_eq!(stdout, "=> 3\n=> F\n7\n=> 42\n=> NIL\n=> :FOO\n; No values\n");
     assert_eq!((stderr.as_str(), fine.status.code()), ("err\n", Some(0)));
+    // Each form has its values, in what order ever they are printed; a reader macro is the image's matter.
+    let forms = "(princ 1) (values 2 3) (values) ; four\n#| five |# #+sbcl :yes #-no :no 'a #(1)\n; nothing\n\
+                 (defpackage p (:use :cl)) (in-package p) *\n\
+                 (progn (set-macro-character #\\} (get-macro-character #\\))) (set-macro-character #\\{ \
+                 (lambda (s c) (declare (ignore c)) (cons 'list (read-delimited-list #\\} s t))))) {1 2} {3 4}\n";
+    let stdout = String::from_utf8(piped(&[], forms).stdout).unwrap();
+    let package = "=> #<PACKAGE \"P\">\n".repeat(3);
+    let expected = format!(
+        "1\n=> 1\n=> 2\n=> 3\n; No values\n=> :YES\n=> :NO\n=> A\n=> #(1)\n{package}=> T\n=> (1 2)\n=> (3 4)\n"
+    );
+    assert_eq!(stdout, expected);
+    let failed = piped(&[], "(+ 1 1) (error \"boo\") (+ 1 2)\n(+ 2 2) ) (+ 2 3)\n(+ 3 3)\n");
+    let stdout = String::from_utf8(failed.stdout).unwrap();
+    let values: Vec<_> = stdout.lines().filter(|line| line.starts_with("=> ")).collect();
+    assert_eq!(values, ["=> 2", "=> 3", "=> 4", "=> 6"], "{stdout}");
     // An error is told, the rest is evaluated, and the status says so.
     let failed = piped(&[], "(error \"boo\")\n(+ 1 2)\n");
     let stdout = String::from_utf8(failed.stdout).unwrap();
@@ -389,12 +410,20 @@ fn commands_join_an_image_that_runs() {
     let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &runtime)]);
     server.initialize("2025-11-25");
     server.evaluate("(defpackage agent (:use :cl)) (in-package agent) (defun cl-user::f (x) (* 2 x))");
+    server.evaluate("(defpackage cl-user::nowhere-else (:nicknames cl-user::elsewhere))");
     common::fail(&mut server, "(error \"the agent's own\")");
     let fine = |arguments: &[&str], input: &str, expected: &str| {
         let answer = joined(&runtime, arguments, input);
         assert!(answer.0.ends_with(expected) && answer.2 == Some(0), "{arguments:?}: {answer:?}");
     };
     fine(&["eval", "--attach", "(f 21)"], "", "=> 42\n");
+    fine(&["eval", "--attach", "(f 1) (f 2)"], "", "=> 4\n");
+    // Which packages there are is known of the image.
+    let source = "(nowhere-else::f 1) (elsewhere::f)\n";
+    let without = joined(&runtime, &["check", "-"], source);
+    assert!(without.0.matches(": note: ").count() == 2 && without.2 == Some(0), "{without:?}");
+    assert_eq!(joined(&runtime, &["check", "--attach", "-"], source), (String::new(), String::new(), Some(0)));
+    assert_eq!(joined(&runtime, &["check", "--attach=nobody", "-"], source).2, Some(3));
     fine(&["eval", "--attach", "-"], "(f 4)", "=> 8\n");
     let name = format!("--attach={}", server.pid());
     fine(&["eval", &name, "(f 1)"], "", "=> 2\n");
@@ -415,6 +444,36 @@ fn commands_join_an_image_that_runs() {
     assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
     assert!(server.evaluate("1").ends_with("=> 1"));
     assert_eq!(terminal.answers(":abort", "CL-USER>"), "Evaluation aborted.");
+    // What the agent does is told while somebody types, above that.
+    terminal.clear();
+    terminal.keys(&["-l", "(f 4"]);
+    terminal.shows("> (f 4");
+    server.evaluate("(defun cl-user::g () 1)");
+    let told = "; The session's own connection (raw) defined G.";
+    terminal.until("the notice, and what was typed", |pane| pane == format!("{told}\nCL-USER> (f 4"));
+    terminal.keys(&["-l", ")"]);
+    terminal.keys(&["Enter"]);
+    terminal.until("once", |pane| pane == format!("{told}\nCL-USER> (f 4)\n=> 8\nCL-USER>"));
+    // What it holds can be taken over, and that is told to both.
+    terminal.clear();
+    common::bad(
+        &mut server,
+        "evaluate-lisp",
+        json!({
+            "code": "(restart-case (+ 1 (error \"boo\")) (use (x) (list x)))", "on-error": "debug"
+        }),
+    );
+    let pane = terminal.shows("takes it over.");
+    let (said, number) = pane.lines().next().unwrap().split_once(": SIMPLE-ERROR. :take ").unwrap();
+    let number = number.strip_suffix(" takes it over.").unwrap();
+    assert_eq!(said, format!("; The session's own connection (raw) holds evaluation {number} for debugging"));
+    let shown = terminal.answers(&format!(":take {number}"), "[1] CL-USER>");
+    assert!(shown.starts_with("[ERROR] SIMPLE-ERROR\nboo\n") && shown.contains("  1. USE - USE"), "{shown}");
+    assert_eq!(terminal.answers(":restart use 5", "CL-USER>"), "=> (5)");
+    let told = format!("Another connection (sbcl-mcp) took over evaluation {number}, which was held for debugging.");
+    assert!(server.evaluate("1").contains(&told));
+    assert!(terminal.answers(":take", "CL-USER>").starts_with("; No evaluation is held"));
+    assert_eq!(terminal.answers(":take it", "CL-USER>"), "; :take takes a number.");
     server.finish();
     terminal.line("1");
     terminal.shows("status 3");

@@ -359,3 +359,42 @@ fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now() {
 fn all_of_it_without_a_supervisor() {
     again_without_supervisor(&[]);
 }
+
+#[test]
+fn what_a_session_could_not_restore_stays_listed() {
+    let state = State::new("unrestored");
+    let file = state.0.join("needed");
+    std::fs::write(&file, "1").unwrap();
+    let mut server = state.serve("lame");
+    let code = format!("(progn (assert (probe-file {file:?})) (defun lame () 1))");
+    server.evaluate(&code);
+    server.evaluate("(defun f () 7)");
+    server.finish();
+    state.is_free("lame");
+    // Only the journal is left.
+    files(&state.directory("lame"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
+    std::fs::remove_file(&file).unwrap();
+    let mut server = state.serve("lame");
+    assert!(server.evaluate("(f)").contains("Restored: 1 of 2 forms"));
+    let listed =
+        |server: &mut Server| good(server, "list-definitions", json!({})).contains("[Not Restored]\n- (progn ");
+    assert!(listed(&mut server));
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
+    assert!(listed(&mut server));
+    server.finish();
+    state.is_free("lame");
+    let mut server = state.serve("lame");
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Not restored earlier, and not defined again since:\\n- (progn "), "{text}");
+    let exported = String::from_utf8(state.sessions(&["export", "lame"]).stdout).unwrap();
+    assert!(
+        exported.contains(";;; Missing: it could not be restored (SIMPLE-ERROR: ") && exported.contains(";; (progn ")
+    );
+    std::fs::write(&file, "1").unwrap();
+    server.evaluate(&code);
+    assert!(!listed(&mut server));
+    server.finish();
+    state.is_free("lame");
+    assert!(!listed(&mut state.serve("lame")));
+}

@@ -584,3 +584,65 @@ fn a_hundred_kills_under_load() {
     let kills = std::env::var("SBCL_MCP_KILLS").map_or(100, |kills| kills.parse().expect("a number"));
     kill_under_load(kills);
 }
+
+/// What could not be restored, as list-definitions has it.
+fn not_restored(server: &mut Server) -> Vec<String> {
+    let text = server.call_tool("list-definitions", json!({})).0;
+    let lines = text.split_once("[Not Restored]\n").map_or("", |(_, rest)| rest);
+    lines.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn what_could_not_be_restored_stays_listed_until_it_is_defined_again_or_dropped() {
+    let mut server = Server::ready();
+    let file = std::env::temp_dir().join(format!("sbcl-mcp-unrestored-{}", std::process::id()));
+    std::fs::write(&file, "1").unwrap();
+    let needs = format!("(assert (probe-file {file:?}))");
+    let whole = format!("(progn {needs} (defun whole () 1))");
+    server.evaluate(&whole);
+    server.evaluate(&format!("(defparameter *again* (progn {needs} 1))"));
+    server.evaluate(&format!("(defparameter *dropped* (progn {needs} 1))"));
+    server.evaluate("(defun f () 7)");
+    std::fs::remove_file(&file).unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: 1 of 4 forms"), "{text}");
+    let listed = not_restored(&mut server);
+    assert!(
+        listed[0].starts_with("- (progn (assert (probe-file ") && listed[0].contains("(SIMPLE-ERROR: "),
+        "{listed:?}"
+    );
+    assert!(listed[1].starts_with("- (defparameter *again* ") && listed[2].contains("*dropped* "), "{listed:?}");
+    assert!(!server.call_tool("list-definitions", json!({"type": "functions"})).0.contains("[Not Restored]"));
+
+    server.evaluate("(defparameter *again* 2)");
+    assert_eq!(not_restored(&mut server), [listed[0].as_str(), &listed[2]]);
+    server.evaluate("(unintern '*dropped*)");
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    // In every later report, too.
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: all 3 forms"), "{text}");
+    let earlier = text.split_once("\\nNot restored earlier, and not defined again since:\\n").unwrap().1;
+    assert!(earlier.starts_with(&listed[0]), "{text}");
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    // A checkpoint of before it was defined again has not got it.
+    server.call_tool("checkpoint", json!({"action": "save", "name": "without"}));
+    std::fs::write(&file, "1").unwrap();
+    assert!(server.evaluate(&whole).ends_with("=> WHOLE"));
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(not_restored(&mut server), [""; 0]);
+    server.call_tool("checkpoint", json!({"action": "restore", "name": "without"}));
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    server.call_tool("reset-session", json!({}));
+    assert_eq!(server.call_tool("list-definitions", json!({})).0, "No definitions in this session.");
+}
+
+#[test]
+fn what_a_user_drops_stays_dropped() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 1) (defun g () 2) (defpackage :a) (fmakunbound 'f) (delete-package :a)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (fboundp 'f) (g) (find-package :a))");
+    assert!(text.contains("Restored: all 5 forms") && text.ends_with("=> (NIL 2 NIL)"), "{text}");
+}

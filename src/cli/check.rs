@@ -23,12 +23,19 @@ const LARGEST: u64 = 2 << 20;
 
 /// Checks files, directories (for the Lisp source in them) and, for `-`, stdin; and repairs what can be. Returns the exit
 /// status, or a sentence that says what went wrong with the output.
-pub(super) fn run(paths: &[PathBuf], fix: bool, input: OwnedFd, output: OwnedFd) -> Result<i32, String> {
+/// `known`: packages that there are, whatever the files say.
+pub(super) fn run(
+    paths: &[PathBuf],
+    fix: bool,
+    known: Vec<String>,
+    input: OwnedFd,
+    output: OwnedFd,
+) -> Result<i32, String> {
     let mut stdin = Some(File::from(input));
     let mut report = String::new();
     let mut status = FINE;
     let mut repaired = None;
-    let mut context = Context::default();
+    let mut context = Context { known, looked: Vec::new() };
     for path in paths {
         if path.as_os_str() == "-" {
             let Some(mut stdin) = stdin.take() else { continue };
@@ -39,7 +46,7 @@ pub(super) fn run(paths: &[PathBuf], fix: bool, input: OwnedFd, output: OwnedFd)
                 continue;
             }
             let (text, exact) = text_of(bytes);
-            let checked = check(&text, &[]);
+            let checked = check(&text, &context.known);
             let mends = fix && exact && checked.repaired.is_some();
             if checked.is_error() && !mends {
                 status = status.max(REFUSED);
@@ -69,7 +76,7 @@ pub(super) fn run(paths: &[PathBuf], fix: bool, input: OwnedFd, output: OwnedFd)
         }
         None => output.write_all(report.as_bytes()),
     };
-    written.map_err(|error| format!("sbcl-mcp cannot write: {error}"))?;
+    written.map_err(|error| format!("it cannot write: {error}"))?;
     Ok(status)
 }
 
@@ -78,7 +85,8 @@ fn check_file(file: &Path, fix: bool, context: &mut Context, report: &mut String
     let mut checked = check(&text, &[]);
     // Only where something depends on it are other files looked at.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
-        checked = check(&text, &context.packages_around(file));
+        let known = [context.packages_around(file), context.known.clone()].concat();
+        checked = check(&text, &known);
     }
     let name = file.display().to_string();
     print(report, &name, &checked);
@@ -146,8 +154,9 @@ fn collect(directory: &Path, most: usize, files: &mut Vec<PathBuf>) {
 }
 
 /// What is known of the files around those that are checked.
-#[derive(Default)]
 struct Context {
+    /// Packages that there are anyway.
+    known: Vec<String>,
     /// The packages of a directory's files.
     looked: Vec<(PathBuf, Vec<String>)>,
 }

@@ -5,10 +5,12 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::attach::NOTICE;
 use crate::checkpoints::this_program;
 use crate::mcp::{FOR_PERSON, PACKAGE};
 use crate::rpc::framing::MAX_LINE;
@@ -44,6 +46,16 @@ pub(super) enum Failure {
     Refused(String),
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "the server ended before it answered",
+            Self::Late => "the server does not answer",
+            Self::Refused(reason) => reason,
+        })
+    }
+}
+
 /// What a tool answered.
 #[derive(Debug)]
 pub(super) struct Answer {
@@ -55,8 +67,12 @@ pub(super) struct Answer {
     pub(super) package: Option<String>,
 }
 
+/// Takes the parameters of a [`NOTICE`].
+type Hears = Box<dyn Fn(&Value) + Send + Sync>;
+
 /// One end of a conversation with a server.
 pub(super) struct Client {
+    hears: Arc<OnceLock<Hears>>,
     output: Option<Box<dyn Write + Send>>,
     events: Receiver<Event>,
     interrupts: Sender<Event>,
@@ -99,14 +115,23 @@ impl Client {
     pub(super) fn over(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
         let (sender, events) = channel();
         let interrupts = sender.clone();
-        std::thread::spawn(move || read(from, &sender));
-        Self { interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
+        let hears: Arc<OnceLock<Hears>> = Arc::default();
+        let heard = hears.clone();
+        std::thread::spawn(move || read(from, &sender, &heard));
+        Self { hears, interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
+    }
+
+    /// Has `hears` called, on a thread of its own, with what the server's other clients do, from the handshake on: the
+    /// parameters of each [`NOTICE`].
+    pub(super) fn hear(&self, hears: impl Fn(&Value) + Send + Sync + 'static) {
+        let _ = self.hears.set(Box::new(hears));
     }
 
     /// Shakes hands, for no longer than `time`; returns what the server says of itself.
     pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, Failure> {
         let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
-        let params = json!({"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client});
+        let capabilities = if self.hears.get().is_some() { json!({"experimental": {NOTICE: {}}}) } else { json!({}) };
+        let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
         let id = self.send("initialize", &params)?;
         let result = self.answer(id, Some(time))?;
         self.notify("notifications/initialized", &json!({}))?;
@@ -123,8 +148,20 @@ impl Client {
     /// Calls a tool as a person's client does: with structured content, the package, and reports of progress, whose
     /// tokens are the requests' ids. Returns the request's id.
     pub(super) fn begin_call(&mut self, tool: &str, arguments: &Value) -> Result<u64, Failure> {
-        let meta = json!({"progressToken": self.last + 1, FOR_PERSON: true});
-        self.send("tools/call", &json!({"name": tool, "arguments": arguments, "_meta": meta}))
+        self.begin("tools/call", json!({"name": tool, "arguments": arguments}))
+    }
+
+    /// The same of any request that is answered as a tool's call.
+    pub(super) fn begin(&mut self, method: &str, mut params: Value) -> Result<u64, Failure> {
+        params["_meta"]["progressToken"] = (self.last + 1).into();
+        params["_meta"][FOR_PERSON] = true.into();
+        self.send(method, &params)
+    }
+
+    /// Sends a request and waits for its result, no longer than `time`.
+    pub(super) fn request(&mut self, method: &str, params: &Value, time: Duration) -> Result<Value, Failure> {
+        let id = self.send(method, params)?;
+        self.answer(id, Some(time))
     }
 
     /// The same, and waits for the answer, no longer than `time`.
@@ -258,7 +295,7 @@ pub(super) fn answered(mut message: Value, id: u64) -> Option<Result<Value, Fail
 }
 
 /// Reads messages until there are no more, or nobody wants them. A line that is no message is none.
-fn read(from: impl Read, events: &Sender<Event>) {
+fn read(from: impl Read, events: &Sender<Event>, hears: &OnceLock<Hears>) {
     let mut from = BufReader::new(from);
     loop {
         let mut line = Vec::new();
@@ -266,10 +303,11 @@ fn read(from: impl Read, events: &Sender<Event>) {
             Ok(1..) => {}
             _ => break,
         }
-        if let Ok(message) = serde_json::from_slice(&line)
-            && events.send(Event::Message(message)).is_err()
-        {
-            return;
+        let Ok(message) = serde_json::from_slice::<Value>(&line) else { continue };
+        match hears.get().filter(|_| message["method"] == NOTICE) {
+            Some(hears) => hears(&message["params"]),
+            None if events.send(Event::Message(message)).is_err() => return,
+            None => {}
         }
     }
     let _ = events.send(Event::Closed);

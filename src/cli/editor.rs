@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use nu_ansi_term::{Color, Style};
 use reedline::{
-    ColumnarMenu, Completer, DefaultHinter, Emacs, FileBackedHistory, Highlighter, KeyCode, KeyModifiers, MenuBuilder,
-    Prompt, PromptEditMode, PromptHistorySearch, Reedline, ReedlineEvent, ReedlineMenu, Signal, Span, StyledText,
-    Suggestion, ValidationResult, Validator, default_emacs_keybindings,
+    ColumnarMenu, Completer, DefaultHinter, Emacs, ExternalPrinter, FileBackedHistory, Highlighter, KeyCode,
+    KeyModifiers, MenuBuilder, Prompt, PromptEditMode, PromptHistorySearch, Reedline, ReedlineEvent, ReedlineMenu,
+    Signal, Span, StyledText, Suggestion, ValidationResult, Validator, default_emacs_keybindings,
 };
 use serde_json::json;
 
@@ -46,7 +46,8 @@ pub(super) struct Editor(Reedline);
 impl Editor {
     /// An editor that completes by asking `client`; with `colours`, if they are wanted. What cannot be kept as history is
     /// forgotten.
-    pub(super) fn new(client: Arc<Mutex<Client>>, colours: bool) -> Self {
+    /// With `notices`, it shows those above what is typed, as they come.
+    pub(super) fn new(client: Arc<Mutex<Client>>, colours: bool, notices: Option<ExternalPrinter<String>>) -> Self {
         let mut keybindings = default_emacs_keybindings();
         let menu = ["completions", "next"];
         keybindings.add_binding(
@@ -78,6 +79,8 @@ impl Editor {
         // Without colours a hint looks as if it were typed.
         let editor =
             if colours { editor.with_hinter(Box::new(DefaultHinter::default().with_style(hint))) } else { editor };
+        // It looks for them ten times a second.
+        let editor = if let Some(notices) = notices { editor.with_external_printer(notices) } else { editor };
         let history = history_file().ok().and_then(|file| FileBackedHistory::with_file(HISTORY, file).ok());
         Self(match history {
             Some(history) => editor.with_history(Box::new(history)),

@@ -10,11 +10,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use reedline::ExternalPrinter;
 use serde_json::{Value, json};
 
 use super::client::{Answer, Client, Event, Failure, START, answered};
 use super::editor::{Editor, Typed};
+use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
+use crate::mcp::ONE_FORM;
 use crate::rpc::inflight::OUTPUT_FROM;
 
 /// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
@@ -32,6 +35,8 @@ const CHECKPOINT: &str = "repl";
 const NEAR: f64 = 0.75;
 /// Frames that `:bt` shows.
 const FRAMES: u64 = 50;
+/// Notices of what others do that wait to be shown at most; more are not.
+const MAX_NOTICES: usize = 1_000;
 
 /// A command of the REPL.
 pub(super) struct Command {
@@ -46,7 +51,7 @@ const fn command(name: &'static str, arguments: &'static str, summary: &'static 
 }
 
 /// The commands, as `:help` lists them.
-pub(super) const COMMANDS: [Command; 15] = [
+pub(super) const COMMANDS: [Command; 16] = [
     command(":help", "", "this list"),
     command(":quit", "", "leave; so does Ctrl-D"),
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
@@ -62,12 +67,15 @@ pub(super) const COMMANDS: [Command; 15] = [
     command(":restart", "N [VALUES]", "go on by a restart; in the debugger its number will do"),
     command(":return", "VALUES", "go on as if the frame had returned them"),
     command(":abort", "", "give up what is held"),
+    command(":take", "[EVALUATION]", "take over what another client holds for debugging"),
 ];
 
 /// How a REPL begins.
 pub(super) struct Options {
     /// Whose image it is; `None`: its own.
     pub(super) joined: Option<String>,
+    /// Others may join.
+    pub(super) shared: bool,
 }
 
 /// Talks to `client`'s server until the input ends. Returns the exit status.
@@ -75,26 +83,34 @@ pub(super) struct Options {
 /// # Errors
 /// A sentence: the server did not start, or stdout cannot be written to.
 pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> {
-    let started = client.initialize(START);
-    if let Err(failure) = started {
-        return Err(match failure {
-            Failure::Refused(reason) => reason,
-            Failure::Late => "the server does not answer".to_owned(),
-            Failure::Closed => "the server ended before it began".to_owned(),
-        });
-    }
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let colours = is_terminal && !is_dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let notices = ExternalPrinter::new(MAX_NOTICES);
+    let is_shared = options.shared || options.joined.is_some();
+    if is_shared && is_terminal {
+        let notices = notices.sender();
+        client.hear(move |params| drop(notices.try_send(told(params, colours))));
+    }
+    client.initialize(START).map_err(|failure| failure.to_string())?;
     if is_terminal {
         watch_interrupts(&client).map_err(|error| format!("SIGINT cannot be watched: {error}"))?;
     }
     let client = Arc::new(Mutex::new(client));
     let rich = is_terminal && !is_dumb && io::stderr().is_terminal();
-    let editor = rich.then(|| Editor::new(client.clone(), colours));
+    let editor = rich.then(|| Editor::new(client.clone(), colours, is_shared.then(|| notices.clone())));
     let own = options.joined.is_none();
-    let mut repl =
-        Repl { client, interactive: is_terminal, colours, own, level: 0, frame: 0, package: None, failed: false };
+    let mut repl = Repl {
+        client,
+        interactive: is_terminal,
+        colours,
+        own,
+        notices,
+        level: 0,
+        frame: 0,
+        package: None,
+        failed: false,
+    };
     let done = repl.greet(options).and_then(|()| match editor {
         Some(mut editor) => repl.converse(|prompt| editor.read(prompt)),
         None => {
@@ -112,6 +128,16 @@ pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> 
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
         Err(Stop::Output(error)) => Err(format!("it cannot write: {error}")),
     }
+}
+
+/// A notice of what somebody else did, as it is shown.
+fn told(params: &Value, colours: bool) -> String {
+    let mut text = params["text"].as_str().unwrap_or_default().to_owned();
+    if let Some(evaluation) = params["held"].as_u64() {
+        _ = write!(text, " :take {evaluation} takes it over.");
+    }
+    let lines = text.lines().map(|line| if colours { format!("\x1b[2m; {line}\x1b[0m") } else { format!("; {line}") });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Has Ctrl-C told to the client, and not end this process.
@@ -183,6 +209,8 @@ struct Repl {
     colours: bool,
     /// The image is nobody else's.
     own: bool,
+    /// What others did, until it is shown.
+    notices: ExternalPrinter<String>,
     /// How many evaluations are held: 0 or 1.
     level: usize,
     /// The frame of the held one that code is evaluated in.
@@ -209,6 +237,9 @@ impl Repl {
     /// Reads, evaluates and prints until there is no more.
     fn converse(&mut self, mut read: impl FnMut(&str) -> io::Result<Typed>) -> Result<(), Stop> {
         loop {
+            while let Some(notice) = self.notices.get_line() {
+                self.print(Ink::Plain, &format!("{notice}\n"))?;
+            }
             match read(&self.prompt())? {
                 Typed::End => return Ok(()),
                 Typed::Nothing => {}
@@ -277,7 +308,7 @@ impl Repl {
                 self.failed = true;
                 self.print(Ink::Failure, &format!("; {name} needs {arguments}.\n"))?;
             }
-            ":frame" | ":locals" | ":bt" if !rest.is_empty() && number.is_err() => {
+            ":frame" | ":locals" | ":bt" | ":take" if !rest.is_empty() && number.is_err() => {
                 self.failed = true;
                 self.print(Ink::Failure, &format!("; {name} takes a number.\n"))?;
             }
@@ -307,6 +338,11 @@ impl Repl {
             }
             ":locals" => self.show("frame-locals", &json!({"frame": number.unwrap_or(self.frame)}))?,
             ":restart" => self.restart(rest)?,
+            ":take" => {
+                let params = number.map_or_else(|_| json!({}), |id| json!({"id": id}));
+                let came = self.request(TAKE_OVER, params)?;
+                self.settle(came)?;
+            }
             ":return" => {
                 let arguments = json!({"frame": self.frame, "code": rest});
                 self.run("return-from-frame", &arguments)?;
@@ -331,11 +367,10 @@ impl Repl {
         self.print(Ink::Plain, &text)
     }
 
-    /// Evaluates code: where an evaluation is held, in its frame.
+    /// Evaluates code: form by form, or all in its frame where an evaluation is held.
     fn evaluate(&mut self, code: &str) -> Result<(), Stop> {
         if self.level == 0 {
-            let arguments = self.with_on_error(json!({"code": code}));
-            return self.run("evaluate-lisp", &arguments);
+            return self.evaluate_forms(code);
         }
         let came = self.ask("eval-in-frame", &json!({"frame": self.frame, "code": code}))?;
         if let Came::Answer(answer) = &came
@@ -347,6 +382,33 @@ impl Repl {
             return self.evaluate(code);
         }
         self.report(came)
+    }
+
+    /// Evaluates forms one by one, and shows what each of them comes to. Who types does not want the rest of them once
+    /// one has failed.
+    fn evaluate_forms(&mut self, code: &str) -> Result<(), Stop> {
+        let mut rest = code;
+        loop {
+            let arguments = self.with_on_error(json!({"code": rest}));
+            let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {ONE_FORM: true}});
+            let came = self.request("tools/call", params)?;
+            let Came::Answer(answer) = &came else { return self.settle(came) };
+            let (read, is_error) = (answer.content["read"].as_u64(), answer.is_error);
+            let Some(read) = read.and_then(|read| usize::try_from(read).ok()) else {
+                // What cannot be read has no end, and where there is nothing more, there are no values.
+                return if is_error { self.settle(came) } else { self.show_notices(&answer.content) };
+            };
+            self.settle(came)?;
+            rest = rest.char_indices().nth(read).map_or("", |(at, _)| rest[at..].trim());
+            if rest.is_empty() || self.interactive && is_error {
+                break;
+            }
+        }
+        let is_comment = rest.starts_with(';') && !rest.contains('\n');
+        if rest.is_empty() || is_comment {
+            return Ok(());
+        }
+        self.print(Ink::Note, &format!("; Not evaluated: {}\n", rest.replace('\n', "\n; ")))
     }
 
     /// What is typed by hand is held when it fails.
@@ -368,6 +430,11 @@ impl Repl {
     /// Calls a tool that evaluates, shows what came of it, and is at the level that this left.
     fn run(&mut self, tool: &str, arguments: &Value) -> Result<(), Stop> {
         let came = self.ask(tool, arguments)?;
+        self.settle(came)
+    }
+
+    /// Shows what came of what evaluates, and is at the level that this left.
+    fn settle(&mut self, came: Came) -> Result<(), Stop> {
         match &came {
             // It was refused: nothing has changed.
             Came::Answer(answer) if answer.content.get("refused").is_some() => {
@@ -392,6 +459,11 @@ impl Repl {
 
     /// Calls a tool, shows what is printed meanwhile, and waits.
     fn ask(&mut self, tool: &str, arguments: &Value) -> Result<Came, Stop> {
+        self.request("tools/call", json!({"name": tool, "arguments": arguments}))
+    }
+
+    /// The same of any request that is answered as a tool's call.
+    fn request(&mut self, method: &str, params: Value) -> Result<Came, Stop> {
         let client = Arc::clone(&self.client);
         let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
         // What was meant for what is over.
@@ -400,7 +472,7 @@ impl Repl {
                 return Err(Stop::Gone);
             }
         }
-        let id = client.begin_call(tool, arguments).map_err(|_| Stop::Gone)?;
+        let id = client.begin(method, params).map_err(|_| Stop::Gone)?;
         let mut printed = 0;
         loop {
             match client.next(None).unwrap_or(Event::Closed) {

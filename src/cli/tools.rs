@@ -23,11 +23,7 @@ pub(super) enum Request {
 
 /// Asks, and prints what is answered. Returns the exit status, or a sentence that says why there is no answer.
 pub(super) fn run(mut client: Client, request: &Request, output: OwnedFd) -> Result<i32, String> {
-    let reason = |failure| match failure {
-        Failure::Refused(reason) => reason,
-        Failure::Late => "the server does not answer".to_owned(),
-        Failure::Closed => "the server ended before it answered".to_owned(),
-    };
+    let reason = |failure: Failure| failure.to_string();
     client.initialize(START).map_err(reason)?;
     let (tool, arguments) = match request {
         Request::Evaluate(code) => ("evaluate-lisp", json!({"code": code, "on-error": "abort"})),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::log::Loaded;
-use crate::handover::Entry;
+use crate::handover::{Entry, Unrestored};
 
 /// The package that a file begins in.
 const USER: &str = "COMMON-LISP-USER";
@@ -34,6 +34,10 @@ pub(super) fn export(name: &str, loaded: &Loaded) -> String {
     _ = writeln!(text, ";;;; Values that were assigned later, threads and open files are not in a file of source.");
     if loaded.dropped > 0 {
         _ = writeln!(text, "\n;;; Missing: the {} oldest forms, for which there was no room.", loaded.dropped);
+    }
+    for Unrestored { form, reason } in &loaded.unrestored {
+        _ = writeln!(text, "\n;;; Missing: it could not be restored ({}).", commented(reason));
+        form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }
     let mut modules = MODULES.iter().filter(|(packages, _)| packages.iter().any(|package| is_named(package, loaded)));
     if let Some((_, first)) = modules.next() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoints::write_whole;
-use crate::handover::{Entry, ErrorChange};
+use crate::handover::{Entry, ErrorChange, Unrestored};
 use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
 
@@ -28,6 +28,8 @@ pub(crate) enum Note {
     From { evaluations: u64, dropped: usize },
     /// The errors that there were.
     Errors(Errors),
+    /// What could not be restored.
+    Unrestored(Vec<Unrestored>),
     /// A form that defined something.
     Form(Entry),
     /// What an evaluation did to the errors.
@@ -43,6 +45,7 @@ pub(crate) struct Loaded {
     /// The files that the image was saved in, each with how many forms came before.
     pub(crate) marks: Vec<(String, usize)>,
     pub(crate) errors: Errors,
+    pub(crate) unrestored: Vec<Unrestored>,
     pub(crate) evaluations: u64,
     pub(crate) dropped: usize,
 }
@@ -69,7 +72,10 @@ fn read(mut file: impl BufRead) -> Loaded {
         match serde_json::from_slice(&line) {
             Ok(Note::From { evaluations, dropped }) => (loaded.evaluations, loaded.dropped) = (evaluations, dropped),
             Ok(Note::Errors(errors)) => loaded.errors = errors,
+            Ok(Note::Unrestored(unrestored)) => loaded.unrestored = unrestored,
             Ok(Note::Form(entry)) => {
+                // Some of them were defined before they could not be restored.
+                loaded.unrestored.retain(|unrestored| !unrestored.is_made_good_by(&entry.form));
                 loaded.evaluations = loaded.evaluations.max(entry.evaluation);
                 loaded.entries.push(entry);
             }
@@ -81,9 +87,10 @@ fn read(mut file: impl BufRead) -> Loaded {
     }
 }
 
-/// The forms of a log, as a file of their own.
-pub(crate) fn write_forms(path: &Path, entries: &[Entry]) -> io::Result<()> {
-    write_whole(path, &lines(entries.iter().cloned().map(Note::Form)))
+/// The forms of a log, and those that could not be restored, as a file of their own.
+pub(crate) fn write_forms(path: &Path, entries: &[Entry], unrestored: &[Unrestored]) -> io::Result<()> {
+    let last = std::iter::once(Note::Unrestored(unrestored.to_vec()));
+    write_whole(path, &lines(entries.iter().cloned().map(Note::Form).chain(last)))
 }
 
 fn lines(notes: impl Iterator<Item = Note>) -> Vec<u8> {

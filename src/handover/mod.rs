@@ -10,7 +10,7 @@ pub(crate) mod frame;
 pub(crate) mod route;
 pub(crate) mod shared_status;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,9 @@ pub(crate) struct WorkerInit {
     /// The session that goes on, with another server than the one before.
     #[serde(default)]
     pub(crate) resumed: Option<Resumed>,
+    /// What other images could not restore, and nobody has defined again.
+    #[serde(default)]
+    pub(crate) unrestored: Vec<Unrestored>,
     /// The line that asked for this image in place of the last one.
     pub(crate) reset: Option<u64>,
     /// The connection that this line came by.
@@ -101,6 +104,47 @@ impl Entry {
     }
 }
 
+/// A form that could not be restored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unrestored {
+    pub(crate) form: DefiningForm,
+    /// Why, in a line.
+    pub(crate) reason: String,
+}
+
+impl Unrestored {
+    /// True when nobody misses it after `form`: that is the same, defines the same name in the same way, or drops the name.
+    pub(crate) fn is_made_good_by(&self, form: &DefiningForm) -> bool {
+        if self.form == *form {
+            return true;
+        }
+        let (Some((operator, name)), Some((by, other))) = (head(&self.form.code), head(&form.code)) else {
+            return false;
+        };
+        let same = operator.starts_with("def") && operator == by && name == other;
+        let dropped =
+            DROPPING.contains(&&*by) && name == other.trim_start_matches(['\'', ':', '#', '"']).trim_end_matches('"');
+        self.form.package == form.package && (same || dropped)
+    }
+}
+
+/// Functions by which a user drops what he has defined.
+const DROPPING: [&str; 4] = ["fmakunbound", "makunbound", "unintern", "delete-package"];
+
+/// The operator of a form and its first argument, as written: of a definition, the name.
+fn head(code: &str) -> Option<(String, String)> {
+    let rest = code.trim_start().strip_prefix('(')?;
+    let (operator, rest) = rest.split_at(rest.find(char::is_whitespace)?);
+    let operator = operator.rsplit(':').next()?.to_ascii_lowercase();
+    let rest = rest.trim_start();
+    let end = match rest.trim_start_matches('\'').strip_prefix('(') {
+        // (setf name), or a structure's name and options
+        Some(_) => rest.find(')')? + 1,
+        None => rest.find(|c: char| c.is_whitespace() || matches!(c, '(' | ')' | ';')).unwrap_or(rest.len()),
+    };
+    (end > 0).then(|| (operator, rest[..end].to_ascii_lowercase()))
+}
+
 /// How an image was lost.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CrashReport {
@@ -135,11 +179,11 @@ pub(crate) struct Return {
     pub(crate) notices: Vec<String>,
 }
 
-/// What a worker could not restore: indices into the journal it was given.
+/// What a worker could not restore.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Restored {
-    /// Forms that are not to be tried again.
-    pub(crate) failed: HashSet<usize>,
+    /// Forms that are not to be tried again, as indices into the journal that it was given, each with the reason.
+    pub(crate) failed: Vec<(usize, String)>,
 }
 
 /// What a worker writes that cannot serve, and ends with this status for this reason.
@@ -168,6 +212,31 @@ pub(crate) fn line_of_job(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_definition_is_made_good_by_one_of_the_same_name() {
+        let form = |code: &str, package: &str| DefiningForm { code: code.to_owned(), package: package.to_owned() };
+        let unrestored = |code: &str| Unrestored { form: form(code, "APP"), reason: String::new() };
+        assert!(unrestored("(defun f (x) 1)").is_made_good_by(&form(" (cl:DEFUN F () 2)", "APP")));
+        assert!(unrestored("(defun (setf f) (x) 1)").is_made_good_by(&form("(defun (setf f) (y) 1)", "APP")));
+        assert!(unrestored("(load \"a\")").is_made_good_by(&form("(load \"a\")", "APP")));
+        assert!(unrestored("(defun f (x) 1)").is_made_good_by(&form("(fmakunbound 'f)", "APP")));
+        assert!(unrestored("(defun (setf f) (x) 1)").is_made_good_by(&form("(fmakunbound '(setf f))", "APP")));
+        assert!(unrestored("(defpackage :a (:use :cl))").is_made_good_by(&form("(defpackage :a)", "APP")));
+        for other in [
+            "(fmakunbound 'g)",
+            "(defun g () 1)",
+            "(defmacro f () 1)",
+            "(defun (setf f) (x) 1)",
+            "(load \"a\")",
+            "f",
+            "",
+            "(defun",
+        ] {
+            assert!(!unrestored("(defun f (x) 1)").is_made_good_by(&form(other, "APP")), "{other}");
+        }
+        assert!(!unrestored("(defun f (x) 1)").is_made_good_by(&form("(defun f () 2)", "MINE")));
+    }
 
     #[test]
     fn numbers_rise_with_lines_and_parts() {

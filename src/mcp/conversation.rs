@@ -19,6 +19,7 @@ use crate::handover::frame::Kind;
 use crate::handover::job_number;
 use crate::rpc::framing::{Line, MAX_LINE};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
+use crate::session::operation::Operation;
 
 /// The revisions that are tested. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
@@ -198,6 +199,8 @@ impl Conversation {
             result.map(ServerResult::InitializeResult)
         } else if method == attach::STATUS {
             return responder.answer(json!({"clients": self.tools.session().connection_names()}));
+        } else if method == attach::PACKAGES {
+            return self.packages(responder);
         } else {
             match self.peer(method, params.remove("_meta")) {
                 Err(error) => Err(error),
@@ -224,6 +227,17 @@ impl Conversation {
         }
     }
 
+    /// Names the packages of the image.
+    fn packages(&self, responder: Responder) {
+        self.tools.session().query(&Operation::new("packages"), move |records| match records {
+            Ok(records) => {
+                let names: Vec<_> = records.iter().filter_map(|record| record.text("name")).collect();
+                responder.answer(json!({"packages": names}));
+            }
+            Err(error) => responder.fail(ErrorData::internal_error(error.to_string(), None)),
+        });
+    }
+
     /// What is answered at once.
     fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
         match method {
@@ -248,6 +262,14 @@ impl Conversation {
         let mut result = info();
         result.protocol_version = version.clone();
         self.tools.session().set_name(&params.client_info.name);
+        let experimental = params.capabilities.experimental.as_ref();
+        if experimental.is_some_and(|capabilities| capabilities.contains_key(attach::NOTICE)) {
+            let output = self.inflight.output.clone();
+            self.tools.session().listen(move |text, held| {
+                let params = json!({"text": text, "held": held});
+                output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE, "params": params}));
+            });
+        }
         *self.opened.lock() = Some(Opened::Handshake { version, capabilities: params.capabilities });
         Ok(result)
     }

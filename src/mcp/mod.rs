@@ -36,7 +36,7 @@ pub(crate) use checkpointing::{AtEnd, Saves};
 use conversation::first_request;
 pub(crate) use conversation::revisions;
 pub use embedded::{Served, Stream, spawn};
-pub(crate) use peer::{FOR_PERSON, PACKAGE};
+pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
 use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;

@@ -5,6 +5,9 @@ use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, Server
 /// What a request's `_meta` says, as `true`, to get what a person's client needs: structured content whatever the server
 /// was started with, the session's package in the result's `_meta` ([`PACKAGE`]), and all of the output in reports of progress.
 pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
+/// What a call of evaluate-lisp's `_meta` says, as `true`, to have only the first form evaluated: the structured content's
+/// `read` is where that ends, in characters, and is not there without a form.
+pub(crate) const ONE_FORM: &str = "sbcl-mcp/one-form";
 /// Where a result's `_meta` has the name of the package that the session is in.
 pub(crate) const PACKAGE: &str = "sbcl-mcp/package";
 
@@ -20,7 +23,16 @@ pub(super) struct Peer {
 impl Peer {
     /// True where a person's client asks ([`FOR_PERSON`]).
     pub(super) fn is_for_person(&self) -> bool {
-        self.meta.0.0.get(FOR_PERSON).and_then(serde_json::Value::as_bool) == Some(true)
+        self.says(FOR_PERSON)
+    }
+
+    /// True where it wants one form evaluated at a time ([`ONE_FORM`]).
+    pub(super) fn is_form_by_form(&self) -> bool {
+        self.says(ONE_FORM)
+    }
+
+    fn says(&self, key: &str) -> bool {
+        self.meta.0.0.get(key).and_then(serde_json::Value::as_bool) == Some(true)
     }
 
     /// What the client can do.

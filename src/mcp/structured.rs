@@ -39,6 +39,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::Definitions(definitions) => json!({
             "definitions": definitions.shown.iter().map(definition).collect::<Vec<_>>(),
             "more": definitions.more,
+            "notRestored": definitions.unrestored,
         }),
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
@@ -135,6 +136,9 @@ fn evaluation(outcome: &Outcome) -> Value {
     }
     if let Some(record) = report::loaded(outcome) {
         map["loaded"] = loaded(record);
+    }
+    if let Some(read) = outcome.records.iter().find(|record| record.kind == "read") {
+        map["read"] = read.number("end").into();
     }
     if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
         map["timing"] = json!({
@@ -473,7 +477,7 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             let kinds =
                 json!({"type": "string", "enum": ["function", "variable", "macro", "class", "package", "system"]});
             let definition = object(json!({"kind": kinds, "text": text()}), &["kind", "text"]);
-            json!({"definitions": list(&definition), "more": count()})
+            json!({"definitions": list(&definition), "more": count(), "notRestored": list(&text())})
         }
         "describe-symbol" => {
             let detail = object(json!({"label": text(), "text": text()}), &["label", "text"]);

@@ -12,7 +12,9 @@ use super::checkpointing::Activity;
 use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{CrashReport, Entry, ErrorChange, Restored, Resumed, Return, WorkerInit, line_of_job};
+use crate::handover::{
+    CrashReport, Entry, ErrorChange, Restored, Resumed, Return, Unrestored, WorkerInit, line_of_job,
+};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -64,6 +66,8 @@ pub(super) struct Worker {
     activity: Arc<Activity>,
     /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
     saved_through: Arc<AtomicU64>,
+    /// What could not be restored, and nobody has defined again.
+    unrestored: Arc<Mutex<Vec<Unrestored>>>,
     before: Arc<Before>,
     /// What became of this connection's evaluations.
     lost: Outcome,
@@ -117,6 +121,11 @@ impl Worker {
     /// True when nothing was evaluated since the image was saved, or booted.
     pub(super) fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
+    }
+
+    /// What could not be restored, and nobody has defined again: a line each.
+    pub(super) fn unrestored(&self) -> Vec<String> {
+        self.unrestored.lock().iter().map(unrestored_line).collect()
     }
 
     /// This process saves the image, and goes on when all others end.
@@ -222,7 +231,8 @@ pub(super) fn take_over(
     let report = restore(session, journal.unwrap_or_default(), status);
     let lost = lost(init, &report);
     session.set_errors(init.errors.clone());
-    output.tell(Kind::Restored, 0, &Restored { failed: report.failed.iter().map(|(index, _)| *index).collect() });
+    output.tell(Kind::Restored, 0, &Restored { failed: report.failed.clone() });
+    let unrestored = Arc::new(Mutex::new([init.unrestored.clone(), failures(init, &report)].concat()));
     let activity = Arc::new(Activity::default());
     let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
     session.observe(Arc::new(Keeper {
@@ -232,6 +242,7 @@ pub(super) fn take_over(
         told,
         since: Mutex::new(Instant::now()),
         activity: activity.clone(),
+        unrestored: unrestored.clone(),
     }));
     let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
         if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
@@ -270,6 +281,7 @@ pub(super) fn take_over(
             Some([_, ..]) => u64::MAX,
             _ => init.evaluations,
         })),
+        unrestored,
         lost,
         told: Arc::default(),
     };
@@ -278,6 +290,28 @@ pub(super) fn take_over(
         session.add_notice(resumed(which, init, &report));
     }
     worker
+}
+
+/// The forms that this image could not restore.
+fn failures(init: &WorkerInit, report: &Report) -> Vec<Unrestored> {
+    let journal = init.journal.as_deref().unwrap_or_default();
+    let deadly = init.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
+    let deadly = deadly.map(|entry| (entry, "it takes the image down".to_owned()));
+    let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.clone()));
+    deadly.chain(failed).map(|(entry, reason)| Unrestored { form: entry.form.clone(), reason }).collect()
+}
+
+fn unrestored_line(unrestored: &Unrestored) -> String {
+    format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)
+}
+
+fn push_unrestored(text: &mut String, unrestored: &[Unrestored]) {
+    for one in unrestored.iter().take(NAMED) {
+        *text += &format!("\n- {}", unrestored_line(one));
+    }
+    if unrestored.len() > NAMED {
+        *text += &format!("\n- and {} more", unrestored.len() - NAMED);
+    }
 }
 
 /// What is said of a session that goes on with another server.
@@ -399,17 +433,13 @@ fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Entry]) -> Strin
             _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
         },
     };
-    let deadly = deadly.iter().map(|entry| (entry, "it takes the image down"));
-    let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.as_str()));
-    let failures: Vec<_> = deadly.chain(failed).collect();
-    for (entry, reason) in failures.iter().take(NAMED) {
-        text += &format!("\n- {} ({reason})", shortened(&entry.form.code));
-    }
-    if failures.len() > NAMED {
-        text += &format!("\n- and {} more", failures.len() - NAMED);
-    }
+    push_unrestored(&mut text, &failures(init, report));
     if dropped > 0 {
         text += &format!("\n- the {dropped} oldest ones, for which there was no room");
+    }
+    if !init.unrestored.is_empty() {
+        text += "\nNot restored earlier, and not defined again since:";
+        push_unrestored(&mut text, &init.unrestored);
     }
     text
 }
@@ -430,6 +460,7 @@ struct Keeper {
     /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
     since: Mutex<Instant>,
     activity: Arc<Activity>,
+    unrestored: Arc<Mutex<Vec<Unrestored>>>,
 }
 
 impl Observer for Keeper {
@@ -481,6 +512,7 @@ impl Observer for Keeper {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut *self.since.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.unrestored.lock().retain(|unrestored| !unrestored.is_made_good_by(form));
         self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation, took });
     }
 

@@ -19,6 +19,8 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
+/// Forms that could not be restored and are shown.
+const UNRESTORED: usize = 10;
 /// Characters of the headings of list-definitions and of what it says of the rest.
 const AROUND_DEFINITIONS: usize = 900;
 
@@ -57,6 +59,16 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
         }
     }
     push_more(&mut sections, more, definitions, max);
+    if !definitions.unrestored.is_empty() {
+        let target = sections.begin();
+        target.push_str("[Not Restored]");
+        for text in definitions.unrestored.iter().take(UNRESTORED) {
+            _ = write!(target, "\n- {}", escape_markers(text));
+        }
+        if let more @ 1.. = definitions.unrestored.len().saturating_sub(UNRESTORED) {
+            _ = write!(target, "\n- and {more} more");
+        }
+    }
     if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
 }
 

@@ -1,10 +1,7 @@
 //! What the rest of the program, and other programs, ask of a session.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex};
 
 use super::aftermath::Due;
 use super::connection::Connection;
@@ -421,27 +418,10 @@ impl Session {
 
 /// Calls `submit` with a reply and waits until that is called.
 pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
-    let slot = Arc::new(Slot { there: AtomicBool::new(false), value: Mutex::new(None), changed: Condvar::new() });
-    let reply = slot.clone();
-    submit(Box::new(move |value| {
-        *reply.value.lock() = Some(value);
-        reply.there.store(true, Ordering::Release);
-        reply.changed.notify_one();
-    }));
-    crate::busy_poll::look(20, || slot.there.load(Ordering::Acquire).then_some(()));
-    let mut value = slot.value.lock();
-    loop {
-        match value.take() {
-            Some(value) => return value,
-            None => slot.changed.wait(&mut value),
-        }
+    let (sender, receiver) = oneshot::channel();
+    submit(Box::new(move |value| drop(sender.send(value))));
+    match crate::busy_poll::look(20, || receiver.try_recv().ok()) {
+        Some(value) => value,
+        None => receiver.recv().expect("every job is answered"),
     }
-}
-
-/// Where a reply is waited for.
-struct Slot<T> {
-    /// What is looked at while the waiting thread is awake: to look by locking would keep whoever replies out.
-    there: AtomicBool,
-    value: Mutex<Option<T>>,
-    changed: Condvar,
 }

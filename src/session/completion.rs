@@ -159,6 +159,10 @@ impl Inner {
         state.set_by(outcome);
         self.tell_observer(connection, &state, outcome);
         state.tell(outcome);
+        drop(state);
+        if let (true, Err(error)) = (outcome.held, &outcome.result) {
+            self.tell_of_hold(connection, outcome.evaluation, &error.kind);
+        }
     }
 
     /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody

@@ -2,8 +2,8 @@
 //! printer's variables are its own; the image, its definitions and the limits are everybody's. The evaluations of all
 //! take turns.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -18,12 +18,17 @@ use crate::session::operation::{Operation, RecordsBuilder};
 /// Characters of a connection's name.
 const MAX_NAME: usize = 60;
 
+/// Takes what others do as they do it, and the number of an evaluation that one of them holds from now on. It must not
+/// wait.
+pub(super) type Listener = Box<dyn Fn(&str, Option<u64>) + Send + Sync>;
+
 /// What belongs to one connection.
 pub(super) struct Connection {
     /// 0 for the session's own, whose variables are the global ones.
     pub(super) id: u64,
     name: Mutex<String>,
     state: Mutex<ErrorState>,
+    listener: OnceLock<Listener>,
     ended: AtomicBool,
     /// The number of its newest evaluation, 0 before the first.
     pub(super) newest: AtomicU64,
@@ -35,6 +40,7 @@ impl Connection {
             id,
             name: Mutex::default(),
             state: Mutex::default(),
+            listener: OnceLock::new(),
             ended: AtomicBool::new(false),
             newest: AtomicU64::new(0),
         })
@@ -43,6 +49,14 @@ impl Connection {
     /// Its error state, and what waits for its next answer.
     pub(super) fn state(&self) -> MutexGuard<'_, ErrorState> {
         self.state.lock()
+    }
+
+    /// Tells it what another one did: at once where it listens, else with its next answer.
+    pub(super) fn tell(&self, text: String) {
+        match self.listener.get() {
+            Some(listener) => listener(&text, None),
+            None => self.state().notice(text),
+        }
     }
 
     /// What the others call it, as a sentence begins.
@@ -130,6 +144,13 @@ impl Session {
         *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();
     }
 
+    /// Has `listener` called with what other connections do, in place of saying so in the next outcome; once.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn listen(&self, listener: impl Fn(&str, Option<u64>) + Send + Sync + 'static) {
+        // A second one would be told the same.
+        let _ = self.connection.listener.set(Box::new(listener));
+    }
+
     /// The number of this connection: 0 for the session's own.
     #[cfg(feature = "mcp")]
     pub(crate) fn connection_number(&self) -> u64 {
@@ -157,11 +178,22 @@ impl Inner {
         connection.is_guest() || !self.guests.lock().is_empty()
     }
 
-    /// Has the next answer of every other connection say what this one did.
+    /// Tells every other connection what this one did.
     pub(super) fn tell_others(&self, connection: &Connection, what: &str) {
         let who = connection.describe();
         for other in self.connections().filter(|other| other.id != connection.id) {
-            other.state().notice(format!("{who} {what}"));
+            other.tell(format!("{who} {what}"));
+        }
+    }
+
+    /// Tells the others that listen that this connection holds an evaluation: it is of use while that is so, and of none
+    /// with some later answer.
+    pub(super) fn tell_of_hold(&self, connection: &Connection, evaluation: u64, kind: &str) {
+        let text = format!("{} holds evaluation {evaluation} for debugging: {kind}.", connection.describe());
+        for other in self.connections().filter(|other| other.id != connection.id) {
+            if let Some(listener) = other.listener.get() {
+                listener(&text, Some(evaluation));
+            }
         }
     }
 }

@@ -79,7 +79,7 @@ impl Session {
         };
         inner.leave_board(board);
         let who = connection.describe();
-        before.state().notice(format!("{who} took over evaluation {wanted}, which was held for debugging."));
+        before.tell(format!("{who} took over evaluation {wanted}, which was held for debugging."));
         let mut state = connection.state();
         if let Err(error) = &outcome.result {
             state.take_over(error);

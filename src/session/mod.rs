@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -84,8 +85,9 @@ struct Inner {
     begun: AtomicU64,
     watched: AtomicU64,
     next_id: AtomicU64,
-    /// How often the board has had something new for a thread that evaluates: what such a thread looks at while it is awake.
-    pushes: AtomicU64,
+    /// How often the board has had something new for a thread that evaluates: what such a thread looks at while it is
+    /// awake. What is written on the way there must not be on its cache line.
+    pushes: CachePadded<AtomicU64>,
     /// Who is told of what must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
 }
@@ -106,7 +108,7 @@ impl Inner {
             begun: AtomicU64::new(0),
             watched: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
-            pushes: AtomicU64::new(0),
+            pushes: CachePadded::default(),
             observer: OnceCell::new(),
         }
     }

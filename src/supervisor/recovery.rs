@@ -14,7 +14,9 @@ use crate::durable::Durable;
 use crate::durable::log::{self, Log, Note};
 use crate::handover::frame::{Frame, Kind};
 use crate::handover::shared_status::{Status, WorkerStatus, last_number};
-use crate::handover::{CrashReport, Entry, ErrorChange, Guest, Restored, Resumed, Return, WorkerInit, line_of_job};
+use crate::handover::{
+    CrashReport, Entry, ErrorChange, Guest, Restored, Resumed, Return, Unrestored, WorkerInit, line_of_job,
+};
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
@@ -46,6 +48,10 @@ impl Crash {
 /// Images that are being saved at the same time, and checkpoints that the next image may begin with.
 const MAX_SAVING: usize = 4;
 const MAX_BASES: usize = 8;
+/// Forms that could not be restored and are remembered: the last ones.
+const MAX_UNRESTORED: usize = 100;
+/// Why a form is not restored that is not tried again.
+const DEADLY: &str = "it takes the image down";
 
 /// A checkpoint that the session came through.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -140,6 +146,7 @@ impl RecoveryState {
         }
         self.checkpoints.clear_up(&files);
         self.next.errors = loaded.errors;
+        self.next.unrestored = loaded.unrestored;
         self.next.evaluations = loaded.evaluations.max(last_number(&durable.status_file()));
         if !self.bases.is_empty() || journal.mark() > 0 {
             self.next.resumed = Some(Resumed { session: durable.name.clone(), other });
@@ -168,7 +175,8 @@ impl RecoveryState {
         marks.extend(self.saving.iter().map(|(file, mark)| (*mark, file)));
         marks.sort_by_key(|(mark, _)| *mark);
         let mut marks = marks.into_iter().peekable();
-        let mut notes = vec![from, Note::Errors(self.next.errors.clone())];
+        let unrestored = Note::Unrestored(self.next.unrestored.clone());
+        let mut notes = vec![from, Note::Errors(self.next.errors.clone()), unrestored];
         for (place, entry) in journal.numbered() {
             while let Some((_, file)) = marks.next_if(|(mark, _)| *mark <= place) {
                 notes.push(Note::Saving(file.clone()));
@@ -228,6 +236,9 @@ impl RecoveryState {
             }
             Kind::Defined => {
                 let entry: Option<Entry> = serde_json::from_slice(payload).ok();
+                if let Some(entry) = &entry {
+                    self.next.unrestored.retain(|unrestored| !unrestored.is_made_good_by(&entry.form));
+                }
                 match (&mut self.journal, entry.clone()) {
                     (Some(journal), Some(entry)) => journal.add(entry),
                     (Some(journal), None) => journal.count_dropped(1),
@@ -257,8 +268,22 @@ impl RecoveryState {
 
     /// Takes a worker's word on what it could not restore, which will not be tried again. It is to get the lines now.
     pub(super) fn resume(&mut self, restored: &Restored) {
-        if let Some(journal) = &mut self.journal {
-            journal.remove(self.bases.back().map_or(0, |base| base.mark), &restored.failed);
+        let mark = self.bases.back().map_or(0, |base| base.mark);
+        let deadly = self.next.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
+        let mut unrestored: Vec<_> =
+            deadly.map(|entry| Unrestored { form: entry.form.clone(), reason: DEADLY.to_owned() }).collect();
+        if let Some(journal) = self.journal.as_mut().filter(|_| !restored.failed.is_empty()) {
+            let since = journal.since(mark);
+            unrestored.extend(restored.failed.iter().filter_map(|(place, reason)| {
+                Some(Unrestored { form: since.get(*place)?.form.clone(), reason: reason.clone() })
+            }));
+            journal.remove(mark, &restored.failed.iter().map(|(place, _)| *place).collect());
+        }
+        if !unrestored.is_empty() {
+            self.next.unrestored.append(&mut unrestored);
+            let excess = self.next.unrestored.len().saturating_sub(MAX_UNRESTORED);
+            self.next.unrestored.drain(..excess);
+            self.begin_log();
         }
         self.suspect = None;
         self.requests.apply_cancellations();
@@ -313,6 +338,7 @@ impl RecoveryState {
         self.next.reset = Some(line);
         self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         (self.next.returned, self.next.resumed) = (None, None);
+        self.next.unrestored.clear();
         self.next.notices = notices;
         self.begin_log();
         self.checkpoints.forget_since(None);
@@ -340,6 +366,9 @@ impl RecoveryState {
         self.errors_of(line).last = None;
         self.next.crash = None;
         self.saving.clear();
+        // What is beside it: the session may not have come through it.
+        let forms = log::load_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
+        self.next.unrestored = forms.unrestored;
         match self.bases.iter().position(|base| base.checkpoint.file == checkpoint.file) {
             Some(place) => {
                 self.bases.truncate(place + 1);
@@ -347,9 +376,7 @@ impl RecoveryState {
                     journal.go_back(self.bases[place].mark);
                 }
             }
-            // The session has not come through it: its forms are beside it.
             None => {
-                let forms = log::load_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
                 let mut journal = Journal::default();
                 forms.entries.into_iter().for_each(|entry| journal.add(entry));
                 self.bases = VecDeque::from([Base { checkpoint: checkpoint.clone(), mark: journal.mark() }]);
@@ -370,10 +397,11 @@ impl RecoveryState {
     fn saves(&mut self, file: String) {
         let mark = self.journal.as_ref().map_or(0, Journal::mark);
         if let Some(journal) = &self.journal
-            && mark > 0
+            && (mark > 0 || !self.next.unrestored.is_empty())
         {
             // Without them going back to it from elsewhere still brings the image.
-            let _ = log::write_forms(&self.checkpoints.forms_path(&file), &journal.since(0));
+            let path = self.checkpoints.forms_path(&file);
+            let _ = log::write_forms(&path, &journal.since(0), &self.next.unrestored);
         }
         self.add_note(|| Some(Note::Saving(file.clone())));
         self.saving.push_back((file, mark));

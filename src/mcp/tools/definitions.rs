@@ -4,7 +4,8 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::outcome::{DefinitionFilter, DefinitionQuery};
+use crate::mcp::worker::Worker;
+use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions};
 
 pub(super) const NAME: &str = "list-definitions";
 
@@ -58,8 +59,14 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         package: arguments.optional_text("package")?,
         limit: arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 10000")?.unwrap_or(DEFAULT_LIMIT),
     };
+    // What is not there belongs to no kind and no package.
+    let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
     later(move |call| {
         let session = call.session().clone();
-        session.definitions(&query, move |definitions| call.answer(definitions.map(Reply::Definitions)));
+        session.definitions(&query, move |definitions| {
+            let unrestored = call.context.worker.as_ref().filter(|_| is_all).map(Worker::unrestored);
+            let unrestored = unrestored.unwrap_or_default();
+            call.answer(definitions.map(|definitions| Reply::Definitions(Definitions { unrestored, ..definitions })));
+        });
     })
 }

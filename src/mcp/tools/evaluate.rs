@@ -4,7 +4,9 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::ask::{self, Asked};
+use super::background::Job;
 use super::{Arguments, Call, Fault, Step, background, define, later};
+use crate::session::operation::Operation;
 use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
@@ -71,8 +73,13 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let on_error = background::on_error(&session, super::limits::on_error(&mut arguments)?, patience)?;
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
+    let form_by_form = call.peer.is_form_by_form();
     later(move |call| {
-        background::evaluate(call, background::Job::new(evaluation), patience, move |call, outcome| {
+        let job = match form_by_form {
+            true => Job::operation(evaluation, Operation::new("evaluate-form")),
+            false => Job::new(evaluation),
+        };
+        background::evaluate(call, job, patience, move |call, outcome| {
             if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
         });
     })

@@ -113,7 +113,7 @@ impl InspectionBuilder {
             .collect();
         shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
         shown.dedup();
-        Ok(Definitions { shown, more })
+        Ok(Definitions { shown, more, unrestored: Vec::new() })
     }
 
     /// The answer of describe-symbol.
