@@ -161,6 +161,20 @@ and START. A single value is itself where START is, and counts as none."
       (failure)
     ""))
 
+(defvar *thread-restarts* '()
+  "The restart clusters of this thread when it began to work for the program: they end the thread, and are not the
+program's business.")
+
+(defun restart-offers (condition)
+  "Return the restarts for CONDITION that the program is told of, as lists of a name and a description."
+  (let ((*print-escape* nil))
+    (loop for restart in (restarts-for condition)
+          repeat 20
+          while (restart-name restart)
+          until (find-if (lambda (cluster) (member restart (the list cluster) :test #'eq)) *thread-restarts*)
+          collect (list (string (restart-name restart))
+                        (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
+
 (defconstant +reported-frames+ 30
   "Frames of an error that the program gets.")
 
@@ -175,13 +189,7 @@ place)."
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)
             (unless exhausted
-              (guarded (loop for restart in (restarts-for condition)
-                             repeat 20
-                             while (restart-name restart)
-                             collect (list (string (restart-name restart))
-                                           (let ((*print-escape* nil))
-                                             (values (bounded-text 300 (lambda (stream) (princ restart stream)))))))
-                  (failure) '()))
+              (guarded (restart-offers condition) (failure) '()))
             ;; There is little stack left then.
             (unless exhausted
               (guarded (let ((*known-places* nil))

@@ -19,6 +19,7 @@
         (*spare-buffer* nil)
         (*output* (make-output))
         (*unwinding* nil)
+        (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
         (*readtable* (copy-readtable nil))
