@@ -145,6 +145,31 @@ fn a_limit_that_leaves_no_room_is_told_of() {
     assert!(complaint.contains("address space") && complaint.contains("3906 MiB"), "{complaint}");
 }
 
+/// From too little address space to enough: it works, or says in a line what is missing.
+#[test]
+#[cfg(target_os = "linux")]
+fn every_limit_is_enough_or_told_of() {
+    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let mut worked = Vec::new();
+    // In MiB. What is too little to load the program is the system's to say.
+    for limit in [300, 600, 800, 900, 1000, 1100, 1200, 1300, 1370, 1390, 1500, 1800, 2500] {
+        let script =
+            format!("ulimit -v {}; exec '{program}' eval --heap 256M --control-stack 16M '(+ 1 2)'", limit << 10);
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            assert_eq!((stdout(&output), &*complaint), ("=> 3\n", ""), "{limit}");
+            worked.push(limit);
+        } else {
+            let told = format!("this process may use {limit} MiB: make them smaller");
+            assert_eq!(output.status.code(), Some(3), "{limit}: {complaint}");
+            assert!(complaint.lines().count() == 1 && complaint.contains(&told), "{limit}: {complaint}");
+            assert!(worked.is_empty(), "{worked:?} was enough, {limit} is not");
+        }
+    }
+    assert!(worked.contains(&1500), "{worked:?}");
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn eval_can_be_confined() {
@@ -202,7 +227,7 @@ fn the_doctor_says_what_fails_and_what_helps() {
     let fails = found(&report, "FAILS");
     let things: Vec<_> = fails.iter().map(|(thing, _)| thing.as_str()).collect();
     assert_eq!(things, ["address space", "start"], "{}", stdout(&report));
-    assert!(fails[1].1.contains("SBCL needs 10240 MiB of address space"), "{}", fails[1].1);
+    assert!(fails[1].1.contains("SBCL needs 10880 MiB of address space"), "{}", fails[1].1);
     assert!(stdout(&report).ends_with("\n\n2 things fail.\n"));
     // What it says helps.
     let (_, remedy) = stdout(&report).split_once("-> start it with ").unwrap();

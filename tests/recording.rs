@@ -166,6 +166,37 @@ fn a_lost_image_does_not_end_the_recording() {
     assert!(records.last().unwrap()["line"].as_str().unwrap().contains("=> 1"));
 }
 
+/// In one process it goes on in the process that another image makes of this one (execve).
+#[test]
+fn another_image_does_not_end_the_recording() {
+    let recording = Recording::new("another");
+    let mut server = recorded(&recording);
+    server.evaluate("(defvar *x* 1)");
+    server.call_tool("checkpoint", json!({"action": "save", "name": "one"}));
+    server.evaluate("(setf *x* 2)");
+    assert!(server.call_tool("checkpoint", json!({"action": "restore", "name": "one"})).0.contains("Restored"));
+    assert_eq!(server.evaluate("*x*"), "=> 1");
+    server.call_tool("reset-session", json!({}));
+    assert!(common::fail(&mut server, "*x*").contains("UNBOUND-VARIABLE"));
+    // What cannot be interrupted costs the image, too.
+    let code = "(sb-sys:without-interrupts (loop))";
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    assert!(text.contains("[ERROR] TIMEOUT"), "{text}");
+    server.goes_on();
+    let end = server.finish();
+    let (header, records) = recording.read();
+    assert_eq!(header["sbcl-mcp"], sbcl::VERSION);
+    let said = records.iter().filter(|record| record["from"] == "server");
+    let said: Vec<Value> = said.map(|record| serde_json::from_str(record["line"].as_str().unwrap()).unwrap()).collect();
+    assert_eq!(said, end.transcript);
+    // As many as were sent, and each once: what was read before the image was lost, and not answered, is in it already.
+    let asked = records.iter().filter(|record| record["from"] == "client").count();
+    assert_eq!(asked, said.len() + 1, "one of them is a notification");
+    let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    recording.replays(said.len());
+}
+
 #[test]
 fn only_recordings_are_replaced() {
     let recording = Recording::new("replaced");

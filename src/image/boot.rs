@@ -21,8 +21,12 @@ static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
 
 /// Threads with a control stack before the user makes any: the lanes, and SBCL's own.
 const THREADS: u64 = 6;
-/// Address space that is taken besides the heap and the stacks, in bytes: twice what was seen.
-const BESIDES: u64 = 512 << 20;
+/// Address space that is taken besides the heap and the stacks, in bytes: what a worker was seen to take (920 MiB with a
+/// heap of 1 GiB), most of it by malloc, which reserves 64 MiB a thread.
+const BESIDES: u64 = 1 << 30;
+/// So much of the heap's size is taken for what SBCL keeps about it, pages and cards (2 MiB a GiB) and reserves: 1116 MiB
+/// were taken besides a heap of 8 GiB.
+const ABOUT_HEAP: u64 = 64;
 
 #[repr(u8)]
 enum State {
@@ -65,7 +69,7 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
 
 /// The address space that an image takes, in bytes, without threads of the user's.
 pub(crate) fn address_space(config: &ImageConfig) -> u64 {
-    config.heap + THREADS * config.control_stack + BESIDES
+    config.heap + config.heap / ABOUT_HEAP + THREADS * config.control_stack + BESIDES
 }
 
 /// Looks whether SBCL will find room for its heap: it ends the process where it does not.

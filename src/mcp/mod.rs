@@ -143,7 +143,7 @@ pub(crate) fn serve(
 ) -> io::Result<(i32, Option<Pid>)> {
     let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
     connection.inflight.output.take_over(&begin.unsent);
-    connection.driver.take_over((&begin.unread.0, begin.unread.1));
+    connection.driver.take_over((&begin.unread.0, begin.unread.1), begin.init.resent.len());
     let Begin { init, listener, .. } = begin;
     serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
 }

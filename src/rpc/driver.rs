@@ -192,8 +192,8 @@ impl Driver {
     }
 
     /// Begins with what another process has read; before all else.
-    pub(crate) fn take_over(&self, unread: (&[u8], bool)) {
-        self.input.lock().take_over(unread);
+    pub(crate) fn take_over(&self, unread: (&[u8], bool), lines: usize) {
+        self.input.lock().take_over(unread, lines);
     }
 
     /// The follower's part, to the end: the exit status.

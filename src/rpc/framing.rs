@@ -51,6 +51,8 @@ pub(crate) struct LineReader {
     too_long: Option<IdScanner>,
     ended: bool,
     recorder: Option<Recorder>,
+    /// How many of the next lines are recorded already.
+    recorded: usize,
 }
 
 impl LineReader {
@@ -60,7 +62,17 @@ impl LineReader {
     }
 
     fn with_limit(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false, recorder: None }
+        Self {
+            fd,
+            limit,
+            buffer: Vec::new(),
+            start: 0,
+            searched: 0,
+            too_long: None,
+            ended: false,
+            recorder: None,
+            recorded: 0,
+        }
     }
 
     /// Has each line recorded as the client's.
@@ -73,8 +85,9 @@ impl LineReader {
         (&self.buffer[self.start..], self.too_long.is_some())
     }
 
-    /// Begins with what another process has read.
-    pub(crate) fn take_over(&mut self, (unread, is_too_long): (&[u8], bool)) {
+    /// Begins with what another process has read, and as far as the first `lines` of that go, recorded.
+    pub(crate) fn take_over(&mut self, (unread, is_too_long): (&[u8], bool), lines: usize) {
+        self.recorded = lines;
         self.buffer.extend_from_slice(unread);
         self.too_long = is_too_long.then(IdScanner::default);
     }
@@ -129,7 +142,9 @@ impl LineReader {
                 Line::TooLong(scanner.finish())
             }
             None => {
-                if let Some(recorder) = &self.recorder {
+                let is_new = self.recorded == 0;
+                self.recorded = self.recorded.saturating_sub(1);
+                if let Some(recorder) = self.recorder.as_ref().filter(|_| is_new) {
                     recorder.line(Side::Client, &self.buffer[line.clone()]);
                 }
                 Line::Text(&self.buffer[line])
