@@ -31,6 +31,15 @@
                     '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt")
                     :test #'string-equal)))
 
+;; Of a function that is expanded in its callers, none of its forms would run.
+(declaim (type boolean *marking*))
+(defvar *marking* nil
+  "True while code is loaded that marks its forms: what it proclaims to be inline is not.")
+
+(defun inline-proclamation-p (form)
+  "True when FORM, a declaration specifier, makes functions inline."
+  (member (car form) '(inline sb-ext:maybe-inline)))
+
 (defun load-with-coverage (systems scratch)
   "Load SYSTEMS and what they need; the code that they test, in the same directory, with marks. What is compiled for that
 goes into the directory SCRATCH."
@@ -48,7 +57,8 @@ goes into the directory SCRATCH."
     (unwind-protect
          (progn
            (proclaim '(optimize (sb-cover:store-coverage-data 3)))
-           (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed)))
+           (let ((*marking* t))
+             (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed))))
       (proclaim '(optimize (sb-cover:store-coverage-data 0))))
     ;; A file of theirs that is newer than what was compiled of it, as by a clock ahead, is not compiled again without marks.
     (dolist (system marked)

@@ -136,8 +136,9 @@ what it defines, and the name of its parameter that says which."
 
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
-    (multiple-value-prog1 (funcall proclaim form location)
-      (note-proclamation form))))
+    (unless (and *marking* (inline-proclamation-p form))
+      (multiple-value-prog1 (funcall proclaim form location)
+        (note-proclamation form)))))
 
 (define-patch asdf:perform-with-restarts (operation component)
   (lambda (perform operation component)

@@ -81,8 +81,24 @@
                   (add-check verdict
                              (make-check :form form :shown (shown-form form)
                                          :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
-                                         :actual (and value (cut-text (string-right-trim "." value)))))))))))
+                                         :actual (and value (cut-text (rt-values (string-right-trim "." value))))))))))))
   verdict)
+
+(defun rt-values (text)
+  "Return TEXT, values as the framework prints them, each on a line of its own that begins at column 15, with commas
+between them."
+  (let ((separator (format nil "~%~15,1@T")))
+    (with-output-to-string (out)
+      (loop for start = 0 then (+ end (length separator))
+            for end = (loop for found = (search separator text :start2 start)
+                              then (search separator text :start2 (1+ found))
+                            ;; What is indented further is a part of a value.
+                            for next = (and found (+ found (length separator)))
+                            while (and next (< next (length text)) (char= #\Space (char text next)))
+                            finally (return found))
+            do (write-string text out :start start :end end)
+            while end
+            do (write-string ", " out)))))
 
 (defun signalled-value (text signalled)
   "Return the condition of the newest of SIGNALLED if TEXT, the values of a test as they print, looks like it; or NIL. The

@@ -2,106 +2,174 @@
 
 (in-package "SBCL-HOST")
 
-(defstruct (suspect (:copier nil) (:predicate nil))
-  "A top-level form of which a failing test ran a part that few passing tests ran."
+(defstruct (marked-form (:copier nil) (:predicate nil))
+  "A top-level form with marks."
   (file "" :type string :read-only t)
   (number 0 :type index :read-only t)
-  ;; How many passing tests ran that part, and the paths in the form to it.
-  (passing 0 :type index)
-  (paths '() :type list)
-  ;; How many marks of the form the failing test has set.
-  (size 0 :type index)
-  ;; What is added to its place among those that as many passing tests ran.
-  (weight 0 :type real)
+  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to what that mark stands for.
+  (marks '() :type list)
+  ;; Once it was looked for: the text of the file, the map of the form there, the line that it begins at, and its words.
+  (looked-for nil)
   (text nil)
   (map nil)
-  (line 0 :type index))
+  (line 0 :type index)
+  (words nil :type (or null hash-table)))
 
-(defun count-passing (verdicts)
-  "Return a vector of how many of the tests of VERDICTS that passed set each mark."
+(defstruct (suspect (:copier nil) (:predicate nil))
+  "A form of which a failing test ran a part that few passing tests ran."
+  (form nil :type marked-form :read-only t)
+  ;; How many passing tests ran that part.
+  (passing 0 :type index :read-only t)
+  ;; What comes first has less.
+  (score 0 :type real))
+
+(defun count-tests (verdicts wanted-p)
+  "Return a vector of how many of the tests of VERDICTS for which WANTED-P is true set each mark."
+  (declare (type function wanted-p))
   (let ((counts (make-array (coverage-count *coverage*) :element-type 'fixnum :initial-element 0)))
     (loop for verdict across verdicts
           for marks = (verdict-marks verdict)
-          when (and marks (eq :passed (verdict-status verdict)))
+          when (and marks (funcall wanted-p verdict))
             do (loop for position = (position 1 marks) then (position 1 marks :start (1+ position))
                      while position
                      do (incf (aref counts position))))
     counts))
+
+(defun passed-p (verdict)
+  "True when VERDICT is that of a test that passed."
+  (eq :passed (verdict-status verdict)))
 
 (defun code-file (code)
   "Return the native namestring of the file of CODE, or NIL."
   (let ((name (sb-c::debug-source-namestring (sb-c::debug-info-source (sb-kernel:%code-debug-info code)))))
     (and name (sb-ext:native-namestring (parse-namestring name)))))
 
-(defun collect-suspects (marks counts)
-  "Return the suspects for a failing test that set MARKS, when COUNTS of the passing ones did."
+(defun marked-forms ()
+  "Return the forms with marks."
   (let ((table (make-hash-table :test 'equal)))
     (loop for code across (coverage-codes *coverage*)
           for start across (coverage-starts *coverage*)
           for file = (code-file code)
-          for map = (sb-c::code-coverage-map code)
           when file
-            do (loop for paths across map
+            do (loop for paths across (sb-c::code-coverage-map code)
                      for mark from start
-                     when (eql 1 (sbit marks mark))
-                       do (dolist (path paths)
-                            (let* ((branch (when (symbolp (first path)) (first path)))
-                                   (steps (reverse (if branch (rest path) path)))
-                                   (key (cons file (first steps)))
-                                   (passing (aref counts mark))
-                                   (suspect (or (gethash key table)
-                                                (setf (gethash key table)
-                                                      (make-suspect :file file :number (first steps)
-                                                                    :passing passing)))))
-                              (incf (suspect-size suspect))
-                              (when (< passing (suspect-passing suspect))
-                                (setf (suspect-passing suspect) passing
-                                      (suspect-paths suspect) '()))
-                              (when (= passing (suspect-passing suspect))
-                                (pushnew (cons branch (rest steps)) (suspect-paths suspect) :test #'equal))))))
-    (loop for suspect being the hash-values of table collect suspect)))
+                     do (dolist (path paths)
+                          (let* ((branch (when (symbolp (first path)) (first path)))
+                                 (steps (reverse (if branch (rest path) path)))
+                                 (key (cons file (first steps)))
+                                 (form (or (gethash key table)
+                                           (setf (gethash key table)
+                                                 (make-marked-form :file file :number (first steps))))))
+                            (push (list* mark branch (rest steps)) (marked-form-marks form))))))
+    (loop for form being the hash-values of table collect form)))
 
-(defun locate-suspect (suspect)
-  "Find the text of SUSPECT. Return true unless it runs only so that something is printed."
-  (let* ((octets (file-octets (suspect-file suspect)))
-         (text (and octets (octets-text octets 0 (length octets))))
-         (start (and text (toplevel-start text (suspect-number suspect))))
-         (map (and start (< start (length text)) (map-form text start))))
-    (when (consp map)
-      (setf (suspect-text suspect) text
-            (suspect-map suspect) map
-            (suspect-line suspect) (values (line-and-column text start)))
-      (let ((heading (form-heading text start)))
-        (not (and heading
-                  (or (search "(DEFMETHOD PRINT-OBJECT" heading)
-                      (search "(DEFINE-CONDITION" heading)
-                      (search "(DEFPACKAGE" heading)
-                      (search "(IN-PACKAGE" heading))))))))
+(defun find-suspect (form marks passing failing)
+  "Return FORM as a suspect for a failing test that set MARKS, or NIL when that ran nothing of it. PASSING and FAILING
+are how many tests of either kind set each mark."
+  (let ((fewest nil)
+        (alike 0)
+        (ran 0))
+    (loop for (mark) in (marked-form-marks form)
+          when (eql 1 (sbit marks mark))
+            do (let ((count (aref passing mark)))
+                 (incf ran)
+                 (when (or (null fewest) (< count fewest))
+                   (setf fewest count
+                         alike 0))
+                 (when (= count fewest)
+                   (setf alike (max alike (aref failing mark))))))
+    (when fewest
+      (make-suspect :form form :passing fewest
+                    ;; Few passing tests, a small part of the code, others that fail too. Measured: scripts/mutants.py.
+                    :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2)))))))
 
-(defun suspect-name (suspect)
-  "Return what SUSPECT is called: what the form defines."
-  (let* ((text (suspect-text suspect))
-         (named (third (suspect-map suspect))))
+(defun locate-form (form)
+  "Find the text of FORM, if that was not done yet. Return true when it is there."
+  (unless (marked-form-looked-for form)
+    (setf (marked-form-looked-for form) t)
+    (let* ((octets (file-octets (marked-form-file form)))
+           (text (and octets (octets-text octets 0 (length octets))))
+           (start (and text (toplevel-start text (marked-form-number form)))))
+      (when (and start (< start (length text)))
+        (multiple-value-bind (map end) (map-form text start)
+          (when (consp map)
+            (setf (marked-form-text form) text
+                  (marked-form-map form) map
+                  (marked-form-line form) (values (line-and-column text start))
+                  (marked-form-words form) (word-table (subseq text start end))))))))
+  (and (marked-form-map form) t))
+
+(defun form-heading-p (form &rest headings)
+  "True when FORM begins with one of HEADINGS."
+  (let ((heading (form-heading (marked-form-text form) (first (marked-form-map form)))))
+    (and heading
+         (some (lambda (wanted) (search wanted heading)) headings))))
+
+(defun form-name (form)
+  "Return what FORM is called: what it defines."
+  (let* ((text (marked-form-text form))
+         (named (third (marked-form-map form))))
     (cond ((null named) "top-level form")
           ((integerp named) (string-upcase (subseq text named (or (catch 'confused (token-end text named)) named))))
           (t (let ((end (nth-value 1 (map-form text (first named)))))
                (string-upcase (subseq text (first named) (min end (+ 60 (first named))))))))))
 
-(defun suspect-lines (suspect)
-  "Return lists of number and text of the lines of SUSPECT that make the difference, in order."
-  (let* ((text (suspect-text suspect))
-         (map (suspect-map suspect))
-         (whole (first map))
+(defun symbol-of-form (form)
+  "Return the name of the symbol that FORM defines something of: BAR for that of (SETF BAR); or NIL."
+  (let ((named (third (marked-form-map form))))
+    (when (consp named)
+      (setf named (third named)))
+    (and (integerp named) (token-name (marked-form-text form) named))))
+
+;;; Lines
+
+(defun conditional-p (name)
+  "True when NAME is that of an operator that chooses what of its form is evaluated."
+  (member name '("IF" "WHEN" "UNLESS" "COND" "AND" "OR" "CASE" "ECASE" "TYPECASE" "ETYPECASE" "IF-LET" "WHEN-LET")
+          :test #'string=))
+
+(defun condition-position (map text path)
+  "Return the position in MAP, of TEXT, of what decides that the subform at PATH is evaluated: the innermost conditional
+around it, or its clause; or NIL."
+  (let ((form map)
+        (found nil))
+    (dolist (index path found)
+      (when (and (consp form) (integerp (second form)))
+        (let ((name (token-name text (second form))))
+          (when (conditional-p name)
+            (let ((part (nth index (rest form))))
+              (setf found (if (and part (or (string= name "COND") (search "CASE" name)))
+                              (form-position part)
+                              (first form)))))))
+      (setf form (and (consp form) (nth index (rest form)))))))
+
+(defun suspect-lines (suspect marks passing words number)
+  "Return lists of number and text of at most NUMBER lines of SUSPECT that make the difference, in order. MARKS are
+those of the failing test, PASSING is how many passing tests set each. Where there are more, those that decide, and
+those with WORDS, as from WEIGH-WORDS."
+  (let* ((form (suspect-form suspect))
+         (text (marked-form-text form))
+         (map (marked-form-map form))
          (lines '()))
-    (dolist (entry (suspect-paths suspect))
-      (destructuring-bind (branch . path) entry
-        (let* ((inner (or (and (member branch '(:then :else))
-                               (branch-position map text path branch))
-                          (position-at-path map path)))
-               (line (values (line-and-column text inner))))
-          (when (or (/= inner whole) (null (rest (suspect-paths suspect))))
-            (pushnew (list line (line-at text inner)) lines :key #'first)))))
-    (sort lines #'< :key #'first)))
+    (flet ((note (position weight)
+             (let* ((line (values (line-and-column text position)))
+                    (known (find line lines :key #'first)))
+               (if known
+                   (setf (third known) (max weight (third known)))
+                   (push (list line (line-at text position) weight) lines)))))
+      (loop for (mark branch . path) in (marked-form-marks form)
+            when (and (eql 1 (sbit marks mark)) (= (suspect-passing suspect) (aref passing mark)))
+              do (let ((condition (condition-position map text path)))
+                   (when condition (note condition 1/2)))
+                 (if (member branch '(:then :else))
+                     (note (or (branch-position map text path branch) (position-at-path map path)) 1/2)
+                     (note (position-at-path map path) 0))))
+    ;; That the form was begun says nothing.
+    (setf lines (or (remove (marked-form-line form) lines :key #'first) lines))
+    (dolist (line lines)
+      (incf (third line) (shared-words words (word-table (second line)))))
+    (let ((sorted (sort (sort lines #'< :key #'first) #'> :key #'third)))
+      (sort (mapcar #'butlast (subseq sorted 0 (min number (length sorted)))) #'< :key #'first))))
 
 (defun branch-position (map text path branch)
   "Return the position of the BRANCH, :THEN or :ELSE, of the form at PATH in MAP, of TEXT, if that is an IF; or NIL."
@@ -112,9 +180,9 @@
       (let ((part (nth (if (eq branch :then) 2 3) (rest form))))
         (and part (form-position part))))))
 
-(defun macros-in (suspect packages)
-  "Return the names of the macros of PACKAGES that SUSPECT's form calls."
-  (let ((text (suspect-text suspect))
+(defun macros-in (form packages)
+  "Return the names of the macros of PACKAGES that FORM calls."
+  (let ((text (marked-form-text form))
         (names '()))
     (labels ((visit (form depth)
                (when (and (consp form) (< depth 50))
@@ -127,64 +195,108 @@
                        (pushnew name names :test #'string=))))
                  (dolist (part (rest form))
                    (visit part (1+ depth))))))
-      (visit (suspect-map suspect) 0))
+      (visit (marked-form-map form) 0))
     (nreverse names)))
 
+;;; Words
+
+(defun map-words (function text)
+  "Call FUNCTION with each word of TEXT, in upper case: what may be a name, and no number."
+  (declare (type function function) (type string text))
+  (let ((start nil))
+    (loop for index from 0 to (length text)
+          for character = (and (< index (length text)) (char text index))
+          do (cond ((and character (or (alphanumericp character) (find character "-*+_%/<>=!?")))
+                    (unless start (setf start index)))
+                   (start
+                    (when (and (> (- index start) 2)
+                               (notevery #'digit-char-p (subseq text start index)))
+                      (funcall function (string-upcase (subseq text start index))))
+                    (setf start nil))))))
+
+(defun word-table (text)
+  "Return a hash table with the words of TEXT as keys."
+  (let ((table (make-hash-table :test 'equal)))
+    (map-words (lambda (word) (setf (gethash word table) t)) text)
+    table))
+
 (defun words-of (verdict)
-  "Return the words, in upper case, of what VERDICT says."
-  (let ((words '()))
+  "Return the words of what VERDICT says, each once."
+  (let ((table (make-hash-table :test 'equal)))
     (flet ((add (text)
              (when text
-               (let ((start nil))
-                 (loop for index from 0 to (length text)
-                       for character = (and (< index (length text)) (char text index))
-                       do (cond ((and character (or (alphanumericp character) (find character "-*+_")))
-                                 (unless start (setf start index)))
-                                (start
-                                 (when (> (- index start) 3)
-                                   (pushnew (string-upcase (subseq text start index)) words :test #'string=))
-                                 (setf start nil))))))))
+               (map-words (lambda (word) (setf (gethash word table) t)) text))))
       (add (verdict-message verdict))
       (dolist (check (verdict-checks verdict))
         (add (check-shown check)) (add (check-expected check)) (add (check-actual check)) (add (check-message check))))
-    words))
+    (loop for word being the hash-keys of table collect word)))
+
+(defun weigh-words (words forms)
+  "Return those of WORDS that stand in one of FORMS, each as a cons of it and its weight: 1 when no other has it,
+towards 0 the more do."
+  (loop with all = (log (1+ (length forms)) 2)
+        for word in words
+        for among = (count-if (lambda (form) (gethash word (marked-form-words form))) forms)
+        when (plusp among)
+          collect (cons word (- 1 (/ (log among 2) all)))))
+
+(defun shared-words (words table)
+  "Return the weight of those of WORDS, conses of one and its weight, that are keys of TABLE."
+  (loop for (word . weight) in words
+        when (gethash word table)
+          sum weight))
+
+;;; Order
 
 (defun weigh (suspect words frames)
-  "Set the weight of SUSPECT: small functions come first, those that have one of FRAMES, names of functions, and those that
-WORDS stand in."
-  (let* ((name (suspect-name suspect))
-         (end (nth-value 1 (map-form (suspect-text suspect) (first (suspect-map suspect)))))
-         (text (subseq (suspect-text suspect) (first (suspect-map suspect)) end)))
-    (setf (suspect-weight suspect)
-          (- (log (1+ (suspect-size suspect)) 2)
-             (if (member name frames :test #'string=) 2 0)
-             (min 2 (* 1/2 (count-if (lambda (word) (token-position word text)) words)))))))
-
-(defun before-p (a b)
-  "True when the suspect A comes before B."
-  (if (= (suspect-passing a) (suspect-passing b))
-      (< (suspect-weight a) (suspect-weight b))
-      (< (suspect-passing a) (suspect-passing b))))
+  "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
+as from WEIGH-WORDS, stand in it; what runs to print a failure comes late."
+  (let* ((form (suspect-form suspect))
+         (frame (position (symbol-of-form form) frames :test #'equal)))
+    (decf (suspect-score suspect)
+          (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
+             (min 4 (shared-words words (marked-form-words form)))
+             (if (form-heading-p form "(DEFMETHOD PRINT-OBJECT" "(DEFINE-CONDITION") -3 0)))))
 
 (defconstant +weighed-suspects+ 200
   "Of how many suspects of a test the source is looked at.")
 
-(defun suspects-of (verdict counts number)
-  "Return the first NUMBER suspects for VERDICT."
-  (let* ((all (sort (collect-suspects (verdict-marks verdict) counts) #'< :key #'suspect-passing))
-         (some (subseq all 0 (min (length all) +weighed-suspects+)))
-         (located (remove-if-not (lambda (suspect) (guarded (locate-suspect suspect) (failure) nil)) some))
-         (words (words-of verdict)))
+(defun suspects-of (verdict forms passing failing number)
+  "Return the first NUMBER suspects for VERDICT among FORMS, and the words that are weighed. PASSING and FAILING are how
+many tests of either kind set each mark."
+  (let* ((marks (verdict-marks verdict))
+         (all (sort (loop for form in forms
+                          for suspect = (find-suspect form marks passing failing)
+                          when suspect
+                            collect suspect)
+                    #'< :key #'suspect-score))
+         (located (remove-if-not (lambda (suspect)
+                                   (guarded (let ((form (suspect-form suspect)))
+                                              (and (locate-form form)
+                                                   (not (form-heading-p form "(DEFPACKAGE" "(IN-PACKAGE"))))
+                                       (failure)
+                                     nil))
+                                 (subseq all 0 (min (length all) +weighed-suspects+))))
+         (words (weigh-words (words-of verdict) (mapcar #'suspect-form located))))
     (dolist (suspect located)
       (guarded (weigh suspect words (verdict-frames verdict)) (failure) nil))
-    (let ((sorted (stable-sort located #'before-p)))
-      (subseq sorted 0 (min number (length sorted))))))
+    (let ((sorted (stable-sort located #'< :key #'suspect-score)))
+      (values (subseq sorted 0 (min number (length sorted))) words))))
+
+(defun shown-lines (place)
+  "Return how many lines are shown of the suspect at PLACE, from 0: most of what is likely."
+  (case place
+    (0 12)
+    ((1 2) 6)
+    (t 3)))
 
 (defun push-suspects (run systems number)
-  "Push the first NUMBER suspects for each test of RUN that failed, of SYSTEMS' code, as records `suspects', with the name of
-the test, and `suspect', with its lines after it, `line'."
+  "Push the first NUMBER suspects for each test of RUN that failed, of SYSTEMS' code, as records `suspects', with the
+name of the test, and `suspect', with its lines after it, `line'."
   (let* ((verdicts (test-run-verdicts run))
-         (counts (count-passing verdicts))
+         (forms (marked-forms))
+         (passing (count-tests verdicts #'passed-p))
+         (failing (count-tests verdicts #'failed-p))
          (packages (packages-of-systems systems))
          (directories (loop for system in systems
                             for directory = (asdf:system-source-directory system)
@@ -194,14 +306,20 @@ the test, and `suspect', with its lines after it, `line'."
       (loop for verdict across verdicts
             when (and (failed-p verdict) (verdict-marks verdict))
               do (push-record "suspects" :name (verdict-title verdict))
-                 (dolist (suspect (suspects-of verdict counts number))
-                   (push-record "suspect"
-                                :name (suspect-name suspect)
-                                :file (relative-file (suspect-file suspect) directories)
-                                :line (suspect-line suspect)
-                                :passing (suspect-passing suspect)
-                                :macros (let ((macros (guarded (macros-in suspect packages) (failure) nil)))
-                                          (and macros (format nil "~{~A~^, ~}" macros))))
-                   (loop for (line code) in (guarded (suspect-lines suspect) (failure) nil)
-                         repeat 6
-                         do (push-record "line" :line line :code code)))))))
+                 (multiple-value-bind (suspects words) (suspects-of verdict forms passing failing number)
+                   (loop for suspect in suspects
+                         for form = (suspect-form suspect)
+                         for place from 0
+                         do (push-record "suspect"
+                                         :name (form-name form)
+                                         :file (relative-file (marked-form-file form) directories)
+                                         :line (marked-form-line form)
+                                         :passing (suspect-passing suspect)
+                                         :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
+                                                   (and macros (format nil "~{~A~^, ~}" macros))))
+                            (loop for (line code)
+                                    in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
+                                                               (shown-lines place))
+                                           (failure)
+                                         nil)
+                                  do (push-record "line" :line line :code code))))))))

@@ -5,7 +5,8 @@ reports how often the mutated function, and its line, are shown for a test that 
     scripts/mutants.py BINARY COUNT LIBRARY...
 
 LIBRARY is DIRECTORY:SYSTEM, such as /usr/share/common-lisp/source/esrap:esrap. COUNT mutants that tests notice are tried of
-each. Works on a copy; the same seed gives the same mutants.
+each. A mutant's rank is given by its function's place among the suspects. Works on a copy; the same seed gives the same
+mutants.
 """
 
 import json
@@ -60,7 +61,10 @@ class Server:
         return self.request("tools/call", {"name": tool, "arguments": arguments})
 
     def end(self):
-        self.process.stdin.close()
+        try:
+            self.process.stdin.close()
+        except OSError:
+            pass
         self.process.wait(timeout=60)
 
 
@@ -88,32 +92,38 @@ def try_mutant(binary, directory, system, site, later):
     mutated = original[:position] + OPERATORS[operator] + original[position + len(operator):]
     path.write_text(mutated)
     os.utime(path, (later, later))
+    try:
+        failed = [test for test in run_tests(binary, directory, system) if test.get("suspects")]
+    finally:
+        path.write_text(original)
+        os.utime(path, (later + 1, later + 1))
+    if not failed:
+        return None
+    definition, line = line_of(original, start), line_of(original, position)
+    file = str(path.relative_to(directory))
+    functions, lines = [], []
+    for test in failed:
+        found = next(((rank, suspect) for rank, suspect in enumerate(test["suspects"], 1)
+                      if suspect.get("file") == file and suspect["line"] == definition), (None, None))
+        functions.append(found[0])
+        lines.append(found[0] if found[0] and any(shown["line"] == line for shown in found[1]["lines"]) else None)
+    shown = sum(len(suspect["lines"]) for test in failed for suspect in test["suspects"])
+    return (functions[0], lines[0], min(filter(None, functions), default=None),
+            min(filter(None, lines), default=None), len(failed), shown / len(failed))
+
+
+def run_tests(binary, directory, system):
+    """What the tests of a system come to, in a server of their own; nothing where that ends of them."""
     server = Server(binary, directory)
     try:
         root = json.dumps(str(directory) + "/")
         server.call("evaluate-lisp", code=f"(progn (push {root} asdf:*central-registry*) t)")
         result = server.call("run-tests", system=system, suspects=SUSPECTS, timeout=10)
-        content = result["structuredContent"]
-        failed = [test for test in content.get("tests", []) if test.get("suspects")]
-        if not failed:
-            return None
-        definition, line = line_of(original, start), line_of(original, position)
-        file = str(path.relative_to(directory))
-        function_ranks, line_ranks = [], []
-        for test in failed:
-            for rank, suspect in enumerate(test["suspects"], 1):
-                if suspect.get("file") == file and suspect["line"] == definition:
-                    function_ranks.append(rank)
-                    if any(shown["line"] == line for shown in suspect["lines"]):
-                        line_ranks.append(rank)
-        first = failed[0]["suspects"]
-        at_first = next((rank for rank, suspect in enumerate(first, 1)
-                         if suspect.get("file") == file and suspect["line"] == definition), None)
-        return at_first, min(function_ranks, default=None), min(line_ranks, default=None), len(failed)
+        return result.get("structuredContent", {}).get("tests", [])
+    except (OSError, RuntimeError):
+        return []
     finally:
         server.end()
-        path.write_text(original)
-        os.utime(path, (later + 1, later + 1))
 
 
 def main():
@@ -127,6 +137,10 @@ def main():
             shutil.copytree(source, directory)
             candidates = sites(directory)
             chosen.shuffle(candidates)
+            tests = run_tests(binary, directory, system)
+            if not tests or any(test["status"] in ("failed", "error") for test in tests):
+                print(f"{system}: {len(tests)} tests, which do not all pass without any mutant; left out", flush=True)
+                continue
             later, of_library = time.time() + 10, 0
             for site in candidates:
                 if of_library == count:
@@ -138,15 +152,16 @@ def main():
                 of_library += 1
                 noticed.append(shown)
                 place = f"{site[0].relative_to(directory)}:{line_of(site[0].read_text(errors='replace'), site[2])}"
-                print(f"{system} {place} {site[3]} -> {OPERATORS[site[3]]}: {shown[3]} failing tests; function: first "
-                      f"test {shown[0]}, best {shown[1]}; line {shown[2]}", flush=True)
+                print(f"{system} {place} {site[3]} -> {OPERATORS[site[3]]}: {shown[4]} failing tests; first test: "
+                      f"function {shown[0]}, line {shown[1]}; best: function {shown[2]}, line {shown[3]}", flush=True)
     total = len(noticed)
-    print(f"{total} mutants that tests notice")
-    for what, index in (("function, for the first failing test", 0), ("function, for some failing test", 1),
-                        ("its line, for some failing test", 2)):
-        for most in (1, 3, SUSPECTS):
-            shown = sum(1 for entry in noticed if entry[index] and entry[index] <= most)
-            print(f"{what}, among the first {most}: {shown} of {total}")
+    if not total:
+        sys.exit("no mutant was noticed by a test")
+    print(f"{total} mutants that tests notice; lines shown for a test, mean: {sum(e[5] for e in noticed) / total:.1f}")
+    for what, index in (("function, for the first failing test", 0), ("its line, for the first failing test", 1),
+                        ("function, for some failing test", 2), ("its line, for some failing test", 3)):
+        counts = [sum(1 for entry in noticed if entry[index] and entry[index] <= most) for most in (1, 3, SUSPECTS)]
+        print(f"{what}, among the first 1, 3, {SUSPECTS}: {', '.join(map(str, counts))} of {total}")
 
 
 if __name__ == "__main__":

@@ -93,8 +93,10 @@ struct Cli {
 enum Command {
     /// Serve a session to an MCP client on stdin and stdout (what happens without a command).
     Serve(Serve),
-    /// Evaluate code and print the report. Exits with status 1 if it failed, 2 for a wrong command line, and 3 when
-    /// Lisp could not start or the report could not be written.
+    /// Evaluate code and print the report.
+    ///
+    /// Exits with status 0 when that went well, 1 if it failed, 2 for a wrong command line, and 3 when Lisp could not start
+    /// or the report could not be written.
     Eval {
         #[command(flatten)]
         attach: Attach,
@@ -104,8 +106,11 @@ enum Command {
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
-    /// Load a system through ASDF, or a file, and print what `load` says. Exits with status 0 when it is loaded, 1 when
-    /// it is not, and 2 when that could not be tried: no server, or a wrong command line.
+    /// Load a system through ASDF, or a file, and print what `load` says.
+    ///
+    /// Without --attach in an image of its own, which ends with it: that is how to see whether it loads, with no time limit
+    /// unless --timeout is given. Exits with status 0 when it is loaded, 1 when it is not, and 2 when that could not be
+    /// tried: no server, or a wrong command line.
     Load {
         #[command(flatten)]
         attach: Attach,
@@ -114,8 +119,10 @@ enum Command {
         /// A system's name, or a file.
         what: String,
     },
-    /// Run tests and print what `run-tests` says. Exits with status 0 when all pass, 1 when some fail, and 2 when they
-    /// could not be run: nothing to run, a system that does not load, no server, or a wrong command line.
+    /// Run tests and print what `run-tests` says.
+    ///
+    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, a system that
+    /// does not load, no server, or a wrong command line.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -125,9 +132,12 @@ enum Command {
         /// behind it.
         what: String,
     },
-    /// A REPL: forms of several lines, history, completion (Tab), the debugger when something fails (Ctrl-C interrupts,
-    /// `:help` lists commands). From a pipe or a file, without prompts: each line's or form's values are printed, and it
-    /// exits with status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
+    /// A REPL for people, on an image of its own or that of a server that runs.
+    ///
+    /// Forms of several lines, history, completion (Tab), the debugger when something fails; Ctrl-C interrupts, `:help`
+    /// lists commands. A person has time: --timeout is 0 unless it is given, --hold a day, --max-answer 1000000,
+    /// whatever stands below. From a pipe or a file, without prompts: each form's values are printed, and it exits with
+    /// status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
     Repl {
         /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
@@ -135,8 +145,10 @@ enum Command {
         #[command(flatten)]
         serve: Box<Serve>,
     },
-    /// List the sessions that last (`--session`), with what they take, how old they are, what they define, and who has
-    /// them; delete one; or write its definitions.
+    /// List the sessions that last, and the servers that can be joined; delete a session, or write its definitions.
+    ///
+    /// Of a session (`--session`): what it takes, how old it is, what it defines, and who has it. Of a server that runs
+    /// (`--socket`): its name, for --attach, its process, and its clients.
     Sessions {
         #[command(subcommand)]
         action: Option<sessions::Action>,
@@ -163,17 +175,20 @@ enum Command {
         #[arg(long)]
         control_stack: u64,
     },
-    /// Look whether everything is there that the server needs, and say what to do where it is not: versions, paths,
-    /// limits, memory, directories, a start and an evaluation. Exits with status 0 when everything works, 1 when
-    /// something does not, 2 for a wrong command line, and 3 when that cannot be said.
+    /// Look whether everything is there that the server needs, and say what to do where it is not.
+    ///
+    /// Versions, paths, limits, memory, directories, a start and an evaluation, under the options that the server is to
+    /// have. Exits with status 0 when everything works, 1 when something does not, 2 for a wrong command line, and 3 when
+    /// that cannot be said.
     Doctor {
         #[command(flatten)]
         options: Options,
     },
-    /// Play a recorded session (`--record`) against a new server: the requests in their order, each awaiting the answers
-    /// that were there before it; and show where answers differ, but for times, addresses, process ids and scratch files.
-    /// What was evaluated then is evaluated again. Exits with status 0 when all answers are the same, 1 when some are not,
-    /// 2 for a wrong command line, and 3 when it cannot be played.
+    /// Play a recorded session (`--record`) against a new server, and show where answers differ.
+    ///
+    /// The requests in their order, each awaiting the answers that were there before it; times, addresses, process ids
+    /// and scratch files may differ. What was evaluated then is evaluated again, whatever it does. Exits with status 0
+    /// when all answers are the same, 1 when some are not, 2 for a wrong command line, and 3 when it cannot be played.
     Replay {
         /// What `--record` wrote.
         file: PathBuf,
@@ -187,10 +202,12 @@ enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Say what the reader would refuse in Lisp source, without evaluating it: parentheses, by what the indentation says
-    /// of where they went wrong, strings, comments, syntax; a line each, `file:line:column: message`. Exits with status 0
-    /// when the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a
-    /// file cannot be read or written.
+    /// Say what the reader would refuse in Lisp source, without evaluating it.
+    ///
+    /// Parentheses, by what the indentation says of where they went wrong, strings, comments, syntax; a line each,
+    /// `file:line:column: error: message`, or `note` for what depends on what else is loaded. Exits with status 0 when
+    /// the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a file
+    /// cannot be read or written.
     Check {
         /// Know the packages of a server that runs (`serve --socket`), by its name or the only one.
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
@@ -290,7 +307,7 @@ struct Serve {
     /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
     #[arg(long)]
     socket: bool,
-    /// Run Lisp in this very process, which then dies when Lisp does.
+    /// Run Lisp in this very process: what ends Lisp ends the server.
     #[arg(long)]
     no_supervisor: bool,
     /// Write every line of the session to this file, with times, both what the client says and what is answered: for bug

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::LimitError;
 
@@ -75,28 +76,31 @@ impl OnError {
     }
 }
 
-/// What bounds an evaluation and its report.
+/// What bounds an evaluation and its report. Whatever is set is in range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Limits {
-    /// How long an evaluation may take; `None` for as long as it likes. Default 30 s, at most a day.
-    pub timeout: Option<Duration>,
-    /// Characters of captured output, stdout and stderr together. Default 1,000,000.
-    pub max_output: u64,
-    /// Characters of one answer of the server's: what is longer is cut. Default 9,500.
-    pub max_answer: u64,
-    /// Characters of all values together. Default 50,000.
-    pub max_value: u64,
-    /// Characters of a message. Default 10,000.
-    pub max_message: u64,
-    /// Characters of a frame. Default 300.
-    pub max_frame: u64,
-    /// Warnings recorded. Default 200.
-    pub max_warnings: u64,
-    /// How long a failed evaluation is held for debugging before it is released. Default ten minutes.
-    pub hold: Duration,
-    /// What becomes of an evaluation that fails and does not say: the server's default, which the library's
-    /// [`Evaluation`](crate::Evaluation) does not look at.
-    pub on_error: OnError,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) max_output: u64,
+    pub(crate) max_answer: u64,
+    pub(crate) max_value: u64,
+    pub(crate) max_message: u64,
+    pub(crate) max_frame: u64,
+    pub(crate) max_warnings: u64,
+    pub(crate) hold: Duration,
+    pub(crate) on_error: OnError,
+}
+
+impl Serialize for Limits {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::deserialize(deserializer)?.checked().map_err(D::Error::custom)
+    }
 }
 
 impl Default for Limits {
@@ -141,6 +145,44 @@ impl Limits {
         }
     }
 
+    /// How long an evaluation may take; `None` for as long as it likes. Default 30 s.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// Sets `timeout`: a millisecond at least, a day at most, or `None` for as long as it likes.
+    ///
+    /// # Errors
+    /// [`LimitError`] when it is out of range.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), LimitError> {
+        timeout.map_or(Ok(()), |timeout| Self::check_time("timeout", timeout))?;
+        self.timeout = timeout;
+        Ok(())
+    }
+
+    /// How long a failed evaluation is held for debugging before it is released. Default ten minutes.
+    #[must_use]
+    pub fn hold(&self) -> Duration {
+        self.hold
+    }
+
+    /// Sets `hold`: a millisecond at least, a day at most.
+    ///
+    /// # Errors
+    /// [`LimitError`] when it is out of range.
+    pub fn set_hold(&mut self, hold: Duration) -> Result<(), LimitError> {
+        Self::check_time("hold", hold)?;
+        self.hold = hold;
+        Ok(())
+    }
+
+    /// Characters of captured output, stdout and stderr together. Default 1,000,000.
+    #[must_use]
+    pub fn max_output(&self) -> u64 {
+        self.max_output
+    }
+
     /// Sets `max_output`.
     ///
     /// # Errors
@@ -151,6 +193,12 @@ impl Limits {
         Ok(())
     }
 
+    /// Characters of one answer of the server's: what is longer is cut. Default 9,500.
+    #[must_use]
+    pub fn max_answer(&self) -> u64 {
+        self.max_answer
+    }
+
     /// Sets `max_answer`.
     ///
     /// # Errors
@@ -159,5 +207,59 @@ impl Limits {
         LimitError::check("max-answer", "characters", characters, Self::MAX_ANSWER_RANGE)?;
         self.max_answer = characters;
         Ok(())
+    }
+
+    /// Characters of all values together: 50,000.
+    #[must_use]
+    pub fn max_value(&self) -> u64 {
+        self.max_value
+    }
+
+    /// Characters of a message: 10,000.
+    #[must_use]
+    pub fn max_message(&self) -> u64 {
+        self.max_message
+    }
+
+    /// Characters of a frame: 300.
+    #[must_use]
+    pub fn max_frame(&self) -> u64 {
+        self.max_frame
+    }
+
+    /// Warnings recorded: 200.
+    #[must_use]
+    pub fn max_warnings(&self) -> u64 {
+        self.max_warnings
+    }
+
+    /// What becomes of an evaluation that fails and does not say: the server's default, which the library's
+    /// [`Evaluation`](crate::Evaluation) does not look at. Default [`OnError::Abort`].
+    #[must_use]
+    pub fn on_error(&self) -> OnError {
+        self.on_error
+    }
+
+    /// Sets `on_error`.
+    pub fn set_on_error(&mut self, on_error: OnError) {
+        self.on_error = on_error;
+    }
+
+    fn check_time(setting: &'static str, time: Duration) -> Result<(), LimitError> {
+        if (Duration::from_millis(1)..=Duration::from_secs_f64(Self::MAX_TIMEOUT_SECONDS)).contains(&time) {
+            return Ok(());
+        }
+        let allowed = "a millisecond to 86400 seconds".to_owned();
+        Err(LimitError { setting, value: format!("{} seconds", time.as_secs_f64()), allowed })
+    }
+
+    /// The same, each set as from outside; what there are no settings for is as it is.
+    fn checked(self) -> Result<Self, LimitError> {
+        let mut limits = Self { on_error: self.on_error, ..Self::default() };
+        limits.set_timeout(self.timeout)?;
+        limits.set_hold(self.hold)?;
+        limits.set_max_output(self.max_output)?;
+        limits.set_max_answer(self.max_answer)?;
+        Ok(limits)
     }
 }

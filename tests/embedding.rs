@@ -171,9 +171,11 @@ fn threads_of_the_host_keep_their_signal_mask() {
         line.unwrap_or_else(|| panic!("no mask {when}"))
     };
     let before = mask("before");
-    assert!(Command::new("true").status().expect("it runs").success());
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(mask("after a child has ended"), before);
+    // The signal of its end may come to any thread, a moment before or after.
+    for _ in 0..20 {
+        assert!(Command::new("true").status().expect("it runs").success());
+        assert_eq!(mask("after a child has ended"), before);
+    }
 }
 
 #[test]

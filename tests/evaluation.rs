@@ -284,10 +284,35 @@ fn captured_output_is_limited_and_the_count_is_exact() {
     assert!(text.ends_with("x[... 2000000 characters omitted]\n\n=> :DONE"), "{}", &text[text.len() - 80..]);
 }
 
+fn max_output(characters: u64) -> Limits {
+    let mut limits = Limits::default();
+    limits.set_max_output(characters).expect("it is allowed");
+    limits
+}
+
+#[test]
+fn limits_cannot_be_wrong() {
+    let mut limits = Limits::default();
+    let day = Duration::from_secs(86_400);
+    for time in [Duration::ZERO, Duration::from_micros(999), day + Duration::from_millis(1), Duration::MAX] {
+        assert!(limits.set_timeout(Some(time)).is_err() && limits.set_hold(time).is_err(), "{time:?}");
+    }
+    assert_eq!(limits, Limits::default());
+    limits.set_timeout(None).unwrap();
+    limits.set_hold(day).unwrap();
+    let text = serde_json::to_string(&limits).unwrap();
+    assert_eq!(serde_json::from_str::<Limits>(&text).unwrap(), limits);
+    for (right, wrong) in [("\"max_output\":1000000", "\"max_output\":0"), ("\"secs\":86400", "\"secs\":86401")] {
+        let changed = text.replace(right, wrong);
+        assert_ne!(changed, text);
+        assert!(serde_json::from_str::<Limits>(&changed).is_err(), "{changed}");
+    }
+}
+
 #[test]
 fn the_output_limit_holds_for_stdout_and_stderr_together() {
     let lisp = fresh();
-    lisp.session().set_limits(Limits { max_output: 100_000, ..Limits::default() });
+    lisp.session().set_limits(max_output(100_000));
     let outcome =
         lisp.eval("(dotimes (i 80000) (write-char #\\o)) (dotimes (i 80000) (write-char #\\e *error-output*)) :done");
     assert_eq!(outcome.stdout.text.chars().count(), 80_000);
@@ -339,7 +364,7 @@ fn limits_out_of_range_are_refused() {
 #[test]
 fn limits_survive_a_reset() {
     let lisp = fresh();
-    let limits = Limits { max_output: 5, ..Limits::default() };
+    let limits = max_output(5);
     lisp.session().set_limits(limits);
     lisp.reset();
     assert_eq!(lisp.session().limits(), limits);
@@ -349,7 +374,7 @@ fn limits_survive_a_reset() {
 #[test]
 fn endless_output_is_stopped_by_the_time_limit_and_stays_bounded() {
     let lisp = fresh();
-    lisp.session().set_limits(Limits { max_output: 100_000, ..Limits::default() });
+    lisp.session().set_limits(max_output(100_000));
     let outcome = lisp.eval_for(Duration::from_millis(300), "(loop (write-line \"more and more\"))");
     assert_eq!(error("loop", &outcome).kind, "TIMEOUT");
     assert_eq!(outcome.stdout.text.chars().count(), 100_000);
@@ -1147,7 +1172,9 @@ fn the_time_limit_holds_in_a_macro() {
 #[test]
 fn the_sessions_time_limit_is_used() {
     let lisp = fresh();
-    lisp.session().set_limits(Limits { timeout: Some(Duration::from_millis(200)), ..Limits::default() });
+    let mut limits = Limits::default();
+    limits.set_timeout(Some(Duration::from_millis(200))).expect("it is allowed");
+    lisp.session().set_limits(limits);
     assert_eq!(lisp.error("(loop)").kind, "TIMEOUT");
     let unlimited = lisp.run(Evaluation { timeout: sbcl::TimeLimit::None, ..Evaluation::new("(sleep 0.5) :slept") });
     assert_eq!(values("sleep", &unlimited), [":SLEPT"]);
@@ -1609,12 +1636,17 @@ fn edge_memory_pressure_the_error_state_is_not_collected() {
     let lisp = fresh();
     lisp.error("(defun f (x) (error \"about ~A\" x)) (f (list 1 2 3))");
     let (described, backtrace) = (lisp.last_error_text(), lisp.backtrace_text(100));
+    let done = std::env::temp_dir().join(format!("sbcl-mcp-collected-{}", std::process::id()));
     // A thread of the user's makes the memory pressure, since an evaluation would clear the state.
-    let lisp_error = lisp.error(
-        "(sb-thread:make-thread (lambda () (dotimes (i 5) (make-list 1000000)) (sb-ext:gc :full t))) (f (list 1 2 3))",
-    );
+    let lisp_error = lisp.error(&format!(
+        "(sb-thread:make-thread (lambda () (dotimes (i 5) (make-list 1000000)) (sb-ext:gc :full t) \
+             (with-open-file (s {done:?} :direction :output)))) (f (list 1 2 3))"
+    ));
     let (again, trace) = (lisp.last_error_text(), lisp.backtrace_text(100));
-    std::thread::sleep(Duration::from_secs(1));
+    while !done.exists() {
+        std::thread::yield_now();
+    }
+    std::fs::remove_file(&done).unwrap();
     assert_eq!(lisp.last_error_text(), again);
     assert_eq!(lisp.backtrace_text(100), trace);
     assert_eq!(lisp.session().last_error(), Some(lisp_error));
@@ -1639,6 +1671,7 @@ fn edge_long_running_session_the_error_persists() {
     let lisp = fresh();
     lisp.error("(/ 1 0)");
     let first = lisp.last_error_text();
+    // The time itself is what is tested.
     std::thread::sleep(Duration::from_millis(1200));
     for _ in 0..100 {
         assert_eq!(lisp.last_error_text(), first);
@@ -1806,6 +1839,7 @@ fn counterexample_a_backtrace_does_not_degrade() {
     let lisp = fresh();
     lisp.error("(defun a () (/ 1 0)) (a)");
     let first = lisp.backtrace_text(10);
+    // The time itself is what is tested.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(lisp.backtrace_text(10), first);
 }

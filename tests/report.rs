@@ -248,7 +248,7 @@ fn the_marker_says_where_to_go_on() {
         records: Vec::new(),
         errors: Vec::new(),
     };
-    let max = usize::try_from(Limits::default().max_answer).unwrap();
+    let max = usize::try_from(Limits::default().max_answer()).unwrap();
     let text = report::evaluation(&report::fitted(&outcome, max));
     assert!(length(&text) <= max && length(&text) > max - 1_000, "{}", length(&text));
     let printed = outcome.printed();

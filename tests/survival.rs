@@ -6,9 +6,10 @@
 mod common;
 
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::Server;
+use common::{DEADLINE, Server};
 use serde_json::json;
 
 /// Runs away in a recursion that is no tail call.
@@ -407,6 +408,26 @@ fn threads_are_contained() {
     session.finish();
 }
 
+/// Has another Lisp thread evaluate `code` once this evaluation is over, and waits until it has.
+fn beside(session: &mut Session, code: &str) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let marker = |name: &str| std::env::temp_dir().join(format!("sbcl-mcp-{name}-{}-{number}", std::process::id()));
+    let (begin, done) = (marker("begin"), marker("done"));
+    let thread = format!(
+        "(sb-thread:make-thread (lambda () (loop until (probe-file {begin:?}) do (sleep 1/1000)) \
+         (unwind-protect {code} (with-open-file (s {done:?} :direction :output)))))"
+    );
+    session.gives(&thread, 5.0);
+    std::fs::write(&begin, "").unwrap();
+    let end = Instant::now() + DEADLINE;
+    while !done.exists() {
+        assert!(Instant::now() < end, "{code}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::fs::remove_file(begin).and(std::fs::remove_file(done)).unwrap();
+}
+
 #[test]
 fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm() {
     let mut session = Session::start(&[]);
@@ -421,23 +442,13 @@ fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm() {
         "(lambda () (sb-ext:exit :abort t))",
         &format!("(lambda () {RECURSION})"),
     ] {
-        session.gives(
-            &format!("(sb-thread:make-thread (lambda () (sleep 1/20) (sb-thread:interrupt-thread *me* {function})))"),
-            5.0,
-        );
-        std::thread::sleep(Duration::from_millis(150));
+        beside(&mut session, &format!("(sb-thread:interrupt-thread *me* {function})"));
         let text = session.gives("*kept*", 5.0);
         assert!(text.ends_with("=> 2"), "{function}: {text}");
     }
-    session.gives(
-        "(sb-thread:make-thread \
-            (lambda () (sleep 1/20) (dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))))",
-        5.0,
-    );
-    std::thread::sleep(Duration::from_millis(150));
+    beside(&mut session, "(dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))");
     assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
-    session.gives("(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\"))) 1/20)", 5.0);
-    std::thread::sleep(Duration::from_millis(150));
+    beside(&mut session, "(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\"))) 0)");
     assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
     session.finish();
 }
@@ -693,7 +704,6 @@ fn signals_that_mean_nothing_disturb_nothing() {
     for (pid, names) in [(supervisor, &common[..]), (worker, &common), (supervisor, &["-VTALRM", "-PROF", "-IO"])] {
         for name in names {
             signal(pid, name);
-            std::thread::sleep(Duration::from_millis(20));
             assert_eq!(session.0.evaluate("(f)"), "=> 7", "{name} to {pid}");
             session.goes_on(name);
         }

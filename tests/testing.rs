@@ -271,7 +271,7 @@ fn sb_rt_is_run_and_a_hundred_megabytes_of_output_are_nothing() {
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  2 passed, 2 failed, 2 errors, 0 skipped in "), "{text}");
     assert!(
-        text.contains("1. DEMO-TESTS::RT.BAD  tests/tests.lisp:5\n   (values (+ 1 1) :a)  expected 3, :A, got 2 :A\n"),
+        text.contains("1. DEMO-TESTS::RT.BAD  tests/tests.lisp:5\n   (values (+ 1 1) :a)  expected 3, :A, got 2, :A\n"),
         "{text}"
     );
     assert!(
@@ -485,6 +485,21 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
 }
 
 #[test]
+fn a_fresh_image_may_take_its_time() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
+    let project = Project::new("fresh-slow", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    // Those are a hundred looks of the watchdog's.
+    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    server.evaluate("(progn (make-package :session) (defvar *kept* 1))");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.contains("=> all pass  1 passed, 0 failed"), "{text}");
+    assert_eq!(server.evaluate("*kept*"), "=> 1");
+}
+
+#[test]
 fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
@@ -527,14 +542,16 @@ fn arguments_on_the_stack_are_not_looked_at_when_that_is_gone() {
 fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest small (classify 3) :small)\n(deftest huge (classify 5000) :huge)\n\
-                 (deftest large (classify 100) (:large 100))\n(deftest also (classify 101) (:large 101))\n";
+                 (deftest large (classify 100) (:large 100))\n(deftest also (classify 101) (:large 101))\n\
+                 (deftest sign (demo::sign-of -1) :minus)\n";
     let project = Project::new("suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let source = "(defpackage :demo (:use :cl) (:export #:classify))\n(in-package :demo)\n\
                   (defmacro with-size ((size n) &body body)\n  `(let ((,size (abs ,n))) ,@body))\n\
                   (defun huge-p (n)\n  (> n 1000))\n\n\
                   (defun large-name (n)\n  (if (plusp n)\n      (list :larg n)\n      (list :large n)))\n\n\
                   (defun classify (n)\n  (with-size (size n)\n    (cond ((huge-p size) :huge)\n          \
-                  ((> size 10)\n           (large-name size))\n          (t :small))))\n";
+                  ((> size 10)\n           (large-name size))\n          (t :small))))\n\n\
+                  (declaim (inline sign-of))\n(defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n";
     project.write("src/demo.lisp", source);
     let mut server = Server::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
@@ -557,6 +574,10 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
         text.contains("2. DEMO-TESTS::ALSO  tests/tests.lisp:6\n") && text.contains("Suspects: as those of 1"),
         "{text}"
     );
+    // What decided is shown, too; and a function that would be expanded in its callers is seen.
+    assert!(text.contains("\n               9: (if (plusp n)\n"), "{text}");
+    let inline = "SIGN-OF  src/demo.lisp:21  (no passing test ran these lines)\n               22: (if (minusp n)";
+    assert!(text.contains(inline), "{text}");
     // The session's own code has no marks.
     assert_eq!(server.evaluate("(sb-c::code-coverage-map (sb-kernel:fun-code-header #'demo:classify))"), "=> NIL");
     let content = structured(&mut server, json!({"package": "demo-tests", "suspects": 1}));

@@ -42,6 +42,25 @@ pub(super) struct Due {
     session: Session,
 }
 
+/// While there is one, whoever watches over the image knows that an answer waits for something else: it may take its
+/// time although nothing runs in Lisp.
+struct Busy(Session);
+
+impl Busy {
+    fn new(session: &Session) -> Self {
+        if let Some(observer) = session.inner.observer.get() {
+            observer.asks(true);
+        }
+        Self(session.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.inner.asks_no_more();
+    }
+}
+
 /// An evaluation that Lisp has done its part of.
 pub(super) struct Finishing {
     pub(super) job: u64,
@@ -85,7 +104,9 @@ impl Due {
         let session = self.session;
         Box::new(move || {
             let ends = session.clone();
+            let busy = Busy::new(&session);
             let done = move || {
+                let _busy = busy;
                 let result = catch_unwind(AssertUnwindSafe(|| work(outcome)));
                 let result = result.unwrap_or_else(|_| Err("What was to be done then panicked.".to_owned()));
                 session.inner.finished(&session.connection, job, result);

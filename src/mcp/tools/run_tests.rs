@@ -154,6 +154,13 @@ fn run_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) 
     Ok(outcome)
 }
 
+/// The names of the tests that failed.
+fn failed_tests(outcome: &Outcome) -> Vec<String> {
+    let tests = outcome.records.iter().filter(|record| record.kind == "test");
+    let failed = tests.filter(|test| matches!(test.text("status"), Some("failed" | "error")));
+    failed.filter_map(|test| test.text("name").map(str::to_owned)).collect()
+}
+
 /// Runs the tests in a fresh image.
 fn run_fresh(handle: &Handle, tests: &Tests, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = handle.run(tests)?;
@@ -168,9 +175,18 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
     let failed = match handle.run(tests) {
         Ok(covered) => match covered.result {
             Ok(_) => {
-                let kinds = ["suspects", "suspect", "line"];
-                let suspects = covered.records.into_iter().filter(|record| kinds.contains(&record.kind.as_str()));
-                return outcome.records.extend(suspects);
+                // Under coverage tests are slower: what fails there alone, as by its limit, is not of interest.
+                let failed = failed_tests(outcome);
+                let mut wanted = false;
+                outcome.records.extend(covered.records.into_iter().filter(|record| match record.kind.as_str() {
+                    "suspects" => {
+                        wanted = record.text("name").is_some_and(|name| failed.iter().any(|failed| failed == name));
+                        wanted
+                    }
+                    "suspect" | "line" => wanted,
+                    _ => false,
+                }));
+                return;
             }
             Err(error) => format!("{}: {}", error.kind, error.message.text),
         },
