@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model lint bench dist clean
+.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -39,6 +39,10 @@ kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idlenes
 
 checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
 	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test checkpoints model
+	cargo test --release --test checkpoints -- --ignored --nocapture two_hundred
+
+checkpoint-figures: build ## What checkpoints cost, with ratios to a plain start: nothing else should run meanwhile
+	python3 scripts/checkpoint_figures.py
 
 lint-tools:
 	@scripts/setup.sh lint
@@ -48,6 +52,16 @@ lint: lint-tools sbcl ## Formatting, lints, documentation, generated code
 
 bench: sbcl ## Measure
 	cargo bench
+
+figures: build ## The figures of the tools, each with what it is to be at most; and a working day's calls and characters
+	scripts/figures.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
+	scripts/working_day.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
+
+# Some seconds a mutant.
+mutants: build ## How well the suspects of run-tests find 100 seeded faults (SBCL_MCP_MUTANTS: of each library)
+	scripts/mutants.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp" $${SBCL_MCP_MUTANTS:-34} \
+	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \
+	  /usr/share/common-lisp/source/cl-split-sequence:split-sequence
 
 dist: build ## Make the packages in target/dist and try each (fetches the packagers' tools once)
 	scripts/dist.sh

@@ -17,11 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 SUSPECTS = 5
 SEED = 12
+# Seconds that a mutant may take.
+LIMIT = 240
 # What is put in the place of what.
 OPERATORS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "=": "/=", "+": "-", "-": "+", "1+": "1-", "1-": "1+", "and": "or",
@@ -115,6 +118,9 @@ def try_mutant(binary, directory, system, site, later):
 def run_tests(binary, directory, system):
     """What the tests of a system come to, in a server of their own; nothing where that ends of them."""
     server = Server(binary, directory)
+    # A mutant may keep its system from being loaded to the end.
+    late = threading.Timer(LIMIT, server.process.kill)
+    late.start()
     try:
         root = json.dumps(str(directory) + "/")
         server.call("evaluate-lisp", code=f"(progn (push {root} asdf:*central-registry*) t)")
@@ -123,6 +129,7 @@ def run_tests(binary, directory, system):
     except (OSError, RuntimeError):
         return []
     finally:
+        late.cancel()
         server.end()
 
 

@@ -226,7 +226,7 @@ impl Checkpoints {
 
     /// Boots the core in a throw-away process, and compares what that calls itself with `name`. What it says that its
     /// session has defined.
-    fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
+    pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
             OsString::from(format!("--heap={}", self.heap)),

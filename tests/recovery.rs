@@ -440,3 +440,73 @@ fn forms_that_take_the_image_down_are_left_out() {
     kill_worker(&server);
     assert!(server.evaluate("(list (g0) (g5))").ends_with("=> (0 5)"));
 }
+
+// ---- While an image is restored
+
+#[test]
+fn what_wants_no_lisp_is_answered_while_an_image_is_restored() {
+    let (gate, marker) = (Temporary::new("gate-meanwhile"), Temporary::new("meanwhile"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let failed = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"})).0;
+    assert!(failed.contains("DIVISION-BY-ZERO"), "{failed}");
+    let tools = ["describe-last-error", "get-backtrace", "error-history", "configure-limits"];
+    let before = tools.map(|tool| server.call_tool(tool, json!({})));
+    kill_worker(&server);
+    until("it is being restored", || marker.0.exists());
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(f)"}, "_meta": {"progressToken": "p"}});
+    let waits = server.post("tools/call", params);
+    let inspects = server.post_call("list-definitions", json!({}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    assert_eq!(tools.map(|tool| server.call_tool(tool, json!({}))), before);
+    let progress = server.receive().unwrap();
+    assert_eq!(progress["method"], "notifications/progress");
+    assert_eq!(progress["params"]["progressToken"], "p");
+    assert_eq!(progress["params"]["message"], "waiting for the image, which is being restored: form 1 of 1");
+    std::fs::remove_file(&gate.0).unwrap();
+    let text = server.outcome(waits).0;
+    assert!(text.contains("Restored: the one form") && text.ends_with("=> 7"), "{text}");
+    assert!(server.outcome(inspects).0.contains("- F ()"));
+    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    server.goes_on();
+}
+
+#[test]
+fn a_reset_ends_a_restore() {
+    let (gate, marker) = (Temporary::new("gate-reset"), Temporary::new("reset"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    kill_worker(&server);
+    until("it is being restored", || marker.0.exists());
+    let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    let inspects = server.post_call("list-definitions", json!({}));
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains("The image before was still being restored") && text.contains("Session reset."), "{text}");
+    for id in [lost, waits] {
+        let (text, is_error) = server.outcome(id);
+        assert!(is_error && text.starts_with("[ERROR] CANCELLED"), "{text}");
+    }
+    assert_eq!(server.outcome(inspects).0, "No definitions in this session.");
+    assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+    server.goes_on();
+}
+
+/// A form that goes on, and cannot be interrupted, for as long as `gate` is there.
+fn uninterruptible(gate: &Temporary) -> String {
+    format!("(progn (sb-sys:without-interrupts (loop while (probe-file {:?}))) (defun stuck () 1))", gate.0)
+}
+
+#[test]
+#[ignore = "the time of such a form, a quarter of a minute"]
+fn an_uninterruptible_form_costs_its_time_and_is_skipped() {
+    let gate = Temporary::new("gate-uninterruptible");
+    let mut server = Server::ready();
+    server.evaluate(&uninterruptible(&gate));
+    server.evaluate("(defun f () 7)");
+    std::fs::write(&gate.0, "").unwrap();
+    let begin = Instant::now();
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("it takes the image down"), "{text}");
+    assert!(text.ends_with("=> 7"), "{text}");
+    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
+}

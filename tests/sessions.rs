@@ -398,3 +398,59 @@ fn what_a_session_could_not_restore_stays_listed() {
     state.is_free("lame");
     assert!(!listed(&mut state.serve("lame")));
 }
+
+#[test]
+fn a_client_is_answered_while_its_session_is_restored() {
+    let state = State::new("meanwhile");
+    let (gate, marker) = (state.0.join("gate"), state.0.join("marker"));
+    let mut server = state.serve("slow");
+    server.evaluate(&format!(
+        "(progn (with-open-file (s {marker:?} :direction :output :if-exists :supersede))
+                (loop while (probe-file {gate:?}) do (sleep 0.01)) (defun f () 7))"
+    ));
+    server.finish();
+    state.is_free("slow");
+    files(&state.directory("slow"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
+    for resets in [false, true] {
+        std::fs::remove_file(&marker).unwrap();
+        std::fs::write(&gate, "").unwrap();
+        let mut server = state.serve("slow");
+        until("it is being restored", || marker.exists());
+        let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+        assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+        assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+        if resets {
+            let text = good(&mut server, "reset-session", json!({}));
+            assert!(text.contains("The image before was still being restored"), "{text}");
+            assert!(server.outcome(waits).0.starts_with("[ERROR] CANCELLED"));
+            assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+            continue;
+        }
+        // What is not restored yet is where it was.
+        server.finish();
+        state.is_free("slow");
+        assert!(files(&state.directory("slow"), "core").is_empty());
+    }
+}
+
+#[test]
+fn a_session_whose_images_do_not_come_up_goes_on_with_its_definitions() {
+    let state = State::new("damaged");
+    let mut server = state.serve("torn");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    server.finish();
+    state.is_free("torn");
+    let cores = files(&state.directory("torn"), "core");
+    assert!(cores.len() > 1);
+    for core in cores {
+        let mut bytes = std::fs::read(&core).unwrap();
+        // One that was being saved may have nothing in it.
+        bytes.iter_mut().take(1 << 20).for_each(|byte| *byte = 0xff);
+        std::fs::write(core, bytes).unwrap();
+    }
+    let mut server = state.serve("torn");
+    let text = server.evaluate("(list (f) (g) *x*)");
+    assert!(text.contains("The session \"torn\" goes on.") && text.ends_with("=> (1 2 1)"), "{text}");
+}

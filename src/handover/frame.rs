@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Error,
     /// The limits, as JSON.
     Limits,
-    /// The worker is ready: a [`Restored`](super::Restored). The first frame of every worker, unless it is a `Bye`.
+    /// The image is as it was: a [`Restored`](super::Restored).
     Restored,
     /// `line` asks for a fresh image, which says what this one had to say yet: a list of texts.
     Reset,
@@ -48,10 +48,13 @@ pub(crate) enum Kind {
     Stuck,
     /// The worker ends, with `line` as its status: an `Option<String>`, why it cannot serve.
     Bye,
+    /// The worker serves, though it may have something to restore yet. The first frame of every worker, unless it is a
+    /// `Bye`.
+    Ready,
 }
 
 impl Kind {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Answer,
         Self::Message,
         Self::Done,
@@ -67,6 +70,7 @@ impl Kind {
         Self::Saver,
         Self::Stuck,
         Self::Bye,
+        Self::Ready,
     ];
 
     fn from_code(code: u8) -> Option<Self> {

@@ -178,22 +178,30 @@ fn serve_worker(
     let worker = worker::take_over(session, init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
     if let Some(space) = saves.automatic {
-        checkpointing::save_now_and_then(saver.clone(), worker.activity().clone(), space);
+        let (saver, activity) = (saver.clone(), worker.activity().clone());
+        worker.when_restored(move |_| checkpointing::save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
     let Offer { structured, tools } = offer;
     let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
     let server = Server::new(tools).of_worker(init, status);
     let listener = listener.map(Arc::new);
-    if let Some(listener) = &listener {
-        embedded::accept(listener.clone(), server.main().clone())?;
+    if let Some(listener) = listener.clone() {
+        let main = server.main().clone();
+        worker.when_restored(move |_| {
+            if let Err(error) = embedded::accept(listener, main) {
+                tracing::error!("nobody can join: {error}");
+            }
+        });
     }
     let driver = connection.driver.clone();
     let status = connection.serve(session, server);
     if let Some(listener) = listener {
         listener.remove();
     }
-    let saved = saves.at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
+    // What is not restored yet is where it was.
+    let at_end = saves.at_end.filter(|_| !worker.is_restoring());
+    let saved = at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None
     });

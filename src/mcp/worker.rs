@@ -1,8 +1,8 @@
 //! The worker's part of surviving: what the last image knew is taken over, and what this one learns is handed on.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -59,8 +59,7 @@ pub(super) struct Worker {
     through: u64,
     reset: Option<u64>,
     deadly_question: Option<u64>,
-    /// How the checkpoint is told of that the reset went back to.
-    returned: Option<Result<Returned, String>>,
+    restoring: Arc<Restoring>,
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
     activity: Arc<Activity>,
@@ -68,9 +67,12 @@ pub(super) struct Worker {
     saved_through: Arc<AtomicU64>,
     /// What could not be restored, and nobody has defined again.
     unrestored: Arc<Mutex<Vec<Unrestored>>>,
-    before: Arc<Before>,
-    /// What became of this connection's evaluations.
-    lost: Outcome,
+    /// What the clients that had joined the image before know of errors.
+    guests: Arc<BTreeMap<u64, Errors>>,
+    /// Known once the image is as it was.
+    before: Arc<OnceLock<Before>>,
+    /// What became of this connection's evaluations, if that is an error of its own.
+    lost: Arc<OnceLock<Outcome>>,
     /// An answer has told of the loss.
     told: Arc<AtomicBool>,
 }
@@ -78,8 +80,6 @@ pub(super) struct Worker {
 /// What every connection is told of the image before.
 #[derive(Debug)]
 struct Before {
-    /// What the clients that had joined know of errors.
-    guests: BTreeMap<u64, Errors>,
     crash: Option<CrashReport>,
     lost: Outcome,
     /// Who asked for this image in place of that, and what it had to say to him yet.
@@ -87,35 +87,138 @@ struct Before {
     notices: Vec<String>,
     /// What the others are told of that.
     reset: Option<String>,
+    /// How the checkpoint is told of that the reset went back to.
+    returned: Option<Result<Returned, String>>,
+    /// What is said of a session that goes on with another server.
+    resumed: Option<String>,
+}
+
+/// How restoring an image has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Restoration {
+    /// The image is as it was, as far as it could be.
+    Over,
+    /// Another one takes its place.
+    GivenUp,
+}
+
+type Waiting = Box<dyn FnOnce(Restoration) + Send>;
+
+/// How far restoring is, and what waits for its end.
+#[derive(Default)]
+struct Restoring {
+    /// In its order; `None` once it is over.
+    waiting: Mutex<Option<Vec<Waiting>>>,
+    /// Forms are being evaluated again.
+    evaluates: AtomicBool,
+    given_up: AtomicBool,
+    /// The form that is being evaluated, from 1, and how many there are.
+    at: AtomicUsize,
+    forms: AtomicUsize,
+}
+
+impl std::fmt::Debug for Restoring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Restoring").field("at", &self.at).field("forms", &self.forms).finish_non_exhaustive()
+    }
+}
+
+impl Restoring {
+    /// Lets all go on that waits, in its order.
+    fn end(&self) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            // What comes meanwhile waits behind them.
+            match waiting.as_mut().map(std::mem::take) {
+                Some(those) if !those.is_empty() => {
+                    drop(waiting);
+                    those.into_iter().for_each(|then| then(Restoration::Over));
+                }
+                _ => {
+                    *waiting = None;
+                    return;
+                }
+            }
+        }
+    }
 }
 
 impl Worker {
     /// The same for a client that has joined, and may have joined the image before.
     pub(super) fn beside(&self, session: &Session) -> Self {
-        let mut worker = Self { lost: self.before.lost.clone(), told: Arc::default(), ..self.clone() };
-        if let Some(errors) = self.before.guests.get(&session.connection_number()) {
+        let worker = Self { lost: Arc::default(), told: Arc::default(), ..self.clone() };
+        if let Some(errors) = self.guests.get(&session.connection_number()) {
             session.set_errors(errors.clone());
             worker.tell_of_before(session);
         }
         worker
     }
 
-    /// Has the next answers of a connection tell what became of the image before.
-    fn tell_of_before(&mut self, session: &Session) {
+    /// Has the next answers of a connection tell what became of the image before, once that is known.
+    fn tell_of_before(&self, session: &Session) {
+        let (worker, session) = (self.clone(), session.clone());
+        self.when_restored(move |_| {
+            if let Some(before) = worker.before.get() {
+                worker.tell(before, &session);
+            }
+        });
+    }
+
+    fn tell(&self, before: &Before, session: &Session) {
         let connection = session.connection_number();
-        let Before { reset_by, notices, reset, .. } = &*self.before;
+        let Before { reset_by, notices, reset, .. } = before;
         let notices = if *reset_by == connection { &notices[..] } else { reset.as_slice() };
         notices.iter().for_each(|notice| session.add_notice(notice.clone()));
-        if let (Some(crash), Err(error)) = (&self.before.crash, &self.lost.result) {
+        if let (Some(crash), Err(error)) = (&before.crash, &before.lost.result) {
             // The answer to what ran tells of it, unless that wants none any more.
             session.add_notice(error.message.text.clone());
             if let Some(those) = in_background(crash.background.iter().copied()) {
                 session.add_notice(format!("{those} lost with its image."));
             }
             if crash.in_flight && crash.connection == connection {
-                session.fail(&mut self.lost);
+                let mut lost = before.lost.clone();
+                session.fail(&mut lost);
+                let _ = self.lost.set(lost);
             }
         }
+    }
+
+    /// True until the image is as it was.
+    pub(super) fn is_restoring(&self) -> bool {
+        self.restoring.waiting.lock().is_some()
+    }
+
+    /// Has `then` called as soon as the image is as it was, or given up: on this thread if it is, else on the one that
+    /// restores it.
+    pub(super) fn when_restored(&self, then: impl FnOnce(Restoration) + Send + 'static) {
+        if let Some(waiting) = &mut *self.restoring.waiting.lock() {
+            waiting.push(Box::new(then));
+            return;
+        }
+        then(Restoration::Over);
+    }
+
+    /// How far restoring is, in words.
+    pub(super) fn progress(&self) -> Option<String> {
+        let (at, forms) = (&self.restoring.at, &self.restoring.forms);
+        let (at, forms) = (at.load(Ordering::Relaxed), forms.load(Ordering::Relaxed));
+        self.is_restoring().then(|| format!("waiting for the image, which is being restored: form {at} of {forms}"))
+    }
+
+    /// Restores no more, since another image takes this one's place, and has `session` say so.
+    pub(super) fn give_up_restoring(&self, session: &Session) {
+        self.restoring.given_up.store(true, Ordering::Relaxed);
+        let waiting = self.restoring.waiting.lock().as_mut().map(std::mem::take);
+        let Some(waiting) = waiting else { return };
+        session.forget_said();
+        session.add_notice("The image before was still being restored; that has been ended.".to_owned());
+        waiting.into_iter().for_each(|then| then(Restoration::GivenUp));
+    }
+
+    /// The outcome of an evaluation that has not begun in an image that is replaced.
+    #[allow(clippy::unused_self)]
+    pub(super) fn replaced(&self) -> Outcome {
+        failed("CANCELLED", "The evaluation ended with its image, which reset-session has replaced.".to_owned())
     }
 
     /// True when nothing was evaluated since the image was saved, or booted.
@@ -140,7 +243,8 @@ impl Worker {
 
     /// The outcome of such a job, which is an error like any other.
     pub(super) fn lost(&self, session: &Session) -> Outcome {
-        let mut outcome = self.lost.clone();
+        let lost = self.lost.get().or_else(|| self.before.get().map(|before| &before.lost));
+        let mut outcome = lost.cloned().unwrap_or_else(|| self.replaced());
         if !self.crashed {
             // It was asked for before the reset, which has cleared the error state.
             return outcome;
@@ -158,7 +262,8 @@ impl Worker {
     /// Why a question that asks for jobs from this number on is not answered: images were lost while they did so. What it
     /// came to is no error of the session's.
     pub(super) fn lost_question(&self, number: u64) -> Option<String> {
-        let told = self.lost.result.as_ref().err().filter(|_| self.deadly_question == Some(line_of_job(number)))?;
+        let lost = &self.before.get()?.lost;
+        let told = lost.result.as_ref().err().filter(|_| self.deadly_question == Some(line_of_job(number)))?;
         Some(format!("[ERROR] {}\nTwice the image was lost while this was answered.\n{}", told.kind, told.message.text))
     }
 
@@ -174,7 +279,7 @@ impl Worker {
 
     /// What there is to be said when this worker is the checkpoint that this line asked for, or could not be.
     pub(super) fn returned_for(&self, line: u64) -> Option<&Result<Returned, String>> {
-        self.returned.as_ref().filter(|_| self.is_fresh_for(line))
+        self.before.get()?.returned.as_ref().filter(|_| self.is_fresh_for(line))
     }
 
     /// The image is being saved in a file of this name, until what this returns is dropped: the answer waits for that.
@@ -227,12 +332,12 @@ pub(super) fn take_over(
         session.set_limits(limits);
     }
     session.count_evaluations_from(init.evaluations);
-    let journal = init.journal.as_deref();
-    let report = restore(session, journal.unwrap_or_default(), status);
-    let lost = lost(init, &report);
     session.set_errors(init.errors.clone());
-    output.tell(Kind::Restored, 0, &Restored { failed: report.failed.clone() });
-    let unrestored = Arc::new(Mutex::new([init.unrestored.clone(), failures(init, &report)].concat()));
+    let forms = init.journal.as_ref().map_or(0, Vec::len);
+    let restoring = Arc::new(Restoring::default());
+    *restoring.waiting.lock() = Some(Vec::new());
+    restoring.forms.store(forms, Ordering::Relaxed);
+    let unrestored = Arc::new(Mutex::new(init.unrestored.clone()));
     let activity = Arc::new(Activity::default());
     let told = Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))]));
     session.observe(Arc::new(Keeper {
@@ -243,53 +348,87 @@ pub(super) fn take_over(
         since: Mutex::new(Instant::now()),
         activity: activity.clone(),
         unrestored: unrestored.clone(),
+        restoring: restoring.clone(),
     }));
+    let worker = Worker {
+        output,
+        driver,
+        status,
+        through: init.through,
+        reset: init.reset,
+        deadly_question: init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line),
+        restoring,
+        crashed: init.crash.is_some(),
+        activity,
+        guests: Arc::new(init.guests.iter().map(|(number, guest)| (*number, guest.errors.clone())).collect()),
+        before: Arc::default(),
+        // Forms that were evaluated again are in no checkpoint.
+        saved_through: Arc::new(AtomicU64::new(if forms > 0 { u64::MAX } else { init.evaluations })),
+        unrestored,
+        lost: Arc::default(),
+        told: Arc::default(),
+    };
+    worker.tell_of_before(session);
+    worker.output.tell(Kind::Ready, 0, &());
+    let (restorer, session, init) = (worker.clone(), session.clone(), init.clone());
+    if forms == 0 {
+        restorer.restore(&session, &init);
+        return worker;
+    }
+    // Meanwhile questions are answered.
+    let run = move || restorer.restore(&session, &init);
+    if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-restore".to_owned()).spawn(run) {
+        tracing::error!("nothing can be restored: {error}");
+        crate::exit_now(1);
+    }
+    worker
+}
+
+impl Worker {
+    /// Makes the image as it was, and lets all go on that waits for that.
+    fn restore(&self, session: &Session, init: &WorkerInit) {
+        let restoring = &self.restoring;
+        restoring.evaluates.store(true, Ordering::Relaxed);
+        let report = restore(session, init.journal.as_deref().unwrap_or_default(), self.status, restoring);
+        if restoring.given_up.load(Ordering::Relaxed) {
+            return;
+        }
+        restoring.evaluates.store(false, Ordering::Relaxed);
+        session.forget_said();
+        self.unrestored.lock().extend(failures(init, &report));
+        let _ = self.before.set(before(init, &report));
+        self.output.tell(Kind::Restored, 0, &Restored { failed: report.failed });
+        if let Some(resumed) = self.before.get().and_then(|before| before.resumed.clone()) {
+            let session = session.clone();
+            self.when_restored(move |_| session.add_notice(resumed));
+        }
+        restoring.end();
+        self.driver.look_again();
+    }
+}
+
+/// What is told of the image before.
+fn before(init: &WorkerInit, report: &Report) -> Before {
     let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
         if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
             Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
         } else {
-            Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, &report, &[])))
+            Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, report, &[])))
         }
     });
     let reset = init.reset.filter(|_| init.crash.is_none()).map(|_| match &init.returned {
         Some((checkpoint, _)) => format!("Another connection restored the checkpoint {:?}.", checkpoint.name),
         None => "Another connection reset the session: all definitions are gone.".to_owned(),
     });
-    let before = Arc::new(Before {
-        guests: init.guests.iter().map(|(connection, guest)| (*connection, guest.errors.clone())).collect(),
+    Before {
         crash: init.crash.clone(),
-        lost: lost.clone(),
+        lost: lost(init, report),
         reset_by: init.reset_by,
         notices: init.notices.clone(),
         reset,
-    });
-    let crashed = init.crash.is_some();
-    let deadly_question = init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line);
-    let mut worker = Worker {
-        output,
-        driver,
-        status,
-        through: init.through,
-        reset: init.reset,
         returned,
-        deadly_question,
-        crashed,
-        activity,
-        before,
-        // Forms that were evaluated again are in no checkpoint.
-        saved_through: Arc::new(AtomicU64::new(match journal {
-            Some([_, ..]) => u64::MAX,
-            _ => init.evaluations,
-        })),
-        unrestored,
-        lost,
-        told: Arc::default(),
-    };
-    worker.tell_of_before(session);
-    if let Some(which) = &init.resumed {
-        session.add_notice(resumed(which, init, &report));
+        resumed: init.resumed.as_ref().map(|which| resumed(which, init, report)),
     }
-    worker
 }
 
 /// The forms that this image could not restore.
@@ -331,9 +470,13 @@ struct Report {
     failed: Vec<(usize, String)>,
 }
 
-fn restore(session: &Session, journal: &[Entry], status: SharedStatus) -> Report {
+fn restore(session: &Session, journal: &[Entry], status: SharedStatus, restoring: &Restoring) -> Report {
     let mut report = Report::default();
     for (index, entry) in journal.iter().enumerate() {
+        if restoring.given_up.load(Ordering::Relaxed) {
+            return report;
+        }
+        restoring.at.store(index + 1, Ordering::Relaxed);
         let limit = (RESTORE_FACTOR * Duration::from_millis(entry.took)).max(LEAST_RESTORE_TIME);
         status.set(Status::Due, due(limit));
         status.set(Status::Restoring, index as u64 + 1);
@@ -461,10 +604,18 @@ struct Keeper {
     since: Mutex<Instant>,
     activity: Arc<Activity>,
     unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    restoring: Arc<Restoring>,
 }
 
 impl Observer for Keeper {
+    fn restores(&self) -> bool {
+        self.restoring.evaluates.load(Ordering::Relaxed)
+    }
+
     fn begun(&self, job: u64, timeout: Option<Duration>) {
+        if self.restores() {
+            return;
+        }
         *self.since.lock() = Instant::now();
         self.status.set(Status::Due, timeout.map_or(0, due));
         self.status.set(Status::Begun, job);
@@ -479,6 +630,9 @@ impl Observer for Keeper {
     }
 
     fn ended(&self, job: u64) {
+        if self.restores() {
+            return;
+        }
         // One that was cancelled in the queue never began.
         if self.status.get(Status::Begun) == job {
             self.status.set(Status::Ended, job);
@@ -509,6 +663,9 @@ impl Observer for Keeper {
     }
 
     fn defined(&self, form: &DefiningForm, local: bool, evaluation: u64) {
+        if self.restores() {
+            return;
+        }
         let now = Instant::now();
         let took = now - std::mem::replace(&mut *self.since.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

@@ -179,6 +179,11 @@ impl Driver {
         self.rouse(&state);
     }
 
+    /// Has the leader look what is due: another thread may have added to that.
+    pub(crate) fn look_again(&self) {
+        self.waker.wake();
+    }
+
     /// Takes no more lines from here on: another process will.
     pub(crate) fn pause(&self) {
         self.state.lock().is_paused = true;

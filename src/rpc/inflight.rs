@@ -200,6 +200,11 @@ impl Inflight {
         Ok(Responder { call: number, inflight: self.clone(), settled: false })
     }
 
+    /// True while somebody waits for the answer to this call.
+    pub(crate) fn is_awaited(&self, call: u64) -> bool {
+        self.table.lock().calls.contains_key(&call)
+    }
+
     /// True when nothing waits for an answer.
     pub(crate) fn is_idle(&self) -> bool {
         self.table.lock().calls.is_empty()
@@ -336,7 +341,10 @@ impl Inflight {
         let begin = Instant::now();
         let next = begin + OUTPUT_EVERY;
         let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
-        known.progress = Some(Progress { token, whole, begin, told: begin, seen: 0, next, printed, goes_on });
+        let progress = Progress { token, whole, begin, told: begin, seen: 0, next, printed, goes_on };
+        if let Some(before) = known.progress.replace(progress) {
+            table.timers.remove(&(before.next, Timer::Progress(call)));
+        }
         table.timers.insert((next, Timer::Progress(call)));
     }
 

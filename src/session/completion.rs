@@ -149,8 +149,17 @@ impl Inner {
         }
     }
 
+    /// True while another image's forms are evaluated again.
+    pub(super) fn restores(&self) -> bool {
+        self.observer.get().is_some_and(|observer| observer.restores())
+    }
+
     /// Sets the error state by the outcome of an evaluation, in which these errors came before.
     pub(super) fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
+        if self.restores() {
+            // The state is that of the image before.
+            return;
+        }
         let mut state = connection.state();
         self.record_earlier(connection, &mut state, before, outcome);
         if let Err(error) = &mut outcome.result {

@@ -183,7 +183,9 @@ impl Host for Inner {
                 running.connection.state().notice(text.to_owned());
             }
             // Asked before it is told.
-            Event::Definitions(text) if text.len() == 0 => return self.is_shared(&running.connection),
+            Event::Definitions(text) if text.len() == 0 => {
+                return self.is_shared(&running.connection) && !self.restores();
+            }
             Event::Definitions(text) => self.tell_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {
                 running.reply.event(event);

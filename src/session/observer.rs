@@ -31,6 +31,8 @@ pub(crate) trait Observer: Send + Sync {
     fn numbered(&self, evaluation: u64);
     /// The limits were set.
     fn limits(&self, limits: &Limits);
+    /// True while what is evaluated is what was evaluated in another image: nobody is to hear of it.
+    fn restores(&self) -> bool;
     /// What Lisp does now cannot be stopped; this is what can be said of an evaluation. The image is to be given up.
     fn stuck(&self, outcome: Option<Outcome>);
 }

@@ -204,6 +204,13 @@ impl Session {
         self.inner.tell_observer(&self.connection, &state, outcome);
     }
 
+    /// Forgets what forms that were evaluated again have printed beside themselves, or had to say.
+    pub(crate) fn forget_said(&self) {
+        let mut state = self.connection.state();
+        state.background = None;
+        drop(state.take_notices());
+    }
+
     /// What the next answer has to say, which it will not say now.
     pub(crate) fn take_notices(&self) -> Vec<String> {
         self.connection.state().take_notices()

@@ -150,8 +150,8 @@ pub(crate) struct Alone {
 struct State {
     recovery: RecoveryState,
     status: WorkerStatus,
-    /// The image has come to serve.
-    ready: bool,
+    /// The image is as it was.
+    restored: bool,
 }
 
 impl Alone {
@@ -184,6 +184,7 @@ impl Alone {
             None => {
                 if let Some(durable) = durable {
                     recovery.go_on(durable)?;
+                    recovery.try_images();
                 }
             }
         }
@@ -193,7 +194,7 @@ impl Alone {
         let _ = recovery.image();
         let beginning = Beginning { init: recovery.init(), unread, unsent };
         let alone = Self {
-            state: Mutex::new(State { recovery, status, ready: false }),
+            state: Mutex::new(State { recovery, status, restored: false }),
             origin,
             scratch: scratch.to_owned(),
             checkpoints: checkpoints.to_owned(),
@@ -281,12 +282,14 @@ impl Memory for Alone {
         let state = &mut *self.state.lock();
         let (kind, line, payload) = frame;
         match kind {
-            Kind::Restored => {
-                state.ready = true;
+            Kind::Restored if !state.restored => {
+                state.restored = true;
                 state.recovery.resume(&serde_json::from_slice(payload).unwrap_or_default());
             }
             Kind::Reset if state.recovery.may_reset(line) => {
                 let notices = serde_json::from_slice(payload).unwrap_or_default();
+                // Whatever is still being restored is forgotten.
+                state.restored = true;
                 state.recovery.forget(&state.status, line, notices);
             }
             Kind::Return if state.recovery.may_reset(line) => {
@@ -297,7 +300,8 @@ impl Memory for Alone {
             Kind::Stuck => {
                 let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
                 let crash = Crash::new("did not react to being interrupted and was ended").during(outcome);
-                state.recovery.lose(&state.status, state.ready, crash);
+                let crash = if state.restored { crash } else { crash.by_form() };
+                state.recovery.lose(&state.status, state.restored, crash);
             }
             _ => state.recovery.note(frame),
         }

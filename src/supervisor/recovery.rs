@@ -32,16 +32,23 @@ pub(super) struct Crash {
     pub(super) cause: String,
     /// What can be said of the evaluation.
     outcome: Option<Box<Outcome>>,
+    /// The form that was being restored is what did it.
+    by_form: bool,
 }
 
 impl Crash {
     pub(super) fn new(cause: impl Into<String>) -> Self {
-        Self { cause: cause.into(), outcome: None }
+        Self { cause: cause.into(), outcome: None, by_form: false }
     }
 
     /// The evaluation that ran came to `outcome`.
     pub(super) fn during(self, outcome: impl Into<Option<Outcome>>) -> Self {
         Self { outcome: outcome.into().map(Box::new), ..self }
+    }
+
+    /// It was the form that was being restored, not somebody from outside.
+    pub(super) fn by_form(self) -> Self {
+        Self { by_form: true, ..self }
     }
 }
 
@@ -286,21 +293,23 @@ impl RecoveryState {
             self.begin_log();
         }
         self.suspect = None;
-        self.requests.apply_cancellations();
     }
 
-    /// Remembers that the image of a worker was lost, which was ready or not. True when that is a step forward: a form that
+    /// Remembers that the image of a worker was lost, which had restored what there was or not. True when that is a step forward: a form that
     /// is being restored is suspected of it, or found guilty.
-    pub(super) fn lose(&mut self, status: &WorkerStatus, ready: bool, Crash { cause, outcome }: Crash) -> bool {
+    pub(super) fn lose(&mut self, status: &WorkerStatus, restored: bool, crash: Crash) -> bool {
+        let Crash { cause, outcome, by_form } = crash;
         self.keep.clear();
         let begun = self.begun(status);
         let in_flight = begun > status.get(Status::Ended);
         let background = status.background();
         // A job that no line asked for is the server's own.
         let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
-        let mut crash = CrashReport { cause, in_flight, connection, background, stuck: outcome, deadly: Vec::new() };
+        // Nobody has asked for what is restored.
+        let stuck = outcome.filter(|_| restored);
+        let mut crash = CrashReport { cause, in_flight, connection, background, stuck, deadly: Vec::new() };
         let mut further = false;
-        if ready {
+        if restored {
             self.next.notices.clear();
             self.next.resumed = None;
         } else {
@@ -309,7 +318,7 @@ impl RecoveryState {
             let restoring = usize::try_from(status.get(Status::Restoring)).unwrap_or(0);
             let mark = self.bases.back().map_or(0, |base| base.mark);
             match restoring.checked_sub(1) {
-                Some(place) if self.suspect == Some(place) => {
+                Some(place) if by_form || self.suspect == Some(place) => {
                     self.suspect = None;
                     crash.deadly.extend(self.journal.as_mut().and_then(|journal| journal.take(mark, place)));
                     further = true;
@@ -435,6 +444,21 @@ impl RecoveryState {
         // Named ones may have been deleted since.
         self.bases.retain(|base| self.begins_with_checkpoints && checkpoints.path(&base.checkpoint).is_file());
         self.bases.back().map(|base| checkpoints.path(&base.checkpoint))
+    }
+
+    /// Has the image begin with a checkpoint that comes up when it is tried, or with none. For a process that cannot try
+    /// another one itself, since it ends with its image.
+    pub(super) fn try_images(&mut self) {
+        while let Some(core) = self.image() {
+            let Some(base) = self.bases.back() else { return };
+            match self.checkpoints.probe(&core, &base.checkpoint.name) {
+                Ok(_) => return,
+                Err(reason) => {
+                    tracing::warn!("the checkpoint {:?} is left out: {reason}", base.checkpoint.name);
+                    self.bases.pop_back();
+                }
+            }
+        }
     }
 
     /// Notes how far the worker's jobs and evaluations have come.

@@ -226,15 +226,14 @@ impl Relay {
         let malformed =
             |_: Malformed| Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"));
         loop {
-            let is_ready = worker.ready;
+            let (is_ready, is_restored) = (worker.ready, worker.restored);
             let Some(frame) = worker.next_frame().map_err(malformed)? else { break };
             let (kind, line, payload) = frame;
             match kind {
-                Kind::Restored if !is_ready => {
-                    let restored = serde_json::from_slice(payload).unwrap_or_default();
+                Kind::Ready if !is_ready => {
                     worker.ready = true;
                     self.has_served = true;
-                    recovery.resume(&restored);
+                    recovery.requests.apply_cancellations();
                     if let Some(input) = &mut worker.input {
                         for (_, connection, line) in recovery.requests.iter() {
                             // One that is gone already is noticed elsewhere.
@@ -256,8 +255,11 @@ impl Relay {
                     }
                 }
                 Kind::Saver => self.saver = i32::try_from(line).ok().and_then(Pid::from_raw),
-                // Restoring is all that it does before it is ready.
                 _ if !is_ready => return Err(malformed(Malformed)),
+                Kind::Restored if !is_restored => {
+                    recovery.resume(&serde_json::from_slice(payload).unwrap_or_default());
+                    worker.restored = true;
+                }
                 Kind::Answer => {
                     match recovery.finished(line) {
                         Some(0) => output.put(payload).map_err(|_| Verdict::End)?,
@@ -277,10 +279,11 @@ impl Relay {
                     let to = serde_json::from_slice(payload).map_err(|_| malformed(Malformed))?;
                     return Err(Verdict::Return(line, Box::new(to)));
                 }
-                Kind::Reset | Kind::Return | Kind::Restored => return Err(malformed(Malformed)),
+                Kind::Reset | Kind::Return | Kind::Restored | Kind::Ready => return Err(malformed(Malformed)),
                 Kind::Stuck => {
                     let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
                     let crash = Crash::new("did not react to being interrupted and was ended");
+                    let crash = if is_restored { crash } else { crash.by_form() };
                     return Err(Verdict::Replace(crash.during(outcome)));
                 }
                 Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits | Kind::Saving | Kind::Saved => {
@@ -425,12 +428,12 @@ impl Relay {
         let cause = crash.cause.clone();
         tracing::warn!("the Lisp image {cause}");
         let stage = match &worker {
-            Some(worker) if worker.ready => Stage::Serving,
+            Some(worker) if worker.restored => Stage::Serving,
             Some(worker) if worker.bye.is_none() => Stage::Starting,
             _ => Stage::Unstarted,
         };
         if let Some(worker) = worker
-            && self.recovery.lose(&worker.status, worker.ready, crash)
+            && self.recovery.lose(&worker.status, worker.restored, crash)
         {
             self.start_at = Instant::now();
             return;

@@ -60,12 +60,12 @@ impl Watchdog {
             *counter = if wrong { *counter + 1 } else { 0 };
             *counter
         };
-        if !worker.ready {
+        if !worker.restored {
             // While it restores, each form has its time.
             let due = worker.status.get(Status::Due);
             let overdue = worker.status.get(Status::Restoring) > 0 && due < monotonic();
             if found(&mut self.overdue, overdue) >= OVERDUE {
-                return Some(Crash::new("could not be interrupted while it restored a form, and was ended"));
+                return Some(Crash::new("could not be interrupted and was ended").by_form());
             }
             return (found(&mut self.unready, due < monotonic()) >= UNREADY)
                 .then(|| Crash::new("did not get ready and was ended"));

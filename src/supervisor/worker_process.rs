@@ -62,6 +62,7 @@ pub(super) fn start(
         received: 0,
         ended: None,
         ready: false,
+        restored: false,
         bye: None,
     })
 }
@@ -83,8 +84,10 @@ pub(super) struct WorkerProcess {
     pub(super) received: u64,
     /// How it ended. Its number may be another process' then.
     pub(super) ended: Option<WaitStatus>,
-    /// It has restored what there was and serves.
+    /// It serves.
     pub(super) ready: bool,
+    /// It has restored what there was.
+    pub(super) restored: bool,
     /// The status that it said it would end with.
     pub(super) bye: Option<i32>,
 }

@@ -78,6 +78,11 @@ impl Call {
         self.responder.leave();
     }
 
+    /// True unless the client has cancelled it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.context.inflight.is_awaited(self.responder.call())
+    }
+
     /// What can be done about it while the answer is somebody else's.
     pub(super) fn waiting(&self) -> Waiting {
         Waiting {
@@ -131,6 +136,13 @@ impl Waiting {
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
             self.inflight.report_progress(self.call, token.clone(), self.whole, printed, || None);
+        }
+    }
+
+    /// The same of a call that has not begun: now and then why, in the words of `goes_on`.
+    pub(super) fn report_waiting(&self, goes_on: impl Fn() -> Option<String> + Send + 'static) {
+        if let Some(token) = &self.token {
+            self.inflight.report_progress(self.call, token.clone(), self.whole, |_| None, goes_on);
         }
     }
 

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use super::checkpointing::Saver;
 use super::reply::Reply;
 use super::structured;
-use super::worker::Worker;
+use super::worker::{Restoration, Worker};
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
@@ -183,8 +183,31 @@ const REPEATABLE: [&str; 11] = [
     limits::NAME,
 ];
 
-/// Calls a tool.
+/// Tools that answer while an image is being restored.
+const MEANWHILE: [&str; 5] =
+    [errors::DESCRIBE_NAME, errors::BACKTRACE_NAME, errors::HISTORY_NAME, reset::NAME, limits::NAME];
+
+/// Calls a tool, as soon as the image is as it was.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
+    match call.context.worker.clone() {
+        Some(worker) if !MEANWHILE.contains(&&*request.name) && worker.is_restoring() => {
+            let progress = worker.clone();
+            call.waiting().report_waiting(move || progress.progress());
+            let cancelled = worker.clone();
+            worker.when_restored(move |restoration| match restoration {
+                // Its client wants no answer any more.
+                _ if !call.is_awaited() => {}
+                Restoration::Over => call_now(call, request),
+                // Another image answers.
+                Restoration::GivenUp if REPEATABLE.contains(&&*request.name) => call.leave(),
+                Restoration::GivenUp => call.answer(Ok::<_, Fault>(cancelled.replaced())),
+            });
+        }
+        _ => call_now(call, request),
+    }
+}
+
+fn call_now(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {

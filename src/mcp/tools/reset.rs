@@ -40,6 +40,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
                 // The next worker answers.
                 let context = call.context.clone();
                 call.leave();
+                worker.give_up_restoring(&session);
                 session.abandon();
                 ask::withdraw(&context, WITHDRAWN);
                 return worker.make_way(line, &session);
