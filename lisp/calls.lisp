@@ -161,6 +161,20 @@ and START. A single value is itself where START is, and counts as none."
       (failure)
     ""))
 
+(defvar *thread-restarts* '()
+  "The restart clusters of this thread when it began to work for the program: they end the thread, and are not the
+program's business.")
+
+(defun restart-offers (condition)
+  "Return the restarts for CONDITION that the program is told of, as lists of a name and a description."
+  (let ((*print-escape* nil))
+    (loop for restart in (restarts-for condition)
+          repeat 20
+          while (restart-name restart)
+          until (find-if (lambda (cluster) (member restart (the list cluster) :test #'eq)) *thread-restarts*)
+          collect (list (string (restart-name restart))
+                        (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
+
 (defconstant +reported-frames+ 30
   "Frames of an error that the program gets.")
 
@@ -175,13 +189,7 @@ place)."
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)
             (unless exhausted
-              (guarded (loop for restart in (restarts-for condition)
-                             repeat 20
-                             while (restart-name restart)
-                             collect (list (string (restart-name restart))
-                                           (let ((*print-escape* nil))
-                                             (values (bounded-text 300 (lambda (stream) (princ restart stream)))))))
-                  (failure) '()))
+              (guarded (restart-offers condition) (failure) '()))
             ;; There is little stack left then.
             (unless exhausted
               (guarded (let ((*known-places* nil))
@@ -211,14 +219,15 @@ place)."
 (defvar *interruptible* nil
   "True when the code that called the program may be interrupted, and so may what that calls.")
 
+(declaim (inline call-address talk))
 (defun call-address (function scratch reply)
   "Call the program's FUNCTION, a number, with the message in SCRATCH. Return what it returns; REPLY, two words, gets the
-address and the number of words of its answer."
+address and the number of words of its answer. Interrupts are off."
   (declare (type (unsigned-byte 64) function) (type scratch scratch) (type system-area-pointer reply))
-  (calling-host
-   (alien-funcall (sap-alien (int-sap **program**)
-                             (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
-                  function (scratch-address scratch) (scratch-fill scratch) reply)))
+  (with-host-float-modes
+    (alien-funcall (sap-alien (int-sap **program**)
+                              (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
+                   function (scratch-address scratch) (scratch-fill scratch) reply)))
 
 (defun talk (function write)
   "Call the program's FUNCTION with what WRITE, a function of a scratch, writes. Return what becomes of it (0: an answer,
@@ -236,7 +245,7 @@ address and the number of words of its answer."
           (let ((status (call-address function scratch (vector-sap reply))))
             (values status
                     (unless (or (eql status 3) (zerop (aref reply 1)))
-                      (values (read-object (aref reply 0)))))))))))
+                      (values (read-argument (ldb (byte 62 0) (aref reply 0))))))))))))
 
 (defun fail-program-call (class answer)
   "Signal ANSWER, a condition, or one of CLASS with the function's name and a message in the list ANSWER."
@@ -250,6 +259,7 @@ address and the number of words of its answer."
 
 (defun talk-and-settle (function write)
   "Call the program's FUNCTION as TALK does, and return its values, signal its error, or go on unwinding."
+  (declare (type (unsigned-byte 62) function) (type function write))
   (let ((*unwinding* nil))
     (multiple-value-bind (status answer) (talk function write)
       (when *unwinding*
@@ -288,15 +298,19 @@ program's, which may pass them on."
                                              (signal condition))))))
                (body)))))))
 
+(declaim (inline call-with-message))
 (defun call-with-message (function address count)
   "Call FUNCTION, a function or its name, with the COUNT arguments at ADDRESS."
   (declare (type (unsigned-byte 62) address count))
-  (let ((function (sb-kernel:%coerce-callable-to-fun function)))
+  (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
     (case count
       (0 (funcall function))
-      (1 (funcall function (values (read-object address))))
-      (2 (multiple-value-bind (first next) (read-object address)
-           (funcall function first (values (read-object next)))))
+      (1 (funcall function (values (read-argument address))))
+      (2 (multiple-value-bind (first next) (read-argument address)
+           (funcall function first (values (read-argument next)))))
+      (3 (multiple-value-bind (first next) (read-argument address)
+           (multiple-value-bind (second next) (read-argument next)
+             (funcall function first second (values (read-argument next))))))
       (t (apply function (read-elements address count))))))
 
 (defvar *ask-program* nil
@@ -316,46 +330,58 @@ program's, which may pass them on."
   (find name (restarts-for condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
+(declaim (inline enter-gate gate))
 (defun enter-gate (function shape address count)
   "Call FUNCTION, a handle, with the COUNT arguments at ADDRESS, and write its values in SHAPE, or the condition that it
 fails with. Return 0 or 1."
-  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape))
+  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address count))
   (let ((report
           (block failed
-            (let ((*on-debugger* (lambda (condition)
-                                   (let ((report (condition-report condition (frame-pointer-here))))
-                                     (when *ask-program*
-                                       (decide report))
-                                     (return-from failed report))))
-                  (*boundary* (frame-pointer-here))
-                  (*allow-with-interrupts* *interruptible*))
-              (multiple-value-call
-                  (lambda (&rest values)
-                    (declare (dynamic-extent values))
-                    (let ((scratch *scratch*))
-                      (setf (scratch-fill scratch) 0)
-                      (put scratch (token (tag-number :values) (length values)))
-                      (dolist (value values)
-                        (put-object scratch value shape)))
-                    (return-from enter-gate 0))
-                (with-outer-handlers-for-signals ()
-                  (if *interruptible*
-                      (with-interrupts (call-with-message (handle-object function) address count))
-                      (call-with-message (handle-object function) address count))))))))
-    (when (typep (first report) 'heap-nearly-exhausted)
-      (clear-up-after-call))
-    (setf (scratch-fill *scratch*) 0)
-    (put-report *scratch* report)
-    1))
+            (flet ((fail (condition)
+                     (let ((report (condition-report condition (frame-pointer-here))))
+                       (when *ask-program*
+                         (decide report))
+                       (return-from failed report))))
+              (declare (dynamic-extent #'fail))
+              (let ((*on-debugger* #'fail)
+                    (*boundary* (frame-pointer-here))
+                    (*allow-with-interrupts* *interruptible*))
+                (multiple-value-call
+                    (lambda (&optional (value nil one) &rest more)
+                      (declare (dynamic-extent more))
+                      (let ((scratch *scratch*))
+                        (declare (type scratch scratch))
+                        (setf (scratch-fill scratch) 0)
+                        (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
+                        (when one
+                          (put-argument scratch value shape))
+                        (dolist (value more)
+                          (put-object scratch value shape)))
+                      nil)
+                  (with-outer-handlers-for-signals ()
+                    (if *interruptible*
+                        (with-interrupts (call-with-message (handle-object function) address count))
+                        (call-with-message (handle-object function) address count)))))))))
+    (cond (report
+           (when (typep (first report) 'heap-nearly-exhausted)
+             (clear-up-after-call))
+           (setf (scratch-fill *scratch*) 0)
+           (put-report *scratch* report)
+           1)
+          (t 0))))
 
 (defun gate (function shape address count reply)
-  "Call FUNCTION, a handle, as ENTER-GATE does, and store where its answer is at REPLY, two words. Return 0: its values, 1:
-the condition that it failed with, 3: something unwinds further out, and the program is to return."
+  "Call FUNCTION, a handle, as ENTER-GATE does, and store where its answer is at the address REPLY, two words. Return 0: its
+values, 1: the condition that it failed with, 3: something unwinds further out, and the program is to return."
+  (declare (type (unsigned-byte 62) function shape address count reply))
   (cond (*unwinding* 3)
         (t
          (let ((status (stopping-unwind (enter-gate function shape address count)
                            ((frame-pointer-here))
-                         3)))
-           (setf (sap-ref-64 reply 0) (scratch-address *scratch*)
-                 (sap-ref-64 reply 8) (scratch-fill *scratch*))
+                         3))
+               (scratch *scratch*)
+               (reply (int-sap reply)))
+           (declare (type scratch scratch))
+           (setf (sap-ref-64 reply 0) (scratch-address scratch)
+                 (sap-ref-64 reply 8) (scratch-fill scratch))
            status))))

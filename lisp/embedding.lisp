@@ -19,6 +19,7 @@
         (*spare-buffer* nil)
         (*output* (make-output))
         (*unwinding* nil)
+        (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
         (*readtable* (copy-readtable nil))
@@ -299,7 +300,7 @@ variables are written in SHAPES. A package that does not exist is made, and the 
                                         (lambda (scratch)
                                           ,@(loop for variable in (parameter-variables lambda-list)
                                                   for shape in shapes
-                                                  collect `(put-object scratch ,variable ,shape)))))))))
+                                                  collect `(put-argument scratch ,variable ,shape)))))))))
     (setf (documentation symbol 'function) documentation)
     nil))
 
@@ -419,10 +420,11 @@ a property list or an association list."
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)
-    ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64))
-     (reply system-area-pointer))
+    ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))
   "Call FUNCTION, a handle, with COUNT arguments: see GATE."
-  (gate function shape address count reply))
+  (macrolet ((word (variable)
+               `(ldb (byte 62 0) ,variable)))
+    (gate (word function) (word shape) (word address) (word count) (word reply))))
 
 (defun forget-program ()
   "Let go of what is of the program that this image was saved by, if one has."

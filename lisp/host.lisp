@@ -70,14 +70,17 @@
   "True once there is a host to serve."
   (plusp **event**))
 
+(defmacro with-host-float-modes (form)
+  "Evaluate FORM, a call of the host, which Lisp's float traps would kill. On x86-64 the host masks them for itself: SBCL
+also sets those of the x87 coprocessor, which takes longer than the rest of a call."
+  #+x86-64 form
+  #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
+              ,form))
+
 (defmacro calling-host (form)
   "Evaluate FORM, a call of the host, as the contract asks: an interrupt that unwound through the host's frames would
-be undefined behaviour, and Lisp's float traps would kill it. On x86-64 the host masks them: SBCL also sets those of the
-x87 coprocessor, which takes longer than the rest of a call."
-  `(without-interrupts
-     #+x86-64 ,form
-     #-x86-64 (with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
-                ,form)))
+be undefined behaviour."
+  `(without-interrupts (with-host-float-modes ,form)))
 
 (defun call-event (job kind number address length)
   "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Where no

@@ -275,7 +275,7 @@ what it defines, and the name of its parameter that says which."
              `(define-patch ,function *
                 (lambda (exit &rest arguments)
                   (if (host-started-p)
-                      (error 'exit-refused)
+                      (error 'exit-refused :embedded (plusp **program**))
                       (apply (the function exit) arguments))))))
   (define sb-ext:exit)
   (define sb-ext:quit))

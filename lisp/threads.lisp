@@ -54,6 +54,11 @@ must not be too many. Those of timers are nobody's."
         (note-thread thread evaluation)))))
 
 (define-condition exit-refused (error)
-  ()
-  (:report "EXIT was called: the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
-  (:documentation "User's code tried to end the process."))
+  ((embedded :initarg :embedded :reader embedded-p))
+  (:report (lambda (condition stream)
+             (write-string "EXIT was called: " stream)
+             (write-string (if (embedded-p condition)
+                               "the program that this image is part of goes on."
+                               "the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
+                           stream)))
+  (:documentation "User's code tried to end the process, which is a server's, or that of a program which embeds the image."))

@@ -275,6 +275,13 @@ shape is this or 0, and a depth.")
      (put-object scratch (realpart number) 0)
      (put-object scratch (imagpart number) 0))))
 
+(declaim (inline put-argument))
+(defun put-argument (scratch object shape)
+  "Write OBJECT as PUT-OBJECT does, fixnums in place."
+  (if (typep object 'fixnum)
+      (put-integer scratch object)
+      (put-object scratch object shape)))
+
 (defun put-object (scratch object shape)
   "Write OBJECT in SHAPE. What EQL cannot tell from a copy is written as it is in any."
   (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
@@ -313,6 +320,7 @@ shape is this or 0, and a depth.")
 
 (defun read-string-token (address length)
   "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
+  (declare (type (unsigned-byte 62) address) (type index length))
   (values (copy-text address length) (+ address (* 8 (ceiling length 2)))))
 
 (defun read-names (address count)
@@ -394,3 +402,11 @@ shape is this or 0, and a depth.")
              table)))
         (#.(tag-number :handle) (values (handle-object number) next))
         (#.(tag-number :values) (reading (values number) (make-several values)))))))
+
+(declaim (inline read-argument))
+(defun read-argument (address)
+  "Return what READ-OBJECT does, integers of a word in place."
+  (declare (type (unsigned-byte 62) address))
+  (if (eql (word-at address) (token (tag-number :integer)))
+      (values (signed-sap-ref-64 (int-sap address) 8) (the (unsigned-byte 62) (+ address 16)))
+      (read-object address)))

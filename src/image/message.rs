@@ -1,5 +1,6 @@
 //! Messages between Lisp and a program: tokens, each a word (a tag in the low byte, a number in the others) and the words
 //! and tokens that this one announces. `lisp/values.lisp` has the same. And the handles that they carry.
+#![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -106,15 +107,18 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
+    #[inline]
     pub(crate) fn new() -> Self {
         Self { words: Words::new(), objects: 0, kept: Vec::new() }
     }
 
+    #[inline]
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
     }
 
     /// How many objects were written.
+    #[inline]
     pub(crate) fn objects(&self) -> usize {
         self.objects
     }
@@ -124,6 +128,7 @@ impl Writer {
         std::mem::take(&mut self.kept)
     }
 
+    #[inline]
     fn token(&mut self, tag: u64, number: u64) {
         self.words.push(tag | number << 8);
     }
@@ -138,9 +143,11 @@ impl Writer {
         self.token(if value { tag::TRUE } else { tag::NIL }, 0);
     }
 
+    #[inline]
     pub(crate) fn integer(&mut self, value: i64) {
         self.objects += 1;
-        self.words.extend_from_slice(&[tag::INTEGER, value.cast_unsigned()]);
+        self.words.push(tag::INTEGER);
+        self.words.push(value.cast_unsigned());
     }
 
     /// An integer in two's complement, the lowest word first; at least one.
@@ -166,17 +173,12 @@ impl Writer {
     }
 
     fn text(&mut self, text: &str) {
-        if text.is_ascii() {
-            self.token(tag::STRING, text.len() as u64);
-            let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-            self.words.extend(pairs.iter().map(|&[low, high]| u64::from(low) | u64::from(high) << 32));
-            self.words.extend(rest.first().map(|&last| u64::from(last)));
+        let length = if text.is_ascii() { text.len() } else { text.chars().count() };
+        self.token(tag::STRING, length as u64);
+        if length == text.len() {
+            self.words.extend_from_halves(length, text.bytes().map(u32::from));
         } else {
-            let characters: Vec<u32> = text.chars().map(u32::from).collect();
-            self.token(tag::STRING, characters.len() as u64);
-            let (pairs, rest) = characters.as_chunks::<2>();
-            self.words.extend(pairs.iter().map(|&[low, high]| u64::from(low) | u64::from(high) << 32));
-            self.words.extend(rest.first().map(|&last| u64::from(last)));
+            self.words.extend_from_halves(length, text.chars().map(u32::from));
         }
     }
 
@@ -259,12 +261,15 @@ impl Writer {
     pub(crate) fn octets(&mut self, octets: &[u8]) {
         self.objects += 1;
         self.token(tag::OCTETS, octets.len() as u64);
-        let (words, rest) = octets.as_chunks::<8>();
-        self.words.extend(words.iter().map(|word| u64::from_le_bytes(*word)));
+        let start = self.words.len();
+        self.words.reserve(octets.len().div_ceil(8));
+        self.words.resize(start + octets.len().div_ceil(8), 0);
+        let (chunks, rest) = octets.as_chunks::<8>();
+        self.words[start..].iter_mut().zip(chunks).for_each(|(word, chunk)| *word = u64::from_le_bytes(*chunk));
         if !rest.is_empty() {
             let mut last = [0; 8];
             last[..rest.len()].copy_from_slice(rest);
-            self.words.push(u64::from_le_bytes(last));
+            self.words[start + chunks.len()] = u64::from_le_bytes(last);
         }
     }
 
@@ -287,6 +292,13 @@ pub(crate) fn handle_token(handle: &Handle) -> u64 {
     tag::HANDLE | handle.number() << 8
 }
 
+/// The codes of characters in `words`, as Lisp holds them: two to a word.
+fn codes(words: &[u64]) -> &[u32] {
+    // SAFETY: any bits are integers, and a word is two of the others in size, and more than aligned for them: nothing is
+    // left before or after.
+    unsafe { words.align_to().1 }
+}
+
 /// Characters as Lisp holds them, two to a word.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Characters<'m> {
@@ -295,24 +307,23 @@ pub(crate) struct Characters<'m> {
 }
 
 impl Characters<'_> {
-    fn codes(self) -> impl Iterator<Item = u32> {
-        self.words.iter().flat_map(|word| [(word & 0xffff_ffff) as u32, (word >> 32) as u32]).take(self.length)
+    fn codes(&self) -> &[u32] {
+        let codes = codes(self.words);
+        &codes[..self.length.min(codes.len())]
     }
 
     /// The text, or the code of the first character that is a surrogate, which no string of Rust's can hold.
     pub(crate) fn to_text(self) -> Result<String, u32> {
-        if self.words.iter().fold(0, |seen, word| seen | word) & 0xffff_ff80_ffff_ff80 == 0 {
-            let mut octets: Vec<u8> = Vec::with_capacity(self.words.len() * 2);
-            octets.extend(self.words.iter().flat_map(|word| [(word & 0x7f) as u8, (word >> 32 & 0x7f) as u8]));
-            octets.truncate(self.length);
-            return Ok(String::from_utf8(octets).unwrap_or_default());
+        let codes = self.codes();
+        if codes.iter().fold(0, |seen, code| seen | code) < 0x80 {
+            return Ok(String::from_utf8(codes.iter().map(|&code| code as u8).collect()).unwrap_or_default());
         }
-        self.codes().map(|code| char::from_u32(code).ok_or(code)).collect()
+        codes.iter().map(|&code| char::from_u32(code).ok_or(code)).collect()
     }
 
     /// The text, with surrogates replaced.
     pub(crate) fn to_text_lossy(self) -> String {
-        self.codes().map(|code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+        self.codes().iter().map(|&code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
 }
 
@@ -358,10 +369,12 @@ pub(crate) struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
+    #[inline]
     pub(crate) fn new(words: &'m [u64]) -> Self {
         Self { words, position: 0 }
     }
 
+    #[inline]
     fn take(&mut self, count: usize) -> &'m [u64] {
         let end = self.position.saturating_add(count).min(self.words.len());
         let taken = &self.words[self.position..end];
@@ -369,13 +382,22 @@ impl<'m> Reader<'m> {
         taken
     }
 
+    #[inline]
     fn word(&mut self) -> u64 {
         self.take(1).first().copied().unwrap_or_default()
     }
 
     /// The next token; NIL at the end.
+    #[inline]
     pub(crate) fn token(&mut self) -> Token<'m> {
-        let word = self.word();
+        match self.word() {
+            tag::INTEGER => Token::Integer(self.word().cast_signed()),
+            word => self.token_of(word),
+        }
+    }
+
+    /// The token that begins with `word`.
+    fn token_of(&mut self, word: u64) -> Token<'m> {
         let number = usize::try_from(word >> 8).unwrap_or(usize::MAX);
         match word & 0xff {
             tag::TRUE => Token::True,
@@ -429,6 +451,7 @@ impl<'m> Reader<'m> {
 }
 
 impl Drop for Reader<'_> {
+    #[inline]
     fn drop(&mut self) {
         while self.position < self.words.len() {
             // Handles are let go of.

@@ -3,12 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use once_cell::sync::OnceCell;
+use smallvec::SmallVec;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 use super::float_traps::{self, Masked};
@@ -132,30 +134,85 @@ thread_local! {
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
     /// What the program's last answer in this thread is kept in until Lisp has read it.
     static ANSWER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
-    /// Buffers that no message uses now.
-    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Words that a message has without taking memory but the stack.
+const SMALL: usize = 16;
 /// How many spare buffers a thread keeps, and the words that one may have.
 const SPARE_BUFFERS: usize = 8;
 const SPARE_WORDS: usize = 1 << 16;
 
-/// A buffer of a message, which another one gets when it is dropped.
+thread_local! {
+    /// Buffers that no large message uses now.
+    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A message. A small one, such as that of a call with some numbers, is on the stack; the buffer of a large one goes to
+/// the next one when it is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Words(Vec<u64>);
+pub(crate) struct Words(SmallVec<[u64; SMALL]>);
 
 impl Words {
     /// An empty one.
+    #[inline]
     pub(crate) fn new() -> Self {
-        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
-        Self(spare.unwrap_or_default())
+        Self(SmallVec::new())
+    }
+
+    /// Makes room for so many words more.
+    #[inline]
+    pub(crate) fn reserve(&mut self, more: usize) {
+        if self.0.len() + more > self.0.capacity() {
+            self.grow(more);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, more: usize) {
+        if !self.0.spilled()
+            && let Some(mut spare) = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten()
+        {
+            spare.extend_from_slice(&self.0);
+            self.0 = SmallVec::from_vec(spare);
+        }
+        self.0.reserve(more);
+    }
+
+    pub(crate) fn extend_from_slice(&mut self, words: &[u64]) {
+        self.reserve(words.len());
+        self.0.extend_from_slice(words);
+    }
+
+    /// Adds as many words as hold `count` halves of them, which `halves` gives, the first of them at the lower address.
+    /// Where it gives fewer, the others are 0.
+    #[inline]
+    pub(crate) fn extend_from_halves(&mut self, count: usize, halves: impl Iterator<Item = u32>) {
+        let words = count.div_ceil(2);
+        self.reserve(words + 1);
+        let length = self.0.len();
+        // SAFETY: there is room for that many words after those that there are, and one more. All of them are written
+        // before they count: the zip does not write past `count`, and what it does not reach is filled up.
+        unsafe {
+            let place = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
+            let target = std::slice::from_raw_parts_mut(place, words * 2);
+            let mut written = 0;
+            for (half, value) in target[..count].iter_mut().zip(halves) {
+                half.write(value);
+                written += 1;
+            }
+            for half in &mut target[written..] {
+                half.write(0);
+            }
+            self.0.set_len(length + words);
+        }
     }
 }
 
 impl Drop for Words {
+    #[inline]
     fn drop(&mut self) {
-        if self.0.capacity() > 0 && self.0.capacity() <= SPARE_WORDS {
-            let mut words = std::mem::take(&mut self.0);
+        if self.0.spilled() && self.0.capacity() <= SPARE_WORDS {
+            let mut words = std::mem::take(&mut self.0).into_vec();
             words.clear();
             // A thread that ends keeps none.
             let _ = SPARE.try_with(|spare| {
@@ -169,15 +226,17 @@ impl Drop for Words {
 }
 
 impl Deref for Words {
-    type Target = Vec<u64>;
+    type Target = SmallVec<[u64; SMALL]>;
 
-    fn deref(&self) -> &Vec<u64> {
+    #[inline]
+    fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
 impl DerefMut for Words {
-    fn deref_mut(&mut self) -> &mut Vec<u64> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
 }
@@ -186,6 +245,7 @@ impl DerefMut for Words {
 ///
 /// # Safety
 /// `count` words at `address` are readable.
+#[inline]
 unsafe fn copy(address: *const u64, count: u64) -> Words {
     let mut words = Words::new();
     if let Ok(count) = usize::try_from(count)
@@ -200,12 +260,14 @@ unsafe fn copy(address: *const u64, count: u64) -> Words {
 
 impl Inside {
     /// The proof for this thread, when there is one.
+    #[inline]
     pub(crate) fn current() -> Option<Self> {
         CURRENT.get()
     }
 
     /// Calls the function that the Lisp handle `function` stands for with the objects in `message`, of which there are
     /// `count`. Its values come in `shape`.
+    #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64], count: usize) -> (CallStatus, Words) {
         let mut answer = sbcl_message::default();
         let status = {

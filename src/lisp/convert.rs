@@ -96,6 +96,7 @@ pub struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
+    #[inline]
     pub(super) fn new(cx: &'m Cx, words: &'m [u64]) -> Self {
         Self { cx, message: message::Reader::new(words) }
     }
@@ -104,6 +105,7 @@ impl<'m> Reader<'m> {
     ///
     /// # Errors
     /// When it is not what `T` is read from.
+    #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
             return self.fetch();
@@ -142,6 +144,7 @@ impl<'m> Reader<'m> {
         Reader::new(self.cx, words)
     }
 
+    #[inline]
     pub(super) fn token(&mut self) -> Token<'m> {
         self.message.token()
     }
@@ -371,6 +374,7 @@ macro_rules! integers {
         impl FromLisp for $type {
             const SHAPE: Shape = Shape::ATOM;
 
+            #[inline]
             fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
                 let token = reader.token();
                 let value = match &token {
@@ -386,6 +390,7 @@ macro_rules! integers {
         }
 
         impl IntoLisp for $type {
+            #[inline]
             fn write(&self, writer: &mut Writer) {
                 match i64::try_from(*self) {
                     Ok(value) => writer.0.integer(value),

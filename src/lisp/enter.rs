@@ -65,6 +65,7 @@ pub struct Cx {
 }
 
 impl Cx {
+    #[inline]
     pub(super) fn new(inside: Inside) -> Self {
         Self { inside, not_send: PhantomData }
     }
@@ -74,6 +75,7 @@ impl Cx {
     }
 
     /// What this thread's proof is, when it is a Lisp thread that has called Rust.
+    #[inline]
     pub(super) fn current() -> Option<Self> {
         Inside::current().map(Self::new)
     }
@@ -181,6 +183,7 @@ impl Cx {
     }
 
     /// Calls `function` with `arguments`.
+    #[inline]
     pub(super) fn apply<T: FromLisp>(
         &self,
         function: &Value,
@@ -205,6 +208,7 @@ impl Cx {
         self.call_handle(entry as u64, |writer| arguments.write_arguments(writer))
     }
 
+    #[inline]
     fn call_handle<T: FromLisp>(&self, handle: u64, write: impl FnOnce(&mut Writer)) -> Result<T, Error> {
         let mut writer = Writer::new();
         write(&mut writer);
@@ -213,6 +217,7 @@ impl Cx {
     }
 
     /// Reads the answer of a call.
+    #[inline]
     pub(super) fn read<T: FromLisp>(&self, (status, words): (CallStatus, Words)) -> Result<T, Error> {
         match status {
             CallStatus::Values => {
@@ -223,9 +228,14 @@ impl Cx {
                 };
                 Ok(T::from_values(&mut reader, count)?)
             }
-            CallStatus::Failed | CallStatus::Panicked => Err(Condition::read(self, &words)?.into()),
+            CallStatus::Failed | CallStatus::Panicked => Err(self.read_condition(&words)),
             CallStatus::Unwinding => Err(Error::Unwinding),
         }
+    }
+
+    #[cold]
+    fn read_condition(&self, words: &Words) -> Error {
+        Condition::read(self, words).map_or_else(Error::from, Error::from)
     }
 
     /// The object of `value`, written in `shape`. `None` when Lisp cannot.
