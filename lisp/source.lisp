@@ -262,6 +262,8 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
                                                       (evaluated-evaluation form) (evaluated-line form))))))
   "A top-level form that was evaluated. All that it defines shares it, by SB-C::*SOURCE-PLIST*."
   (evaluation 0 :type index)
+  ;; Where it began in the submitted code.
+  (start 0 :type index)
   (line 1 :type index)
   (text nil :type (or null simple-string))
   form)
@@ -280,13 +282,29 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
       (replace (make-string (- end start) :element-type 'base-char) text :start2 start :end2 end)
       (subseq text start end)))
 
+(defun newlines (text start end)
+  "Return the number of newlines in TEXT from START to END."
+  (declare (type text text) (type index start end))
+  (loop for position of-type index from start below end
+        count (char= #\Newline (schar text position))))
+
+(defun form-line (code start)
+  "Return the line in CODE, the submitted code, of the form that begins at START. It is counted from the form that this
+evaluation came to last: from the beginning, each of many would take longer than the one before."
+  (declare (type text code) (type index start))
+  (let ((before (first *evaluated-forms*)))
+    (if (and before (<= (evaluated-start before) start))
+        (+ (evaluated-line before) (newlines code (evaluated-start before) start))
+        (1+ (newlines code 0 start)))))
+
 (defun note-evaluated-form (form number code start end)
   "Return what is to be SB-C::*SOURCE-PLIST* while FORM, which is in CODE from START below END, is evaluated by evaluation
 NUMBER."
   (declare (type text code) (type index start end))
   (let ((evaluated (make-evaluated-form
                     :evaluation number
-                    :line (1+ (count #\Newline code :end start))
+                    :start start
+                    :line (form-line code start)
                     :text (when (<= (- end start) +kept-form+) (compact-subseq code start end))
                     :form form)))
     (push evaluated *evaluated-forms*)
