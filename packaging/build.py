@@ -66,8 +66,10 @@ def read_json(path):
 def stage(program, directory):
     """What the archive and the Debian package are made of: the program and what it says of itself."""
     install(program, directory / "sbcl-mcp", executable=True)
-    for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs/installing.md"]:
+    for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
+    for file in ROOT.glob("docs/*.md"):
+        install(file, directory / "docs" / file.name)
     run(program, "man", directory / "man")
     for shell, name in COMPLETIONS.items():
         (directory / "completions").mkdir(exist_ok=True)
