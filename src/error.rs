@@ -189,4 +189,7 @@ pub enum HoldError {
     /// There is no such restart or frame, or SBCL cannot do it there.
     #[error("{0}")]
     Refused(String),
+    /// It was cancelled before it was done.
+    #[error("It was cancelled before it was done.")]
+    Cancelled,
 }

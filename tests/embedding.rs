@@ -134,6 +134,30 @@ fn a_panic_in_any_reply_ends_no_thread() {
 }
 
 #[test]
+fn what_was_cancelled_before_it_began_was_not_done() {
+    let session = SESSION.connect();
+    let blocker = session.submit(Evaluation::new("(loop)"), |_| ());
+    let (send, answers) = mpsc::channel();
+    let (aborted, locals, continued) = (send.clone(), send.clone(), send);
+    let queued = [
+        session.abort_held(move |reply| aborted.send(reply.unwrap_err().to_string()).expect("somebody waits")),
+        session.frame_locals(0, move |reply| locals.send(reply.unwrap_err().to_string()).expect("somebody waits")),
+        session.restart_frame(0, move |reply| {
+            let outcome = reply.expect("an outcome of its own");
+            continued.send(outcome.result.unwrap_err().kind.clone()).expect("somebody waits");
+        }),
+    ];
+    let expected = ["It was cancelled before it was done.", "It was cancelled before it was done.", "CANCELLED"];
+    for (job, expected) in queued.into_iter().zip(expected) {
+        session.cancel(job);
+        assert_eq!(answers.recv_timeout(Duration::from_secs(20)).expect("a reply"), expected);
+    }
+    assert!(session.last_error().is_none());
+    session.cancel(blocker);
+    assert_eq!(session.evaluate(Evaluation::new("(+ 1 2)")).result.expect("it succeeds")[0].text, "3");
+}
+
+#[test]
 fn no_time_is_too_long() {
     let evaluation = Evaluation { timeout: TimeLimit::Of(Duration::MAX), ..Evaluation::new("(+ 1 2)") };
     assert_eq!(SESSION.evaluate(evaluation).result.expect("it succeeds")[0].text, "3");

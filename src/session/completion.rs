@@ -90,7 +90,9 @@ impl Inner {
                         let before = Earlier::take(&mut builder);
                         let mut outcome = builder.finish(end);
                         outcome.held = running.holds;
-                        self.evaluated(&connection, before, &mut outcome);
+                        if end != JobEnd::Withdrawn {
+                            self.evaluated(&connection, before, &mut outcome);
+                        }
                         keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 }
@@ -109,10 +111,18 @@ impl Inner {
                 match refused {
                     Some(error) => Err(error),
                     None if end == JobEnd::Succeeded => Ok(builder.locals()),
+                    None if end == JobEnd::Withdrawn => Err(HoldError::Cancelled),
                     None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
                 },
             ),
-            PendingReply::Release(reply) => answer(reply, refused.map_or(Ok(()), Err)),
+            PendingReply::Release(reply) => answer(
+                reply,
+                match refused {
+                    Some(error) => Err(error),
+                    None if end == JobEnd::Withdrawn => Err(HoldError::Cancelled),
+                    None => Ok(()),
+                },
+            ),
             PendingReply::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
             PendingReply::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
             PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
