@@ -193,7 +193,7 @@ fn a_lost_image_says_which_were_lost() {
 
 #[test]
 fn one_that_cannot_be_ended_is_told_of() {
-    let code = "(loop (block nil (unwind-protect (sleep 0.01) (return))))";
+    let code = "(sb-sys:without-interrupts (loop (sleep 0.01)))";
     let mut server = Server::ready();
     let id = begin(&mut server, code);
     await_running(&mut server, id);
