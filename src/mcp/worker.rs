@@ -171,7 +171,7 @@ impl Worker {
         notices.iter().for_each(|notice| session.add_notice(notice.clone()));
         if let (Some(crash), Err(error)) = (&before.crash, &before.lost.result) {
             // The answer to what ran tells of it, unless that wants none any more.
-            session.add_notice(notice_of(error));
+            session.add_notice(error.message.text.clone());
             if let Some(those) = in_background(crash.background.iter().copied()) {
                 session.add_notice(format!("{those} lost with its image."));
             }
@@ -250,7 +250,7 @@ impl Worker {
             return outcome;
         }
         if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
-            session.withdraw_notice(notice_of(error));
+            session.withdraw_notice(error.message.text.clone());
             if error.id > 0 {
                 return outcome;
             }
@@ -510,11 +510,6 @@ fn shortened(text: &str) -> String {
         Some((cut, _)) => format!("{}…", &line[..cut]),
         None => line,
     }
-}
-
-/// What an error says, as a notice: in one line.
-fn notice_of(error: &ErrorRecord) -> String {
-    error.message.text.replace('\n', " ")
 }
 
 /// What is said of an evaluation that the last image did not finish.
