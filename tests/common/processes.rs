@@ -40,7 +40,7 @@ pub(crate) fn signal(pid: u32, signal: &str) {
 
 /// Waits until it holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(2));
