@@ -374,6 +374,21 @@ fn the_server_saves_of_its_own_accord_when_asked_to() {
 }
 
 #[test]
+fn what_goes_on_in_the_background_puts_saving_off_and_no_more() {
+    let state = State::new("put-off");
+    let mut server = state.serve(&["--checkpoints", "auto"]);
+    let gate = state.0.join("gate");
+    let code = format!("(loop until (probe-file {gate:?}) do (sleep 0.01))");
+    good(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    server.evaluate("(defvar *x* 1)");
+    // Time itself is what this is about: that after which the server would save.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(list(&mut server), "No checkpoints yet.");
+    std::fs::write(&gate, "").unwrap();
+    until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
+}
+
+#[test]
 fn all_of_it_without_a_supervisor() {
     again_without_supervisor(&[
         "a_lost_image_begins_with_the_last_checkpoint",

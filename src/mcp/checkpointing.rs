@@ -207,17 +207,31 @@ impl Activity {
 /// Saves the image now and then, from a thread of its own, after `activity`; checkpoints take at most `space` bytes
 /// together.
 pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
+    // What is evaluated before the thread begins is not saved.
+    let mut saved = saver.session.evaluations_so_far();
     let run = move || {
-        let mut saved = saver.session.evaluations_so_far();
         loop {
             activity.quiet();
             let evaluations = saver.session.evaluations_so_far();
-            if evaluations == saved || saver.session.is_busy() || !has_room(&saver.checkpoints) {
+            if evaluations == saved {
+                continue;
+            }
+            if saver.session.is_busy() {
+                // What goes on in the background does not say when it is over.
+                activity.ended();
                 continue;
             }
             let (sender, receiver) = std::sync::mpsc::channel();
-            saver.save(saver.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
-            let Ok(Ok(Saved { checkpoint, .. })) = receiver.recv() else { continue };
+            if has_room(&saver.checkpoints) {
+                saver.save(saver.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
+            } else {
+                drop(sender);
+            }
+            let Ok(Ok(Saved { checkpoint, .. })) = receiver.recv() else {
+                std::thread::sleep(INTERVAL);
+                activity.ended();
+                continue;
+            };
             saved = evaluations;
             saver.checkpoints.make_room(space);
             let seconds = checkpoint.bytes * 60 / RATE;
