@@ -187,6 +187,13 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
+    /// What its message begins with: of an evaluation that was ended, that, without what is said of an image that goes on.
+    pub(crate) fn what_happened(&self) -> &str {
+        let text = &*self.message.text;
+        let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
+        text[..end.unwrap_or(text.len())].trim_end_matches('.')
+    }
+
     /// How much room it takes, about: in memory, and as JSON where that is more.
     pub(crate) fn bytes(&self) -> usize {
         /// Of a part, besides its texts.

@@ -219,6 +219,8 @@ fn one_that_cannot_be_ended_is_told_of() {
     bad(&mut server, "evaluation", json!({"action": "wait"}));
     let text = good(&mut server, "error-history", json!({}));
     assert!(text.contains("TIMEOUT"), "{text}");
+    let text = good(&mut server, "describe-last-error", json!({"error-id": 2}));
+    assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end then: its image was"), "{text}");
 }
 
 #[test]

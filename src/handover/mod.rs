@@ -113,6 +113,15 @@ pub(crate) struct Unrestored {
 }
 
 impl Unrestored {
+    pub(crate) fn new(entry: &Entry, reason: &str) -> Self {
+        Self { form: entry.form.clone(), reason: reason.to_owned() }
+    }
+
+    /// One that is not tried again, since it costs the image.
+    pub(crate) fn deadly(entry: &Entry) -> Self {
+        Self::new(entry, "it takes the image down")
+    }
+
     /// True when nobody misses it after `form`: that is the same, defines the same name in the same way, or drops the name.
     pub(crate) fn is_made_good_by(&self, form: &DefiningForm) -> bool {
         if self.form == *form {

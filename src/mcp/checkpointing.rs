@@ -141,6 +141,16 @@ pub(crate) struct AtEnd {
 }
 
 impl Saver {
+    /// Saves the image of the server's own accord, and waits for that; `None` when there is no room, or it failed.
+    fn save_automatically(&self) -> Option<Checkpoint> {
+        if !has_room(&self.checkpoints) {
+            return None;
+        }
+        let (sender, receiver) = std::sync::mpsc::channel();
+        self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
+        Some(receiver.recv().ok()?.ok()?.checkpoint)
+    }
+
     /// Saves the image, if anything was evaluated since it was saved or booted, by a process that outlives this one. What
     /// runs is ended. That process' number.
     pub(super) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
@@ -207,7 +217,7 @@ impl Activity {
 /// Saves the image now and then, from a thread of its own, after `activity`; checkpoints take at most `space` bytes
 /// together.
 pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
-    // What is evaluated before the thread begins is not saved.
+    // Now: what is evaluated before the thread begins is to be saved.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
         loop {
@@ -221,13 +231,7 @@ pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
                 activity.ended();
                 continue;
             }
-            let (sender, receiver) = std::sync::mpsc::channel();
-            if has_room(&saver.checkpoints) {
-                saver.save(saver.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
-            } else {
-                drop(sender);
-            }
-            let Ok(Ok(Saved { checkpoint, .. })) = receiver.recv() else {
+            let Some(checkpoint) = saver.save_automatically() else {
                 std::thread::sleep(INTERVAL);
                 activity.ended();
                 continue;

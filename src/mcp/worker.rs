@@ -181,6 +181,9 @@ impl Worker {
                 let _ = self.lost.set(lost);
             }
         }
+        if connection == 0 {
+            before.resumed.iter().for_each(|resumed| session.add_notice(resumed.clone()));
+        }
     }
 
     /// True until the image is as it was.
@@ -215,12 +218,6 @@ impl Worker {
         waiting.into_iter().for_each(|then| then(Restoration::GivenUp));
     }
 
-    /// The outcome of an evaluation that has not begun in an image that is replaced.
-    #[allow(clippy::unused_self)]
-    pub(super) fn replaced(&self) -> Outcome {
-        failed("CANCELLED", "The evaluation ended with its image, which reset-session has replaced.".to_owned())
-    }
-
     /// True when nothing was evaluated since the image was saved, or booted.
     pub(super) fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
@@ -244,7 +241,7 @@ impl Worker {
     /// The outcome of such a job, which is an error like any other.
     pub(super) fn lost(&self, session: &Session) -> Outcome {
         let lost = self.lost.get().or_else(|| self.before.get().map(|before| &before.lost));
-        let mut outcome = lost.cloned().unwrap_or_else(|| self.replaced());
+        let mut outcome = lost.cloned().unwrap_or_else(replaced);
         if !self.crashed {
             // It was asked for before the reset, which has cleared the error state.
             return outcome;
@@ -371,12 +368,12 @@ pub(super) fn take_over(
     };
     worker.tell_of_before(session);
     worker.output.tell(Kind::Ready, 0, &());
-    let (restorer, session, init) = (worker.clone(), session.clone(), init.clone());
     if forms == 0 {
-        restorer.restore(&session, &init);
+        worker.restore(session, init);
         return worker;
     }
     // Meanwhile questions are answered.
+    let (restorer, session, init) = (worker.clone(), session.clone(), init.clone());
     let run = move || restorer.restore(&session, &init);
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-restore".to_owned()).spawn(run) {
         tracing::error!("nothing can be restored: {error}");
@@ -399,10 +396,6 @@ impl Worker {
         self.unrestored.lock().extend(failures(init, &report));
         let _ = self.before.set(before(init, &report));
         self.output.tell(Kind::Restored, 0, &Restored { failed: report.failed });
-        if let Some(resumed) = self.before.get().and_then(|before| before.resumed.clone()) {
-            let session = session.clone();
-            self.when_restored(move |_| session.add_notice(resumed));
-        }
         restoring.end();
         self.driver.look_again();
     }
@@ -436,9 +429,8 @@ fn before(init: &WorkerInit, report: &Report) -> Before {
 fn failures(init: &WorkerInit, report: &Report) -> Vec<Unrestored> {
     let journal = init.journal.as_deref().unwrap_or_default();
     let deadly = init.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
-    let deadly = deadly.map(|entry| (entry, "it takes the image down".to_owned()));
-    let failed = report.failed.iter().map(|(index, reason)| (&journal[*index], reason.clone()));
-    deadly.chain(failed).map(|(entry, reason)| Unrestored { form: entry.form.clone(), reason }).collect()
+    let failed = report.failed.iter().map(|(index, reason)| Unrestored::new(&journal[*index], reason));
+    deadly.map(Unrestored::deadly).chain(failed).collect()
 }
 
 fn unrestored_line(unrestored: &Unrestored) -> String {
@@ -512,6 +504,11 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// The outcome of an evaluation that has not begun in an image that is replaced.
+pub(super) fn replaced() -> Outcome {
+    failed("CANCELLED", "The evaluation ended with its image, which reset-session has replaced.".to_owned())
+}
+
 /// What is said of an evaluation that the last image did not finish.
 fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     let Some(crash) = &init.crash else {
@@ -524,10 +521,8 @@ fn lost(init: &WorkerInit, report: &Report) -> Outcome {
         return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", crash.cause));
     };
     let mut error = ErrorRecord::clone(error);
-    // The rest of its message is about an image that goes on.
-    let text = error.message.text.split_once(". ").map_or(&*error.message.text, |(first, _)| first);
-    error.message =
-        Clipped::from(format!("{}.\nThe Lisp image {}. {restored}", text.trim_end_matches('.'), crash.cause));
+    let text = format!("{}.\nThe Lisp image {}. {restored}", error.what_happened(), crash.cause);
+    error.message = Clipped::from(text);
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
@@ -711,7 +706,7 @@ mod tests {
         let error = lost(&init, &Report::default()).result.unwrap_err();
         assert_eq!(
             error.message.text,
-            "The evaluation was cancelled; what it had done by then stays done.\nThe Lisp image did not react to being \
+            "The evaluation was cancelled.\nThe Lisp image did not react to being \
              interrupted and was ended. A new image has taken its place.\nThere were no definitions to restore.\nNot \
              kept: values that were assigned after their definition, threads, open files, and what else the unfinished \
              evaluation had done. (The tool checkpoint saves values, too.)"

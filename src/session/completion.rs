@@ -108,19 +108,19 @@ impl Inner {
             }
             PendingReply::Locals(builder, reply) => answer(
                 reply,
-                match refused {
-                    Some(error) => Err(error),
-                    None if end == JobEnd::Succeeded => Ok(builder.locals()),
-                    None if end == JobEnd::Withdrawn => Err(HoldError::Cancelled),
-                    None => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
+                match (refused, end) {
+                    (Some(error), _) => Err(error),
+                    (None, JobEnd::Succeeded) => Ok(builder.locals()),
+                    (None, JobEnd::Withdrawn) => Err(HoldError::Cancelled),
+                    (None, _) => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
                 },
             ),
             PendingReply::Release(reply) => answer(
                 reply,
-                match refused {
-                    Some(error) => Err(error),
-                    None if end == JobEnd::Withdrawn => Err(HoldError::Cancelled),
-                    None => Ok(()),
+                match (refused, end) {
+                    (Some(error), _) => Err(error),
+                    (None, JobEnd::Withdrawn) => Err(HoldError::Cancelled),
+                    (None, _) => Ok(()),
                 },
             ),
             PendingReply::Definitions(builder, reply) => answer(reply, builder.definitions(end)),

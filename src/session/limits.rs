@@ -166,10 +166,8 @@ impl Inner {
                 let before = Earlier::take(&mut builder);
                 let mut outcome = builder.finish(end);
                 if let Err(error) = &mut outcome.result {
-                    // The rest of its message is about an image that goes on.
-                    let error = Arc::make_mut(error);
-                    let said = error.message.text.split([';', '.']).next().unwrap_or_default();
-                    error.message = Clipped::from(format!("{said}. It did not end then: its image was replaced."));
+                    let text = format!("{}. It did not end then: its image was replaced.", error.what_happened());
+                    Arc::make_mut(error).message = Clipped::from(text);
                 }
                 self.evaluated_in_background(&mut self.board.lock(), &running.connection, before, end, &mut outcome);
                 observer.stuck(None);

@@ -57,8 +57,6 @@ const MAX_SAVING: usize = 4;
 const MAX_BASES: usize = 8;
 /// Forms that could not be restored and are remembered: the last ones.
 const MAX_UNRESTORED: usize = 100;
-/// Why a form is not restored that is not tried again.
-const DEADLY: &str = "it takes the image down";
 
 /// A checkpoint that the session came through.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -277,13 +275,11 @@ impl RecoveryState {
     pub(super) fn resume(&mut self, restored: &Restored) {
         let mark = self.bases.back().map_or(0, |base| base.mark);
         let deadly = self.next.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
-        let mut unrestored: Vec<_> =
-            deadly.map(|entry| Unrestored { form: entry.form.clone(), reason: DEADLY.to_owned() }).collect();
+        let mut unrestored: Vec<_> = deadly.map(Unrestored::deadly).collect();
         if let Some(journal) = self.journal.as_mut().filter(|_| !restored.failed.is_empty()) {
             let since = journal.since(mark);
-            unrestored.extend(restored.failed.iter().filter_map(|(place, reason)| {
-                Some(Unrestored { form: since.get(*place)?.form.clone(), reason: reason.clone() })
-            }));
+            let failed = restored.failed.iter();
+            unrestored.extend(failed.filter_map(|(place, reason)| Some(Unrestored::new(since.get(*place)?, reason))));
             journal.remove(mark, &restored.failed.iter().map(|(place, _)| *place).collect());
         }
         if !unrestored.is_empty() {
@@ -295,8 +291,8 @@ impl RecoveryState {
         self.suspect = None;
     }
 
-    /// Remembers that the image of a worker was lost, which had restored what there was or not. True when that is a step forward: a form that
-    /// is being restored is suspected of it, or found guilty.
+    /// Remembers that the image of a worker was lost, which had restored what there was or not. True when that is a step
+    /// forward: a form that is being restored is suspected of it, or found guilty.
     pub(super) fn lose(&mut self, status: &WorkerStatus, restored: bool, crash: Crash) -> bool {
         let Crash { cause, outcome, by_form } = crash;
         self.keep.clear();

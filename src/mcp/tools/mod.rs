@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use super::checkpointing::Saver;
 use super::reply::Reply;
 use super::structured;
-use super::worker::{Restoration, Worker};
+use super::worker::{Restoration, Worker, replaced};
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
@@ -193,14 +193,13 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
         Some(worker) if !MEANWHILE.contains(&&*request.name) && worker.is_restoring() => {
             let progress = worker.clone();
             call.waiting().report_waiting(move || progress.progress());
-            let cancelled = worker.clone();
             worker.when_restored(move |restoration| match restoration {
                 // Its client wants no answer any more.
                 _ if !call.is_awaited() => {}
                 Restoration::Over => call_now(call, request),
                 // Another image answers.
                 Restoration::GivenUp if REPEATABLE.contains(&&*request.name) => call.leave(),
-                Restoration::GivenUp => call.answer(Ok::<_, Fault>(cancelled.replaced())),
+                Restoration::GivenUp => call.answer(Ok::<_, Fault>(replaced())),
             });
         }
         _ => call_now(call, request),
