@@ -268,7 +268,7 @@ impl Drop for Asking {
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(0, String::new(), Limits::default(), None).finish(JobEnd::Failed);
+    let mut outcome = OutcomeBuilder::new(0, Arc::default(), Limits::default(), None).finish(JobEnd::Failed);
     if let Err(error) = &mut outcome.result {
         let error = Arc::make_mut(error);
         error.kind = kind.to_owned();
