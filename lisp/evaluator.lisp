@@ -196,7 +196,7 @@ defined is made again by evaluating CODE."
                (say-no-open-stream symbol))
               ((not (eq held told))
                (setf (third own) held)
-               (say "~S stays set to another stream, ~:[so that answers do not show what is printed~;from which is read~].~@
+               (say "~S stays set to another stream, ~:[so that answers do not show what is printed~;from which is read~]. ~
                      To undo that: (sbcl-host::install-standard-streams)"
                     symbol (eq 'sb-sys:*stdin* symbol))))))))
 

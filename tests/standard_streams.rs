@@ -36,8 +36,8 @@ fn sbcls_own_streams_stay_set_too_which_is_told_once() {
     let outcome = lisp.eval("(princ :kept)");
     assert_eq!(
         outcome.notices,
-        ["SB-SYS:*STDOUT* stays set to another stream, so that answers do not show what is printed.\n\
-          To undo that: (sbcl-host::install-standard-streams)"]
+        ["SB-SYS:*STDOUT* stays set to another stream, so that answers do not show what is printed. To undo that: \
+          (sbcl-host::install-standard-streams)"]
     );
     assert_eq!(outcome.stdout.text, "");
     assert_eq!(lisp.value("(get-output-stream-string sb-sys:*stdout*)"), "\"KEPT\"");
