@@ -439,13 +439,16 @@ fn frames_of_the_reader_are_folded() {
 fn frames_of_signal_handling_are_folded() {
     let mut server = Server::ready();
     let within = "(handler-bind ((error (lambda (c) (error \"second ~A\" (type-of c))))) ";
-    let interrupted = "(let ((thread sb-thread:*current-thread*))
+    let interrupted = "(let ((thread sb-thread:*current-thread*) (ready nil))
                          (sb-thread:make-thread
-                          (lambda () (sb-thread:interrupt-thread thread (lambda () (error \"in it\")))))
-                         (loop (sleep 60)))";
+                          (lambda ()
+                            (loop until ready do (sb-thread:thread-yield))
+                            (sb-thread:interrupt-thread thread (lambda () (error \"in it\")))))
+                         (setf ready t)
+                         (loop))";
     for (code, own) in [
-        (interrupted.to_owned(), "NANOSLEEP"),
-        ("(sb-ext:with-timeout 0.05 (loop))".to_owned(), "TIMEOUT-BODY"),
+        (interrupted.to_owned(), "(LAMBDA ())"),
+        ("(sb-ext:with-timeout 0.5 (loop))".to_owned(), "TIMEOUT-BODY"),
         (format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"),
         (format!("{within} (/ 1d0 (eval 0d0)))"), "TWO-ARG-/"),
     ] {
