@@ -314,6 +314,48 @@ impl Taken {
     }
 }
 
+/// True where Debian's package of each of these systems is installed; else the test is skipped, and says so.
+fn are_installed(systems: &[&str]) -> bool {
+    let missing = systems.iter().find(|system| !Path::new(&format!("/usr/share/common-lisp/source/{system}")).exists());
+    if let Some(missing) = missing {
+        eprintln!("skipped: {missing} is not installed");
+    }
+    missing.is_none()
+}
+
+fn load(server: &mut Server, system: &str) {
+    let text = good(server, "load", json!({"system": system, "timeout": 1800}));
+    assert!(text.starts_with("Loaded ") || text.contains(" is up to date: "), "{text}");
+}
+
+/// Goes back to a checkpoint, and on to what a lost image begins with.
+fn restore_and_lose(server: &mut Server, name: &str) {
+    restore(server, name);
+    if !is_alone() {
+        kill_worker(server);
+        let text = server.evaluate("(+ 1 2)");
+        assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} of ")), "{text}");
+    }
+}
+
+#[test]
+fn loaded_libraries_and_their_tests_work_after_a_restore() {
+    if !are_installed(&["alexandria", "rt"]) {
+        return;
+    }
+    let state = State::new("libraries");
+    let mut server = state.serve(&[]);
+    load(&mut server, "alexandria-tests");
+    save(&mut server, "loaded");
+    restore_and_lose(&mut server, "loaded");
+    assert_eq!(server.evaluate("(alexandria:flatten '(1 (2)))"), "=> (1 2)");
+    let text = good(&mut server, "load", json!({"system": "alexandria-tests"}));
+    assert!(text.starts_with("alexandria-tests is up to date: "), "{text}");
+    let text = good(&mut server, "run-tests", json!({"system": "alexandria", "timeout": 600}));
+    assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
+    assert!(!text.contains("is up to date") && !text.contains(" compiled"), "{text}");
+}
+
 fn restore_again_and_again(times: u32) {
     let state = State::new(&format!("many-{times}"));
     let mut server = state.serve(&[]);
@@ -462,6 +504,26 @@ fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
     let directory = state.checkpoints();
     assert!(server.finish().status.success());
     assert!(!directory.exists());
+}
+
+#[test]
+fn a_process_alone_does_not_become_what_does_not_come_up() {
+    let state = State::new("alone-broken");
+    let mut server = state.serve(&["--no-supervisor"]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "one");
+    server.evaluate("(setf *x* 2)");
+    let mut cores = std::fs::read_dir(state.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
+    let core = cores.find(|path| path.extension().is_some_and(|extension| extension == "core")).unwrap();
+    damage(&core);
+    let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+    assert_eq!(text, "Nothing was restored: the saved image does not come up.");
+    assert_eq!(server.evaluate("*x*"), "=> 2");
+    // The next image begins without it, too.
+    let code = "(sb-sys:without-interrupts (loop))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));
+    assert!(text.contains("Restored: the one form that defined something."), "{text}");
+    assert_eq!(server.evaluate("*x*"), "=> 1");
 }
 
 #[test]

@@ -227,6 +227,12 @@ impl Session {
         self.connection.state().withdraw(notice);
     }
 
+    /// Says what others, or the image, did: at once where this connection listens, else with its next answer.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn tell(&self, notice: String) {
+        self.connection.tell(notice);
+    }
+
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
         self.connection.state().notice(notice);

@@ -259,7 +259,8 @@ impl OutcomeBuilder {
                 if self.notices.len() < MAX_NOTICES {
                     let mut notice = String::new();
                     text.append_to(&mut notice, MAX_NOTICE);
-                    self.notices.push(notice);
+                    // Names of the user's stand in it.
+                    self.notices.push(on_one_line(&notice));
                 }
             }
             Event::Defined(start, end_and_package) => {
