@@ -286,6 +286,25 @@ fn threads_may_allocate_meanwhile() {
     assert_eq!(text, "=> (T T 1)");
 }
 
+/// A thread that is stopped in the middle of malloc(3) holds a lock of it.
+#[test]
+fn threads_may_be_in_c_code_meanwhile() {
+    let mut server = State::new("in-c-code").serve(&[]);
+    server.evaluate(
+        "(defvar *stop* nil)
+         (dotimes (i 4)
+           (sb-thread:make-thread
+            (lambda ()
+              (loop until *stop* do (sb-alien:free-alien (sb-alien:make-alien sb-alien:int 3000))))
+            :name \"allocates\"))",
+    );
+    for round in 0..3 {
+        save(&mut server, &format!("round {round}"));
+    }
+    restore(&mut server, "round 2");
+    assert_eq!(server.evaluate("*stop*"), "=> NIL");
+}
+
 /// What a server takes: kilobytes of memory, threads and descriptors of each of its processes, bytes of disk.
 #[derive(Debug, PartialEq)]
 struct Taken {
