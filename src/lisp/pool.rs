@@ -18,7 +18,7 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task, Words};
+use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task};
 use crate::image::{Event, message};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
