@@ -83,20 +83,32 @@ are how many tests of either kind set each mark."
                     ;; Few passing tests, a small part of the code, others that fail too. Measured: scripts/mutants.py.
                     :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2)))))))
 
+(defvar *marked-files* (make-hash-table :test 'equal)
+  "While forms are located, by the native namestring of a file: a cons of its text and of where its top-level forms begin,
+a vector.")
+
+(defun marked-file (file)
+  "Return the text of FILE, a native namestring, and a vector of where its top-level forms begin; or NIL."
+  (let ((known (or (gethash file *marked-files*)
+                   (setf (gethash file *marked-files*)
+                         (let* ((octets (file-octets file))
+                                (text (and octets (octets-text octets 0 (length octets)))))
+                           (cons text (and text (toplevel-starts text))))))))
+    (values (car known) (cdr known))))
+
 (defun locate-form (form)
   "Find the text of FORM, if that was not done yet. Return true when it is there."
   (unless (marked-form-looked-for form)
     (setf (marked-form-looked-for form) t)
-    (let* ((octets (file-octets (marked-form-file form)))
-           (text (and octets (octets-text octets 0 (length octets))))
-           (start (and text (toplevel-start text (marked-form-number form)))))
-      (when (and start (< start (length text)))
-        (multiple-value-bind (map end) (map-form text start)
-          (when (consp map)
-            (setf (marked-form-text form) text
-                  (marked-form-map form) map
-                  (marked-form-line form) (values (line-and-column text start))
-                  (marked-form-words form) (word-table (subseq text start end))))))))
+    (multiple-value-bind (text starts) (marked-file (marked-form-file form))
+      (when (< (marked-form-number form) (length starts))
+        (let ((start (aref starts (marked-form-number form))))
+          (multiple-value-bind (map end) (map-form text start)
+            (when (and (consp map) (rest map))
+              (setf (marked-form-text form) text
+                    (marked-form-map form) map
+                    (marked-form-line form) (values (line-and-column text start))
+                    (marked-form-words form) (word-table (subseq text start end)))))))))
   (and (marked-form-map form) t))
 
 (defun form-heading-p (form &rest headings)
@@ -302,7 +314,8 @@ name of the test, and `suspect', with its lines after it, `line'."
                             when directory
                               collect (sb-ext:native-namestring directory))))
     (with-source-files ()
-      (loop for verdict across verdicts
+      (loop with *marked-files* = (make-hash-table :test 'equal)
+            for verdict across verdicts
             when (and (failed-p verdict) (verdict-marks verdict))
               do (push-record "suspects" :name (verdict-title verdict))
                  (multiple-value-bind (suspects words) (suspects-of verdict forms passing failing number)
