@@ -558,6 +558,10 @@ fn what_no_framework_is_known_of_is_its_test_op() {
             let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
             assert!(text.contains("\nIt printed:\nSome tests failed.\n"), "{text}");
+            assert!(!text.contains("suspects"), "{text}");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
+            assert!(text.contains(said), "{text}");
         }
     }
     // Of much that it printed, the beginning and the end.
