@@ -331,10 +331,10 @@ impl Repl {
                 self.show("reset-session", &json!({}))?;
                 self.level = 0;
             }
-            ":bt" => self.show("get-backtrace", &json!({"max-frames": number.unwrap_or(FRAMES)}))?,
+            ":bt" => self.show_frames(&json!({"max-frames": number.unwrap_or(FRAMES)}))?,
             ":frame" => {
                 self.frame = number.unwrap_or(self.frame);
-                self.show("get-backtrace", &json!({"from": self.frame, "max-frames": 1}))?;
+                self.show_frames(&json!({"from": self.frame, "max-frames": 1}))?;
             }
             ":locals" => self.show("frame-locals", &json!({"frame": number.unwrap_or(self.frame)}))?,
             ":restart" => self.restart(rest)?,
@@ -454,6 +454,21 @@ impl Repl {
     /// Calls a tool that only looks, and shows what it says.
     fn show(&mut self, tool: &str, arguments: &Value) -> Result<(), Stop> {
         let came = self.ask(tool, arguments)?;
+        self.report(came)
+    }
+
+    /// Shows frames of the last error. How to see more is said of this REPL's command, not of the tool's arguments.
+    fn show_frames(&mut self, arguments: &Value) -> Result<(), Stop> {
+        let mut came = self.ask("get-backtrace", arguments)?;
+        if let Came::Answer(answer) = &mut came
+            && let Some((frames, last)) = answer.text.trim_end().rsplit_once('\n')
+            && let Some((count, how)) = last.split_once("; ask ")
+        {
+            answer.text = match how.strip_prefix("for max-frames ").and_then(|rest| rest.split(' ').next()) {
+                Some(all) => format!("{frames}\n{count}; :bt {all} shows them all."),
+                None => frames.to_owned(),
+            };
+        }
         self.report(came)
     }
 
@@ -636,6 +651,7 @@ impl Repl {
             };
             let (message, frames) = error.split_once("\n\n[Backtrace]\n").unwrap_or((error, ""));
             self.print(Ink::Failure, &format!("{message}\n"))?;
+            let frames = frames.replace("more frames (get-backtrace shows them)", "more frames (:bt shows them)");
             self.print(Ink::Note, &format!("{frames}\n"))?;
             if !debugger.is_empty() {
                 self.print(
@@ -706,7 +722,6 @@ pub(super) fn test_failures(content: &Value) -> u64 {
 pub(super) fn load_arguments(what: &str) -> Value {
     let path = Path::new(what);
     let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
     match is_file {
         true => json!({"path": absolute(path)}),
         false => json!({"system": what, "directory": absolute(Path::new("."))}),
@@ -718,8 +733,13 @@ pub(super) fn test_arguments(what: &str) -> Value {
     match what.strip_suffix(':') {
         Some(package) => json!({"package": package}),
         None if what.contains(':') => json!({"name": what}),
-        None => json!({"system": what}),
+        None => json!({"system": what, "directory": absolute(Path::new("."))}),
     }
+}
+
+/// The path from the root on: a server that was joined may have another working directory.
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 /// True when a tool of the debugger says that there is nothing for it.
