@@ -20,10 +20,14 @@ const FRAMES: usize = 3;
 const CHECKS: usize = 4;
 /// Characters of what comes after the failures.
 const AROUND: usize = 700;
+/// Characters of what a test operation printed.
+const PRINTED_FIRST: usize = 1500;
+const PRINTED_LAST: usize = 700;
 /// Names in a list of tests.
 const NAMES: usize = 20;
-/// Warnings that are shown.
-const WARNINGS: usize = 10;
+/// Warnings that are shown, and characters of each: the tools that load say more.
+const WARNINGS: usize = 3;
+const MAX_WARNING: usize = 160;
 
 /// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room.
 #[must_use]
@@ -34,11 +38,16 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     let target = sections.begin();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
-    push_failures(target, outcome, max.saturating_sub(AROUND));
-    if counts.failed + counts.errors > 0 && !outcome.records.iter().any(|record| record.kind == "suspects") {
+    let printed = printed_by_test_op(outcome);
+    push_failures(target, outcome, max.saturating_sub(AROUND + length(&printed)));
+    if counts.failed + counts.errors > 0
+        && !ran_test_op_alone(&outcome.records)
+        && !outcome.records.iter().any(|record| record.kind == "suspects")
+    {
         target
             .push_str("\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.");
     }
+    target.push_str(&printed);
     let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
     if printed > 0 && outcome.kept {
         _ = write!(
@@ -62,6 +71,36 @@ fn counts_line(counts: &TestCounts) -> String {
     let seconds = tenths(*milliseconds);
     let plural = if *errors == 1 { "" } else { "s" };
     format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
+}
+
+/// True for the record of a test operation that is one test itself.
+fn is_test_op(record: &Record) -> bool {
+    record.kind == "test" && record.text("framework") == Some("ASDF")
+}
+
+/// True when there is no other test than a test operation, and so nothing that its suspects could be told by.
+pub(crate) fn ran_test_op_alone(records: &[Record]) -> bool {
+    records.iter().filter(|record| record.kind == "test").all(is_test_op)
+}
+
+/// What a test operation printed that is one test itself, the beginning and the end: no more is known of its tests. Empty
+/// without such a one.
+fn printed_by_test_op(outcome: &Outcome) -> String {
+    if !outcome.records.iter().any(is_test_op) {
+        return String::new();
+    }
+    let text = escape_markers(outcome.printed().trim());
+    let characters = length(&text);
+    if characters == 0 {
+        return String::new();
+    }
+    if characters <= PRINTED_FIRST + PRINTED_LAST {
+        return format!("\nIt printed:\n{text}");
+    }
+    let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
+    let (first, last) = (&text[..at(PRINTED_FIRST)], &text[at(characters - PRINTED_LAST)..]);
+    let omitted = characters - PRINTED_FIRST - PRINTED_LAST;
+    format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}")
 }
 
 /// Tests that pass in the session or in the fresh image alone.
@@ -283,7 +322,7 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     let target = sections.begin();
     target.push_str("[warnings]");
     for warning in outcome.warnings.iter().take(WARNINGS) {
-        let message = one_line(&clipped_message(&warning.message), MAX_MESSAGE);
+        let message = one_line(&clipped_message(&warning.message), MAX_WARNING);
         _ = write!(target, "\n{}: {message}", escape_markers(&warning.kind));
         if let (Some(file), Some(line)) = (&warning.file, warning.line) {
             _ = write!(target, " ({}:{line})", escape_markers(file));
