@@ -252,6 +252,8 @@ fn an_error_opens_a_level_of_the_debugger() {
     terminal.answers(":abort", "CL-USER>");
     // A number is a number again.
     assert_eq!(terminal.answers("1", "CL-USER>"), "=> 1");
+    terminal.line("(Quit)");
+    terminal.shows("status 0");
 }
 
 #[test]

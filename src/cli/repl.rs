@@ -53,7 +53,7 @@ const fn command(name: &'static str, arguments: &'static str, summary: &'static 
 /// The commands, as `:help` lists them.
 pub(super) const COMMANDS: [Command; 16] = [
     command(":help", "", "this list"),
-    command(":quit", "", "leave; so does Ctrl-D"),
+    command(":quit", "", "leave; so do Ctrl-D, (quit) and (exit)"),
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
     command(":test", "SYSTEM", "run the tests of a system, a package or a name"),
     command(":describe", "NAME", "what a symbol means, with its source"),
@@ -263,6 +263,10 @@ impl Repl {
 
     /// Does what was typed; true when that was to leave.
     fn take(&mut self, text: &str) -> Result<bool, Stop> {
+        // What one leaves other REPLs by. In a file it is code as any other: the server refuses it.
+        if self.interactive && ["(exit)", "(quit)"].contains(&text.to_lowercase().as_str()) {
+            return Ok(true);
+        }
         if self.level > 0 && text.parse::<u64>().is_ok() {
             self.restart(text)?;
             return Ok(false);
