@@ -287,12 +287,16 @@ those with WORDS, as from WEIGH-WORDS."
     table))
 
 (defun words-of (verdict)
-  "Return the words of what VERDICT says, each once."
-  (let ((table (make-hash-table :test 'equal)))
+  "Return the words of what VERDICT says, each once; but for the name of the condition's type, by which one finds what
+defines and signals it."
+  (let* ((table (make-hash-table :test 'equal))
+         (message (or (verdict-message verdict) ""))
+         (report (or (search ": " message) 0)))
     (flet ((add (text)
              (when text
                (map-words (lambda (word) (setf (gethash word table) t)) text))))
-      (add (verdict-message verdict))
+      (add (subseq message report))
+      (map-words (lambda (word) (remhash word table)) (subseq message 0 report))
       (dolist (check (verdict-checks verdict))
         (add (check-shown check)) (add (check-expected check)) (add (check-actual check)) (add (check-message check))))
     (loop for word being the hash-keys of table collect word)))

@@ -618,7 +618,7 @@ fn tests_run_whatever_the_session_is_like() {
     let Some(project) = fiveam("session", FIVEAM) else { return };
     let mut server = project.server();
     let verdict = |server: &mut Server| {
-        let text = good(server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+        let text = good(server, "run-tests", json!({"system": "demo", "timeout": 1}));
         let line = text.lines().find(|line| line.starts_with("FAILED")).expect("a verdict").to_owned();
         (timeless(&line), text.lines().filter(|line| line.contains("expected (1), got NIL")).count())
     };
@@ -638,7 +638,7 @@ fn tests_run_whatever_the_session_is_like() {
         "(setf *print-base* 2 *print-radix* t *print-length* 1 *print-level* 1 *print-case* :capitalize \
                *print-pretty* t *print-right-margin* 10 *read-base* 16 *print-circle* t *print-escape* nil)",
     );
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     assert!(text.lines().any(|line| timeless(line) == known.0), "{text}");
     // After the image is lost.
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
@@ -786,6 +786,23 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
     assert!(last_error(&mut server).contains("not today"));
+}
+
+#[test]
+fn tests_that_end_alike_are_one_entry() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest first-one (parse \"abc\") nil)\n(deftest second-one (parse \"xyz\") nil)\n\
+                 (deftest other (item (vector 1) 9) nil)\n(deftest third-one (parse \"uvw\") nil)\n";
+    let project = Project::new("alike", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  0 passed, 0 failed, 4 errors, 0 skipped in "), "{text}");
+    assert!(
+        text.contains("1. DEMO-TESTS::FIRST-ONE  tests/tests.lisp:3\n   SB-INT:INVALID-ARRAY-INDEX-ERROR"),
+        "{text}"
+    );
+    assert!(text.contains("\n   Alike: DEMO-TESTS::SECOND-ONE, DEMO-TESTS::THIRD-ONE\n2. DEMO-TESTS::OTHER"), "{text}");
+    assert_eq!(text.matches("Invalid index 9").count(), 2, "{text}");
 }
 
 /// What is told of an error after its test is printed then: what its frames had on the stack is gone.

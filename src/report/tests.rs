@@ -1,6 +1,7 @@
 //! What tests came to.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use super::escape::escape_markers;
 use super::fit::length;
@@ -169,19 +170,22 @@ fn has_failed(test: &Record) -> bool {
 
 fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let tests = with_details(&outcome.records);
-    let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
+    let mut failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
+    let alike = take_alike(&mut failed, &outcome.errors);
     let mut room = max.saturating_sub(length(target));
     for (index, test) in failed.iter().enumerate() {
         let mut entry = failure(index + 1, test, &outcome.errors);
-        // Tests that fail alike have the same ones.
-        let alike =
+        push_alike(&mut entry, &alike[index]);
+        let same =
             failed[..index].iter().position(|other| !test.suspects.is_empty() && other.suspects == test.suspects);
-        match alike {
+        match same {
             Some(other) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
             None => push_suspects(&mut entry, &test.suspects),
         }
         if length(&entry) > room {
-            let names: Vec<_> = failed[index..].iter().map(|test| one_line(name(test.record), MAX_CALL)).collect();
+            let rest = failed[index..].iter().zip(&alike[index..]);
+            let rest = rest.flat_map(|(test, alike)| std::iter::once(test).chain(alike));
+            let names: Vec<_> = rest.map(|test| one_line(name(test.record), MAX_CALL)).collect();
             let more = names.len();
             let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
             let rest = if more > 20 { ", …" } else { "" };
@@ -197,12 +201,52 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     }
 }
 
+/// The error that a test ended with.
+fn error_of<'a>(test: &Test<'_>, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a ErrorRecord> {
+    errors.get(usize::try_from(test.record.number("error")?).ok()?).map(Arc::as_ref)
+}
+
+/// Takes the tests away that ended as one before them did, with an error of the same type in the same frames of the
+/// user's, and returns for each that is left those that are like it.
+fn take_alike<'a, 'b>(failed: &mut Vec<&'a Test<'b>>, errors: &[Arc<ErrorRecord>]) -> Vec<Vec<&'a Test<'b>>> {
+    let way = |test: &Test<'_>| {
+        let error = error_of(test, errors)?;
+        let frames = error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES);
+        let frames: Vec<_> = frames.map(|frame| frame.source.clone()).collect();
+        let checks = test.details.iter().any(|detail| detail.kind == "check");
+        (!frames.is_empty() && !checks).then(|| (error.kind.clone(), frames))
+    };
+    let mut first: Vec<(Option<(String, Vec<_>)>, Vec<&'a Test<'b>>)> = Vec::new();
+    failed.retain(|&test| {
+        let way = way(test);
+        match first.iter_mut().find(|(other, _)| way.is_some() && *other == way) {
+            Some((_, alike)) => alike.push(test),
+            None => {
+                first.push((way, Vec::new()));
+                return true;
+            }
+        }
+        false
+    });
+    first.into_iter().map(|(_, alike)| alike).collect()
+}
+
+/// The tests that failed like the one of the entry.
+fn push_alike(entry: &mut String, alike: &[&Test<'_>]) {
+    if alike.is_empty() {
+        return;
+    }
+    let names = alike.iter().take(NAMES).map(|test| one_line(name(test.record), MAX_CALL)).collect::<Vec<_>>();
+    let rest = if alike.len() > NAMES { ", …" } else { "" };
+    _ = write!(entry, "\n   Alike: {}{rest}", names.join(", "));
+}
+
 fn name(test: &Record) -> &str {
     test.text("name").unwrap_or_default()
 }
 
 /// A test that failed, in some lines that each begin with a newline.
-fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>]) -> String {
+fn failure(number: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> String {
     let record = test.record;
     let mut entry = format!("\n{number}. {}", one_line(name(record), MAX_CALL));
     if let Some(place) = place(record) {
@@ -217,8 +261,7 @@ fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>
     if more > 0 {
         _ = write!(entry, "\n   ... {more} more checks of this test failed");
     }
-    let error = record.number("error").and_then(|index| errors.get(usize::try_from(index).ok()?));
-    match (error, record.text("message")) {
+    match (error_of(test, errors), record.text("message")) {
         (Some(error), message) => {
             let said = message.map_or_else(|| clipped_message(&error.message), str::to_owned);
             let said = said.strip_prefix(&format!("{}: ", error.kind)).unwrap_or(&said);
