@@ -216,19 +216,22 @@ fn take_alike<'a, 'b>(failed: &mut Vec<&'a Test<'b>>, errors: &[Arc<ErrorRecord>
         let checks = test.details.iter().any(|detail| detail.kind == "check");
         (!frames.is_empty() && !checks).then(|| (error.kind.clone(), frames))
     };
-    let mut first: Vec<(Option<(String, Vec<_>)>, Vec<&'a Test<'b>>)> = Vec::new();
+    let (mut ways, mut alike) = (Vec::new(), Vec::<Vec<&'a Test<'b>>>::new());
     failed.retain(|&test| {
         let way = way(test);
-        match first.iter_mut().find(|(other, _)| way.is_some() && *other == way) {
-            Some((_, alike)) => alike.push(test),
+        match ways.iter().position(|other| way.is_some() && *other == way) {
+            Some(first) => {
+                alike[first].push(test);
+                false
+            }
             None => {
-                first.push((way, Vec::new()));
-                return true;
+                ways.push(way);
+                alike.push(Vec::new());
+                true
             }
         }
-        false
     });
-    first.into_iter().map(|(_, alike)| alike).collect()
+    alike
 }
 
 /// The tests that failed like the one of the entry.
