@@ -20,6 +20,7 @@ mod reset;
 mod profile;
 mod run_tests;
 mod symbol;
+mod system;
 mod tool_set;
 mod tracing;
 
@@ -43,6 +44,7 @@ use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
+pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
 
 /// What the tools work with.

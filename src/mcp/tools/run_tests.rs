@@ -5,6 +5,7 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
+use super::system::System;
 use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Clipped, Field, Record, TestCounts};
@@ -33,6 +34,10 @@ pub(super) fn tool() -> Tool {
         "system": {
             "type": "string",
             "description": "An ASDF system. One of system, package and name is needed.",
+        },
+        "directory": {
+            "type": "string",
+            "description": "Where to look for the system's .asd file first.",
         },
         "package": {
             "type": "string",
@@ -85,6 +90,9 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
     if [&system, &package, &name].iter().filter(|given| given.is_some()).count() != 1 {
         return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
     }
+    let directory = arguments.optional_text("directory")?;
+    // Their case is nothing that one has to know.
+    let system = system.map(|name| System::find(&name.to_lowercase(), directory.as_deref())).transpose()?;
     let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
     let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
     let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
@@ -93,7 +101,8 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["system", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
+    let known =
+        &["system", "directory", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let tests = tests(&mut arguments)?;
     let fresh = arguments.flag("fresh")?;
