@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
@@ -91,7 +92,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
     later(move |call| {
         background::evaluate(call, job, patience, move |call, outcome| {
-            let outcome = if outcome.is_error() { outcome } else { report::with_brief_output(&outcome) };
+            let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
             if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
         });
     })

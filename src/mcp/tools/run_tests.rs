@@ -24,24 +24,23 @@ const MAX_SUSPECTS: u64 = 20;
 const TIMEOUT: f64 = 60.0;
 
 const DESCRIPTION: &str = "Run the tests of a system or package, or the test or suite of a name: the counts; then, \
-    for each test that failed, file and line, the form, what was expected and what came, or the error with the first \
-    frames where it was signalled, and its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, \
-    sb-rt and RT; else runs the ASDF test-op as one test. Loads a system first if need be. Example: {\"system\": \
-    \"my-app\"}.";
+    for each test that failed, file and line, the form, what was expected and what came, or the error with frames and \
+    its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF \
+    test-op as one test. Loads a system first if need be. Example: {\"system\": \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
         "system": {
             "type": "string",
-            "description": "An ASDF system. One of system, package and name is needed.",
+            "description": "An ASDF system. Give this, package or name.",
         },
         "directory": {
             "type": "string",
-            "description": "Where to look for the system's .asd file first.",
+            "description": "Where to look for its .asd file first.",
         },
         "package": {
             "type": "string",
-            "description": "Run the tests of this package.",
+            "description": "A package of tests.",
         },
         "name": {
             "type": "string",
@@ -52,7 +51,7 @@ pub(super) fn tool() -> Tool {
             "minimum": 0.1,
             "maximum": Limits::MAX_TIMEOUT_SECONDS,
             "default": TIMEOUT,
-            "description": "Seconds that each test may take; one that takes longer fails.",
+            "description": "Seconds for each test; one that takes longer fails.",
         },
         "reload": {
             "type": "boolean",
@@ -62,14 +61,14 @@ pub(super) fn tool() -> Tool {
         "fresh": {
             "type": "boolean",
             "default": false,
-            "description": "Run them in a new image that loads the files alone; name what differs.",
+            "description": "Run in a new image that loads the files alone; name what differs.",
         },
         "suspects": {
             "type": "integer",
             "minimum": 0,
             "maximum": MAX_SUSPECTS,
             "default": 0,
-            "description": "For each failing test, so many functions that few passing tests ran, with the lines that differ. Runs the tests once more.",
+            "description": "So many functions for each failing test that few passing ones ran, with the lines. Runs the tests once more.",
         },
     });
     background::add_properties(&mut properties);
