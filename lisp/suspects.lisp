@@ -320,12 +320,14 @@ towards 0 the more do."
 
 (defun weigh (suspect words frames)
   "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
-as from WEIGH-WORDS, stand in it."
+as from WEIGH-WORDS, stand in it. A condition is called as the function that signals it may be, and has the words of its
+report: that tells nothing."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
-    (decf (suspect-score suspect)
-          (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
-             (min 4 (shared-words words (marked-form-words form)))))))
+    (unless (form-heading-p form "(DEFINE-CONDITION")
+      (decf (suspect-score suspect)
+            (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
+               (min 4 (shared-words words (marked-form-words form))))))))
 
 (defconstant +weighed-suspects+ 200
   "Of how many suspects of a test the source is looked at.")
