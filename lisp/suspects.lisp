@@ -291,7 +291,7 @@ those with WORDS, as from WEIGH-WORDS."
 defines and signals it."
   (let* ((table (make-hash-table :test 'equal))
          (message (or (verdict-message verdict) ""))
-         (report (or (search ": " message) 0)))
+         (report (if (test-operation-p verdict) 0 (or (search ": " message) 0))))
     (flet ((add (text)
              (when text
                (map-words (lambda (word) (setf (gethash word table) t)) text))))
@@ -432,6 +432,7 @@ compare it with."
          (forms (marked-forms))
          (passing (count-tests units #'passed-p))
          (failing (count-tests units #'failed-p))
+         (compared (some #'passed-p units))
          (packages (packages-of-systems systems))
          (directories (loop for system in systems
                             for directory = (asdf:system-source-directory system)
@@ -442,7 +443,6 @@ compare it with."
       (with-source-files ()
         (loop with *marked-files* = (make-hash-table :test 'equal)
                 initially (mark-expansions forms)
-              with compared = (some #'passed-p units)
               for verdict across verdicts
               do (cond ((or (not (failed-p verdict))
                             (and (test-operation-p verdict) (not compared))))
