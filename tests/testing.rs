@@ -581,8 +581,7 @@ fn what_no_framework_is_known_of_is_its_test_op() {
         if name == "false" {
             let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
-            assert!(text.contains("\nIt printed:\nSome tests failed.\n"), "{text}");
-            assert!(!text.contains("suspects"), "{text}");
+            assert!(text.ends_with("\nIt printed:\nSome tests failed."), "{text}");
             let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
             assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
             assert!(text.contains(said), "{text}");
@@ -828,7 +827,8 @@ fn tests_that_end_alike_are_one_entry() {
     );
     // What says another thing is shown.
     let longer = "DEMO-TESTS::LONGER: Invalid index 9 for (SIMPLE-VECTOR 4), should be a non-negative integer below 4.";
-    let alike = format!("\n   Alike: DEMO-TESTS::SECOND-ONE, DEMO-TESTS::THIRD-ONE\n          {longer}\n2. DEMO-TESTS::OTHER");
+    let alike =
+        format!("\n   Alike: DEMO-TESTS::SECOND-ONE, DEMO-TESTS::THIRD-ONE\n          {longer}\n2. DEMO-TESTS::OTHER");
     assert!(text.contains(&alike), "{text}");
     assert_eq!(text.matches("Invalid index 9").count(), 3, "{text}");
 }
@@ -853,9 +853,10 @@ fn tests_that_end_alike_have_each_its_suspects() {
     let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     assert!(text.starts_with("FAILED  1 passed, 0 failed, 3 errors, 0 skipped in "), "{text}");
     let (first, second) = text.split_once("\n2. DEMO-TESTS::TWO  tests/tests.lisp:4\n").expect("an entry of its own");
-    assert!(first.contains("   Alike: DEMO-TESTS::AGAIN: It is 1.\n   Suspects: ALPHA  src/demo.lisp:4"), "{text}");
-    assert!(second.starts_with("   SIMPLE-ERROR It is 1. (E"), "{text}");
-    assert!(second.contains(", in the frames of 1)\n   Suspects: BETA  src/demo.lisp:7"), "{text}");
+    assert!(first.contains("\n   Alike: DEMO-TESTS::AGAIN"), "{text}");
+    assert!(first.contains("ALPHA  src/demo.lisp:4") && !first.contains("BETA"), "{text}");
+    assert!(second.starts_with("   SIMPLE-ERROR It is 1. (E") && second.contains(", in the frames of 1)\n"), "{text}");
+    assert!(second.contains("BETA  src/demo.lisp:7") && !second.contains("ALPHA"), "{text}");
 }
 
 /// A test operation of no known framework has one verdict; but it prints as it goes along.
@@ -899,7 +900,8 @@ fn the_reports_of_a_test_operation_have_suspects() {
     let content = structured(&mut server, json!({"system": "demo", "suspects": 1}));
     let tests = content["tests"].as_array().expect("tests");
     assert_eq!(tests.len(), 1, "{content:#}");
-    let names: Vec<_> = tests[0]["suspects"].as_array().expect("suspects").iter().map(|suspect| &suspect["name"]).collect();
+    let names: Vec<_> =
+        tests[0]["suspects"].as_array().expect("suspects").iter().map(|suspect| &suspect["name"]).collect();
     assert_eq!(names, ["LARGE-NAME", "SIGN-OF"], "{content:#}");
 }
 

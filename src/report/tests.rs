@@ -190,9 +190,8 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
             None => failure(index + 1, test, &outcome.errors),
         };
         push_alike(&mut entry, shown, &outcome.errors);
-        let same = entries[..index]
-            .iter()
-            .position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
+        let same =
+            entries[..index].iter().position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
         match same {
             Some(other) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
             None => push_suspects(&mut entry, &test.suspects),
@@ -245,9 +244,10 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
     for &test in failed {
         let way = way(test);
         let like = ways.iter().position(|other| way.is_some() && *other == way);
-        let same = entries.iter().enumerate().position(|(index, entry)| {
-            like.is_some() && ways[index] == way && entry.test.suspects == test.suspects
-        });
+        let same = entries
+            .iter()
+            .enumerate()
+            .position(|(index, entry)| like.is_some() && ways[index] == way && entry.test.suspects == test.suspects);
         if let Some(same) = same {
             entries[same].alike.push(test);
         } else {
