@@ -205,37 +205,47 @@ around it, or its clause; or NIL."
                               (first form)))))))
       (setf form (and (consp form) (nth index (rest form)))))))
 
-(defun suspect-lines (suspect marks passing words number)
-  "Return lists of number and text of at most NUMBER lines of SUSPECT that make the difference, in order. MARKS are
-those of the failing test, PASSING is how many passing tests set each. Where there are more, those that decide, and
-those with WORDS, as from WEIGH-WORDS."
+(defun suspect-lines (suspect marks passing words number &optional (least 0))
+  "Return lists of number, text and how many passing tests ran it, of at most NUMBER lines of SUSPECT that make the
+difference, in order. MARKS are those of the failing test, PASSING is how many passing tests set each. Where there are
+more, those that decide, and those with WORDS, as from WEIGH-WORDS; with these, or where it would be less than LEAST lines,
+those that more passing tests ran, too."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
+         (fewest (suspect-passing suspect))
          (lines '()))
-    (flet ((note (position weight)
+    (flet ((note (position weight count)
              (let* ((line (values (line-and-column text position)))
+                    (weight (- weight (- (log (1+ count) 2) (log (1+ fewest) 2))))
                     (known (find line lines :key #'first)))
                (if known
-                   (setf (third known) (max weight (third known)))
-                   (push (list line (line-at text position) weight) lines)))))
+                   (setf (third known) (min count (third known))
+                         (fourth known) (max weight (fourth known)))
+                   (push (list line (line-at text position) count weight) lines)))))
       (loop for (mark branch . path) in (marked-form-marks form)
-            when (and (eql 1 (sbit marks mark)) (= (suspect-passing suspect) (aref passing mark)))
+            for count = (aref passing mark)
+            when (eql 1 (sbit marks mark))
               do (let ((condition (condition-position map text path)))
-                   (when condition (note condition 1/2)))
+                   (when condition (note condition 1/2 count)))
                  (case branch
                    ((:then :else)
-                    (note (or (branch-position map text path branch) (position-at-path map path)) 1/2))
+                    (note (or (branch-position map text path branch) (position-at-path map path)) 1/2 count))
                    (:expansion
                     (dolist (position (conditional-lines form))
-                      (note position 0)))
-                   (t (note (position-at-path map path) 0)))))
-    ;; That the form was begun says nothing.
-    (setf lines (or (remove (marked-form-line form) lines :key #'first) lines))
+                      (note position 0 count)))
+                   (t (note (position-at-path map path) 0 count)))))
     (dolist (line lines)
-      (incf (third line) (shared-words words (word-table (second line)))))
-    (let ((sorted (sort (sort lines #'< :key #'first) #'> :key #'third)))
-      (sort (mapcar #'butlast (subseq sorted 0 (min number (length sorted)))) #'< :key #'first))))
+      (incf (fourth line) (shared-words words (word-table (second line)))))
+    ;; That the form was begun says nothing.
+    (setf lines (or (remove (marked-form-line form) lines :key #'first) lines)
+          lines (sort (sort lines #'< :key #'first) #'> :key #'fourth))
+    (let ((telling (count-if (lambda (line)
+                               (destructuring-bind (count weight) (rest (rest line))
+                                 (or (= count fewest) (plusp weight))))
+                             lines)))
+      (sort (mapcar #'butlast (subseq lines 0 (min number (length lines) (max telling least))))
+            #'< :key #'first))))
 
 (defun branch-position (map text path branch)
   "Return the position of the BRANCH, :THEN or :ELSE, of the form at PATH in MAP, of TEXT, if that is an IF; or NIL."
@@ -320,14 +330,15 @@ towards 0 the more do."
 
 (defun weigh (suspect words frames)
   "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
-as from WEIGH-WORDS, stand in it. A condition is called as the function that signals it may be, and has the words of its
-report: that tells nothing."
+as from WEIGH-WORDS, stand in it. Types are defined with few forms that may be wrong; a condition is called as the function
+that signals it may be, and has the words of its report: that tells nothing."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
-    (unless (form-heading-p form "(DEFINE-CONDITION")
-      (decf (suspect-score suspect)
-            (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
-               (min 4 (shared-words words (marked-form-words form))))))))
+    (if (form-heading-p form "(DEFINE-CONDITION" "(DEFSTRUCT" "(DEFCLASS")
+        (incf (suspect-score suspect))
+        (decf (suspect-score suspect)
+              (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
+                 (min 4 (shared-words words (marked-form-words form))))))))
 
 (defconstant +weighed-suspects+ 200
   "Of how many suspects of a test the source is looked at.")
@@ -361,6 +372,10 @@ many tests of either kind set each mark."
     ((1 2) 6)
     (t 3)))
 
+(defun least-lines (place)
+  "Return how many lines are shown of the suspect at PLACE, from 0, at least: what is around those that make the difference."
+  (if (zerop place) 9 0))
+
 (defun push-suspects-of (verdict suspects words passing packages directories)
   "Push SUSPECTS for VERDICT as records `suspect', each with its lines after it, `line'. WORDS and PASSING are as for
 SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its files are told relative to."
@@ -374,11 +389,12 @@ SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its fi
                         :passing (suspect-passing suspect)
                         :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
                                   (and macros (format nil "~{~A~^, ~}" macros))))
-           (loop for (line code) in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
-                                                            (shown-lines place))
-                                        (failure)
-                                      nil)
-                 do (push-record "line" :line line :code code))))
+           (loop for (line code count) in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
+                                                                  (shown-lines place) (least-lines place))
+                                              (failure)
+                                            nil)
+                 do (push-record "line" :line line :code code
+                                        :passing (and (> count (suspect-passing suspect)) count)))))
 
 ;;; Reports of a test operation that is one test: they are many, and those of one fault have one suspect.
 

@@ -974,6 +974,26 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     assert_eq!(suspects.as_array().map(Vec::len), Some(1), "{content:#}");
 }
 
+/// A passing test may run the line that is wrong, and not look at what it did.
+#[test]
+fn a_line_that_speaks_of_the_failure_is_shown_though_passing_tests_ran_it() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest both (list (title \"s\") (title 'foo)) (\"some text\" \"some name\"))\n\
+                 (deftest one (stringp (title 'bar)) t)\n";
+    let project = Project::new("speaks", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    project.write(
+        "src/demo.lisp",
+        "(defpackage :demo (:use :cl) (:export #:title))\n(in-package :demo)\n\n\
+         (defun title (x)\n  (cond\n    ((stringp x)\n     (concatenate 'string \"some\" \" text\"))\n    \
+         (t\n     (concatenate 'string \"wrong\" \" name\"))))\n",
+    );
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 1}));
+    assert!(text.contains("\n   Suspects: TITLE  src/demo.lisp:4  (no passing test ran these lines)\n"), "{text}");
+    assert!(text.contains("\n               7: (concatenate 'string \"some\" \" text\"))\n"), "{text}");
+    assert!(text.contains("\n               9: (concatenate 'string \"wrong\" \" name\"))))  (1 passing)"), "{text}");
+}
+
 #[test]
 fn what_ran_only_to_tell_of_a_failure_is_no_suspect() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n\

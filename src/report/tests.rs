@@ -345,7 +345,8 @@ fn push_suspects(entry: &mut String, suspects: &[&Record]) {
         let line = record.number("line").unwrap_or(0);
         if record.kind == "line" {
             let code = record.text("code").unwrap_or_default();
-            _ = write!(entry, "\n               {line}: {}", one_line(code, MAX_FORM));
+            let passing = record.number("passing").map_or_else(String::new, |tests| format!("  ({tests} passing)"));
+            _ = write!(entry, "\n               {line}: {}{passing}", one_line(code, MAX_FORM));
             continue;
         }
         let file =
