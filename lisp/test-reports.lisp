@@ -47,14 +47,19 @@
 (defconstant +judged-output+ 4000
   "How many of the last characters that a test operation prints are looked at.")
 
+(defconstant +noted-pieces+ 20000
+  "Of how many pieces that a test operation prints it is noted what ran before them, which takes some time.")
+
 (defun call-keeping-output (verdict function)
   "Return the values of FUNCTION, which runs the test operation of VERDICT, as a list, and the last characters that it
 printed. Under coverage, VERDICT gets its reports."
   (declare (type function function))
-  (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t)))
+  (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
+        (pieces 0))
     (flet ((keep (string start end)
-             (when (and *coverage* (eq verdict *verdict*))
-               (note-printed verdict (subseq string start end)))
+             (when (and *coverage* (eq verdict *verdict*) (< pieces +noted-pieces+))
+               (incf pieces)
+               (note-printed verdict (subseq string start (min end (+ start +shown-value+)))))
              (let* ((start (max start (- end +judged-output+)))
                     (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output+))))
                (when (plusp superfluous)
