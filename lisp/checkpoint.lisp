@@ -76,13 +76,21 @@ this thread only, or a negative error number. Without interrupts."
       (setf (sb-thread::mutex-state mutex) 0
             (sb-thread::mutex-%owner mutex) 0))))
 
+(defun leave-exit-to-kernel ()
+  "Have exit(3), by which SBCL ends when it has saved, do nothing of what the host's process does at its end: what
+on_exit(3) has added last is called first."
+  (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
+                 (sb-sys:foreign-symbol-sap "_exit") 0))
+
 (defun save-image (path)
   "Save this image in the file PATH, a native namestring, and end the process: with status 0 when that is done. What fails is
 said on the process' standard error. Called in the child."
   (setf *saving* t
         **event** 0
         **next-job** 0)
+  (forget-program)
   (close-descriptors 3)
+  (leave-exit-to-kernel)
   (let ((failure "something left it"))
     (unwind-protect
          (handler-case
@@ -155,6 +163,63 @@ with LOCK and ERRORS, and a child of its own saves the image."
                                     (and (plusp timers) timers)))
     (dolist (thread threads)
       (push-record "thread" :name (thread-title thread)))))
+
+;;; For a program that embeds the image
+
+(defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
+  "Held while the process is copied: once at a time.")
+
+(defconstant +saving-seconds+ 300
+  "How long it may take to save an image.")
+
+(defun take-default-signals ()
+  "In the child, where the program's handlers have nothing to do, have its signals do what they do by default. Those
+that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
+  (loop for number from 1 to 64
+        unless (member number '(4 5 6 7 8 11 12 23))
+          ;; SIG_DFL. SIGKILL and others refuse it.
+          do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0)))
+
+(defun save-and-report (path report)
+  "In the child, have a child of its own save the image in PATH, and end. The descriptor REPORT gets what that one says,
+and then how it ended, as waitpid(2) has it, in four octets: the program may wait for all its children itself."
+  (take-default-signals)
+  (dotimes (number 3)
+    (alien-funcall (extern-alien "dup2" (function int int int)) report number))
+  (close-descriptors 3)
+  (let ((saver (alien-funcall (extern-alien "fork" (function int))))
+        (status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+    (when (eql 0 saver)
+      ;; PR_SET_PDEATHSIG, SIGKILL.
+      (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
+      (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) +saving-seconds+)
+      ;; What was in memory is for nobody but the owner.
+      (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
+      (setf **checkpoint** nil)
+      (save-image path))
+    (with-pinned-objects (status)
+      (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) saver (vector-sap status) 0)
+      (sb-unix:unix-write 2 status 0 4))
+    (alien-funcall (extern-alien "_exit" (function void int)) 0)))
+
+(defun save-for-program (path report)
+  "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
+of it, as SAVE-AND-REPORT does. Return the child's process number. For any thread of the program's, while others go on:
+what those are doing is cut off in the child. None of them defines a class or compiles then."
+  (let ((process -1))
+    (sb-thread:with-mutex (**saving-lock**)
+      (without-interrupts
+        (sb-impl::finalizer-thread-stop)
+        (unwind-protect
+             (sb-sys:with-local-interrupts
+               (sb-c::with-world-lock ()
+                 (without-interrupts
+                   (when (eql 0 (setf process (fork-image)))
+                     (save-and-report path report)))))
+          (sb-impl::finalizer-thread-start))))
+    (when (minusp process)
+      (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+    process))
 
 (define-query :image-name (&key)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's

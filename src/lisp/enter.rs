@@ -34,6 +34,7 @@ pub(super) enum Entry {
     Symbol,
     StartThread,
     LocalFunction,
+    Save,
 }
 
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.
