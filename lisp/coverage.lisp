@@ -52,8 +52,9 @@ goes into the directory SCRATCH."
     ;; They are good as they are, wherever compiled files are to go.
     (dolist (name (asdf:already-loaded-systems))
       (asdf:register-immutable-system name))
-    (asdf:initialize-output-translations
-     `(:output-translations (t (,scratch :implementation)) :ignore-inherited-configuration))
+    ;; Frameworks find by it which file a compiled one is of (Rove's RESOLVE-FILE).
+    (setf uiop:*user-cache* (uiop:resolve-location (list scratch :implementation) :ensure-directory t :wilden nil))
+    (asdf:initialize-output-translations '(:output-translations (t :user-cache) :ignore-inherited-configuration))
     (unwind-protect
          (progn
            (proclaim '(optimize (sb-cover:store-coverage-data 3)))

@@ -252,6 +252,230 @@ fn what_is_not_there_is_an_error_with_near_names() {
     assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
 }
 
+/// Where the real libraries are that no package registry has; `None` where nobody said so (CONTRIBUTING.md).
+fn libraries() -> Option<String> {
+    let root = std::env::var("SBCL_MCP_LISP_LIBRARIES").ok();
+    if root.is_none() {
+        eprintln!("SBCL_MCP_LISP_LIBRARIES is not set: Parachute, Rove and lisp-unit2 are left out");
+    }
+    root
+}
+
+const PARACHUTE: &str = r#"(defpackage :demo-tests (:use :cl :parachute :demo))
+(in-package :demo-tests)
+
+(define-test adds
+  (is = 2 (+ 1 1)))
+
+(define-test parse-empty
+  (is equal nil (parse ""))
+  (is equal '(1) (parse ""))
+  (true (parse "")))
+
+(define-test split-last
+  :depends-on (adds)
+  (is equal '(1)
+      (parse "abc")))
+
+(define-test handled
+  (fail (parse "abc") 'error))
+
+(define-test hangs
+  (true (loop)))
+
+(define-test leaves
+  (true (sb-ext:exit :code 3)))
+
+(define-test thrown
+  (throw 'demo-nowhere 1))
+
+(define-test kills
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+
+(define-test later
+  (skip "no time" (true nil)))
+"#;
+
+const ROVE: &str = r#"(defpackage :demo-tests (:use :cl :rove :demo))
+(in-package :demo-tests)
+
+(deftest adds
+  (ok (= 2 (+ 1 1))))
+
+(deftest parse-empty
+  (ok (equal nil (parse "")))
+  (ok (equal '(1) (parse "")))
+  (ok (parse "")))
+
+(deftest split-last
+  (ok (equal '(1)
+             (parse "abc"))))
+
+(deftest handled
+  (ok (signals (parse "abc") 'error)))
+
+(deftest hangs
+  (ok (loop)))
+
+(deftest leaves
+  (ok (sb-ext:exit :code 3)))
+
+(deftest thrown
+  (throw 'demo-nowhere 1))
+
+(deftest kills
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+
+(deftest later
+  (skip "no time"))
+"#;
+
+const LISP_UNIT2: &str = r#"(defpackage :demo-tests (:use :cl :lisp-unit2 :demo))
+(in-package :demo-tests)
+
+(define-test adds ()
+  (assert-eql 2 (+ 1 1)))
+
+(define-test parse-empty ()
+  (assert-equal nil (parse ""))
+  (assert-equal '(1) (parse ""))
+  (assert-true (parse "")))
+
+(define-test split-last (:tags '(slow))
+  (assert-equal '(1)
+                (parse "abc")))
+
+(define-test handled ()
+  (assert-error 'error (parse "abc")))
+
+(define-test hangs ()
+  (assert-true (loop)))
+
+(define-test leaves ()
+  (assert-true (sb-ext:exit :code 3)))
+
+(define-test thrown ()
+  (throw 'demo-nowhere 1))
+
+(define-test kills ()
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+"#;
+
+/// What a failing test says in a framework: how its checks are shown, and what stands there of errors in checks.
+struct Dialect {
+    framework: &'static str,
+    perform: &'static str,
+    tests: &'static str,
+    skipped: usize,
+    /// What `run-tests` answers up to the frames of the second failure, and a line of the one that calls EXIT.
+    expected: &'static str,
+    leaves: &'static str,
+}
+
+const DIALECTS: [Dialect; 3] = [
+    Dialect {
+        framework: "parachute",
+        perform: "(symbol-call :parachute :test \"DEMO-TESTS\")",
+        tests: PARACHUTE,
+        skipped: 1,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (is equal '(1) (parse \"\"))  expected (1), got NIL
+   (true (parse \"\"))  expected T, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:14
+   (is equal '(1) (parse \"abc\"))
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   (true (sb-ext:exit :code 3))\n",
+    },
+    Dialect {
+        framework: "rove",
+        perform: "(symbol-call :rove :run c)",
+        tests: ROVE,
+        skipped: 1,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (equal '(1) (parse \"\"))  expected true, got (PARSE \"\") = NIL
+   (parse \"\")  expected true, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:13
+   (equal '(1) (parse \"abc\"))
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:23\n   (sb-ext:exit :code 3)\n",
+    },
+    Dialect {
+        framework: "lisp-unit2",
+        perform: "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+        tests: LISP_UNIT2,
+        skipped: 0,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (assert-equal '(1) (parse \"\"))  expected (1), got NIL
+   (assert-true (parse \"\"))  expected T, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:12
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:22\n",
+    },
+];
+
+/// What FiveAM's tests above show of it, with the real libraries of other frameworks.
+#[test]
+fn other_frameworks_say_as_much() {
+    let Some(root) = libraries() else { return };
+    for dialect in DIALECTS {
+        let name = dialect.framework;
+        let project = Project::new(name, &format!("{name:?}"), dialect.perform, dialect.tests);
+        let mut server = Server::start_with(&["--structured-content"]);
+        server.initialize("2025-11-25");
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        // What loading a library warns of is told of once.
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let counts = format!("FAILED  2 passed, 2 failed, 4 errors, {} skipped", dialect.skipped);
+        let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+        let text = timeless(&text);
+        let error = "   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative \
+                     integer below 3. (E1: get-backtrace has all)\n";
+        assert!(text.starts_with(&format!("{counts}\n{}{error}", dialect.expected)), "{name}: {text}");
+        for expected in [
+            "src/demo.lisp:5: (let ((found (aref v n)))\n",
+            "src/demo.lisp:11: (list (item (coerce text 'simple-vector) 9))))\n",
+            "   1: (DEMO:ITEM #(#\\a #\\b #\\c) 9)  ",
+            "   2: (DEMO:PARSE \"abc\")  ",
+            "3. DEMO-TESTS::HANGS  tests/tests.lisp:",
+            "   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: ",
+            dialect.leaves,
+            "   SBCL-HOST::EXIT-REFUSED EXIT was called",
+            "5. DEMO-TESTS::THROWN  tests/tests.lisp:",
+            "   SB-INT:SIMPLE-CONTROL-ERROR attempt to THROW to a tag that does not exist: ",
+            "6. DEMO-TESTS::KILLS  tests/tests.lisp:",
+        ] {
+            assert!(text.contains(expected), "{name}: no {expected} in:\n{text}");
+        }
+        let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+        assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{name}: {frames}");
+        assert!(last_error(&mut server).contains("Id: E1"), "{name}");
+
+        let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5, "fresh": true, "suspects": 1}));
+        let tests = content["tests"].as_array().expect("tests");
+        let with = |status: &str| tests.iter().filter(|test| test["status"] == status).count();
+        let counts = [("passed", "passed", 2), ("failed", "failed", 2), ("errors", "error", 4)];
+        for (count, status, number) in counts.into_iter().chain([("skipped", "skipped", dialect.skipped)]) {
+            assert_eq!((&content[count], with(status)), (&json!(number), number), "{name}: {content:#}");
+        }
+        let suspect = &tests[0]["suspects"][0];
+        assert_eq!((&suspect["name"], &suspect["file"]), (&json!("PARSE"), &json!("src/demo.lisp")), "{name}");
+
+        let text = good(&mut server, "run-tests", json!({"name": "demo-tests::adds"}));
+        assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped", "{name}");
+        let text = good(&mut server, "run-tests", json!({"package": "demo-tests", "timeout": 0.5}));
+        assert!(text.starts_with("FAILED  2 passed, 2 failed, 4 errors"), "{name}: {text}");
+    }
+}
+
 const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
 (in-package :demo-tests)
 (deftest rt.good (+ 1 1) 2)

@@ -5,8 +5,11 @@ mod checkpointing;
 mod conversation;
 mod embedded;
 mod incoming;
+mod keeper;
+mod loss;
 mod peer;
 mod reply;
+mod restoring;
 mod server;
 pub(crate) mod stdio;
 mod structured;
@@ -179,7 +182,7 @@ fn serve_worker(
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
     if let Some(space) = saves.automatic {
         let (saver, activity) = (saver.clone(), worker.activity().clone());
-        worker.when_restored(move |_| checkpointing::save_now_and_then(saver, activity, space));
+        worker.once_restored(move || checkpointing::save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
     let Offer { structured, tools } = offer;
@@ -188,7 +191,7 @@ fn serve_worker(
     let listener = listener.map(Arc::new);
     if let Some(listener) = listener.clone() {
         let main = server.main().clone();
-        worker.when_restored(move |_| {
+        worker.once_restored(move || {
             if let Err(error) = embedded::accept(listener, main) {
                 tracing::error!("nobody can join: {error}");
             }

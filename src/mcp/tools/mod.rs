@@ -31,9 +31,11 @@ use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool
 use serde_json::{Value, json};
 
 use super::checkpointing::Saver;
+use super::loss::replaced;
 use super::reply::Reply;
+use super::restoring::Restoration;
 use super::structured;
-use super::worker::{Restoration, Worker, replaced};
+use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;

@@ -1,0 +1,213 @@
+//! Making an image as the one before was, form by form, while others wait for that or are answered meanwhile.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::keeper::due;
+use super::loss::shortened;
+use crate::handover::Entry;
+use crate::handover::shared_status::{SharedStatus, Status};
+use crate::outcome::ErrorRecord;
+use crate::session::operation::Operation;
+use crate::{Evaluation, Session, TimeLimit};
+
+/// How long a form that is restored may take: so many times what it took at first, and at least this.
+const RESTORE_FACTOR: u32 = 5;
+const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
+
+/// How restoring an image has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Restoration {
+    /// The image is as it was, as far as it could be.
+    Over,
+    /// Another one takes its place.
+    GivenUp,
+}
+
+type Waiting = Box<dyn FnOnce(Restoration) + Send>;
+
+/// How far restoring is, and what waits for its end, in its order.
+enum Stage {
+    /// Forms are evaluated again.
+    Evaluating(Vec<Waiting>),
+    /// The image is as it was. What has waited goes on, and what comes meanwhile waits behind that.
+    Releasing(Vec<Waiting>),
+    Ended(Restoration),
+}
+
+/// An image that is being made as the one before was.
+pub(super) struct Restoring {
+    stage: Mutex<Stage>,
+    /// The form that is being evaluated, from 1, and how many there are.
+    at: AtomicUsize,
+    forms: usize,
+}
+
+impl std::fmt::Debug for Restoring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Restoring").field("at", &self.at).field("forms", &self.forms).finish_non_exhaustive()
+    }
+}
+
+impl Restoring {
+    pub(super) fn new(forms: usize) -> Self {
+        Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), at: AtomicUsize::new(0), forms }
+    }
+
+    /// True while what is evaluated is what was evaluated in the image before.
+    pub(super) fn evaluates(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Evaluating(_))
+    }
+
+    /// True once the image is as it was, and all that waited for that has gone on.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Ended(Restoration::Over))
+    }
+
+    /// Has `then` called when this ends: on this thread if it has, else on the one that ends it.
+    pub(super) fn when_ended(&self, then: impl FnOnce(Restoration) + Send + 'static) {
+        let mut stage = self.stage.lock();
+        match &mut *stage {
+            Stage::Evaluating(waiting) | Stage::Releasing(waiting) => waiting.push(Box::new(then)),
+            Stage::Ended(restoration) => {
+                let restoration = *restoration;
+                drop(stage);
+                then(restoration);
+            }
+        }
+    }
+
+    /// How far it is, in words.
+    pub(super) fn progress(&self) -> String {
+        let at = self.at.load(Ordering::Relaxed);
+        format!("waiting for the image, which is being restored: form {at} of {}", self.forms)
+    }
+
+    /// Evaluates the forms of `journal` again. How that went; `None` when it was given up.
+    pub(super) fn evaluate(&self, session: &Session, journal: &[Entry], status: SharedStatus) -> Option<Report> {
+        let mut report = Report::default();
+        for (index, entry) in journal.iter().enumerate() {
+            if !self.evaluates() {
+                return None;
+            }
+            self.at.store(index + 1, Ordering::Relaxed);
+            let limit = (RESTORE_FACTOR * Duration::from_millis(entry.took)).max(LEAST_RESTORE_TIME);
+            status.set(Status::Due, due(limit));
+            status.set(Status::Restoring, index as u64 + 1);
+            let mut evaluation = Evaluation::new(&*entry.form.code);
+            evaluation.timeout = TimeLimit::Of(limit);
+            let operation = if entry.local {
+                evaluation.package = Some(entry.form.package.clone());
+                None
+            } else {
+                Some(Operation::new("restore-form").with("package", &*entry.form.package))
+            };
+            match session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
+                Ok(_) => report.restored += 1,
+                Err(error) => report.failed.push((index, reason(&error))),
+            }
+        }
+        status.set(Status::Restoring, 0);
+        status.set(Status::Due, 0);
+        self.evaluated().then_some(report)
+    }
+
+    /// Has the next stage begin; false when it was given up.
+    fn evaluated(&self) -> bool {
+        let mut stage = self.stage.lock();
+        let Stage::Evaluating(waiting) = &mut *stage else { return false };
+        *stage = Stage::Releasing(std::mem::take(waiting));
+        true
+    }
+
+    /// Lets all go on that waits.
+    pub(super) fn end(&self) {
+        loop {
+            let mut stage = self.stage.lock();
+            let Stage::Releasing(waiting) = &mut *stage else { return };
+            let waiting = std::mem::take(waiting);
+            if waiting.is_empty() {
+                *stage = Stage::Ended(Restoration::Over);
+                return;
+            }
+            drop(stage);
+            waiting.into_iter().for_each(|then| then(Restoration::Over));
+        }
+    }
+
+    /// Ends it before it is over, and calls `told` before all that waits goes on. Nothing happens when it is over.
+    pub(super) fn give_up(&self, told: impl FnOnce()) {
+        let mut stage = self.stage.lock();
+        let (Stage::Evaluating(waiting) | Stage::Releasing(waiting)) = &mut *stage else { return };
+        let waiting = std::mem::take(waiting);
+        *stage = Stage::Ended(Restoration::GivenUp);
+        drop(stage);
+        told();
+        waiting.into_iter().for_each(|then| then(Restoration::GivenUp));
+    }
+}
+
+/// How restoring went.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    pub(super) restored: usize,
+    /// Indices into the journal, each with the reason.
+    pub(super) failed: Vec<(usize, String)>,
+}
+
+fn reason(error: &ErrorRecord) -> String {
+    let text = error.message.text.lines().next().unwrap_or_default();
+    format!("{}: {}", error.kind, shortened(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// What was called, in its order.
+    type Calls = Arc<Mutex<Vec<(u32, Restoration)>>>;
+
+    fn calls() -> (Calls, impl Fn(u32) -> Waiting) {
+        let calls = Calls::default();
+        let called = calls.clone();
+        (calls, move |number| {
+            let called = called.clone();
+            Box::new(move |restoration| called.lock().push((number, restoration)))
+        })
+    }
+
+    #[test]
+    fn what_comes_while_others_go_on_goes_on_behind_them() {
+        let restoring = Arc::new(Restoring::new(0));
+        let (calls, call) = calls();
+        let (late, first) = (restoring.clone(), call(1));
+        let third = call(3);
+        restoring.when_ended(move |restoration| {
+            first(restoration);
+            late.when_ended(third);
+        });
+        restoring.when_ended(call(2));
+        assert!(restoring.evaluates() && calls.lock().is_empty());
+        assert!(restoring.evaluated());
+        restoring.end();
+        assert_eq!(*calls.lock(), [1, 2, 3].map(|number| (number, Restoration::Over)));
+        assert!(restoring.is_over());
+    }
+
+    #[test]
+    fn whoever_waits_for_what_is_given_up_is_told() {
+        let restoring = Restoring::new(1);
+        let (calls, call) = calls();
+        restoring.when_ended(call(1));
+        restoring.give_up(|| assert!(calls.lock().is_empty()));
+        restoring.when_ended(call(2));
+        restoring.give_up(|| unreachable!("it has ended"));
+        restoring.end();
+        assert_eq!(*calls.lock(), [1, 2].map(|number| (number, Restoration::GivenUp)));
+        assert!(!restoring.evaluates() && !restoring.is_over());
+    }
+}
