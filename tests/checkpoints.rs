@@ -314,6 +314,100 @@ impl Taken {
     }
 }
 
+/// True where Debian's package of each of these systems is installed; else the test is skipped, and says so.
+fn are_installed(systems: &[&str]) -> bool {
+    let missing =
+        systems.iter().find(|system| !Path::new(&format!("/usr/share/common-lisp/systems/{system}.asd")).exists());
+    if let Some(missing) = missing {
+        eprintln!("skipped: {missing} is not installed");
+    }
+    missing.is_none()
+}
+
+fn load(server: &mut Server, system: &str) {
+    let text = good(server, "load", json!({"system": system, "timeout": 1800}));
+    assert!(text.starts_with("Loaded ") || text.contains(" is up to date: "), "{text}");
+}
+
+/// Goes back to a checkpoint, and on to what a lost image begins with.
+fn restore_and_lose(server: &mut Server, name: &str) {
+    restore(server, name);
+    if !is_alone() {
+        kill_worker(server);
+        let text = server.evaluate("(+ 1 2)");
+        assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} of ")), "{text}");
+    }
+}
+
+#[test]
+fn loaded_libraries_and_their_tests_work_after_a_restore() {
+    if !are_installed(&["alexandria", "alexandria-tests", "rt"]) {
+        return;
+    }
+    let state = State::new("libraries");
+    let mut server = state.serve(&[]);
+    load(&mut server, "alexandria-tests");
+    save(&mut server, "loaded");
+    restore_and_lose(&mut server, "loaded");
+    assert_eq!(server.evaluate("(alexandria:flatten '(1 (2)))"), "=> (1 2)");
+    let text = good(&mut server, "load", json!({"system": "alexandria-tests"}));
+    assert!(text.starts_with("alexandria-tests is up to date: "), "{text}");
+    let text = good(&mut server, "run-tests", json!({"system": "alexandria", "timeout": 600}));
+    assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
+    assert!(!text.contains("is up to date") && !text.contains(" compiled"), "{text}");
+}
+
+/// By hand: they take minutes to compile where they never were.
+#[test]
+#[ignore = "minutes: make checkpoint-model"]
+fn large_libraries_work_after_a_restore() {
+    if !are_installed(&["cl-ppcre", "ironclad", "hunchentoot"]) {
+        return;
+    }
+    let state = State::new("large-libraries");
+    let mut server = state.serve(&[]);
+    for system in ["cl-ppcre", "ironclad", "hunchentoot"] {
+        load(&mut server, system);
+    }
+    // A server that was started and stopped is in it, as is what it serves.
+    server.evaluate(
+        "(hunchentoot:define-easy-handler (hello :uri \"/hello\") (name) (format nil \"hello ~a\" name))
+         (defvar *acceptor* (make-instance 'hunchentoot:easy-acceptor :address \"127.0.0.1\" :port 0
+                              :access-log-destination nil :message-log-destination nil))
+         (defun fetch (path)
+           (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+             (sb-bsd-sockets:socket-connect socket #(127 0 0 1) (hunchentoot:acceptor-port *acceptor*))
+             (with-open-stream (stream (sb-bsd-sockets:socket-make-stream socket :input t :output t))
+               (format stream \"GET ~a HTTP/1.0~c~c~c~c\" path #\\return #\\newline #\\return #\\newline)
+               (finish-output stream)
+               (loop for line = (read-line stream nil) while line finally (return last) for last = line))))
+         (defun digest (text)
+           (ironclad:byte-array-to-hex-string
+            (ironclad:digest-sequence :sha256 (ironclad:ascii-string-to-byte-array text))))",
+    );
+    let used = |server: &mut Server| {
+        let text = server.evaluate(
+            "(hunchentoot:start *acceptor*) (prog1 (fetch \"/hello?name=you\") (hunchentoot:stop *acceptor*))",
+        );
+        assert!(text.ends_with("=> \"hello you\""), "{text}");
+        let digest = "=> \"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\"";
+        assert_eq!(server.evaluate("(digest \"abc\")"), digest);
+        let code = "(cl-ppcre:regex-replace-all \"(a+)(b)\" \"xaabyab\" \"\\\\2\\\\1\")";
+        assert_eq!(server.evaluate(code), "=> \"xbaayba\"\n=> T");
+    };
+    used(&mut server);
+    let saved = save(&mut server, "loaded");
+    assert!(!saved.contains("thread"), "{saved}");
+    restore_and_lose(&mut server, "loaded");
+    used(&mut server);
+    for system in ["cl-ppcre", "ironclad"] {
+        let begin = std::time::Instant::now();
+        let text = good(&mut server, "run-tests", json!({"system": system, "timeout": 3000}));
+        println!("{system}: {} in {:?}", text.lines().next().unwrap(), begin.elapsed());
+    }
+    used(&mut server);
+}
+
 fn restore_again_and_again(times: u32) {
     let state = State::new(&format!("many-{times}"));
     let mut server = state.serve(&[]);
@@ -462,6 +556,26 @@ fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
     let directory = state.checkpoints();
     assert!(server.finish().status.success());
     assert!(!directory.exists());
+}
+
+#[test]
+fn a_process_alone_does_not_become_what_does_not_come_up() {
+    let state = State::new("alone-broken");
+    let mut server = state.serve(&["--no-supervisor"]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "one");
+    server.evaluate("(setf *x* 2)");
+    let mut cores = std::fs::read_dir(state.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
+    let core = cores.find(|path| path.extension().is_some_and(|extension| extension == "core")).unwrap();
+    damage(&core);
+    let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+    assert_eq!(text, "Nothing was restored: the saved image does not come up.");
+    assert_eq!(server.evaluate("*x*"), "=> 2");
+    // The next image begins without it, too.
+    let code = "(sb-sys:without-interrupts (loop))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));
+    assert!(text.contains("Restored: the one form that defined something."), "{text}");
+    assert_eq!(server.evaluate("*x*"), "=> 1");
 }
 
 #[test]

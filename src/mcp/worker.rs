@@ -227,6 +227,11 @@ impl Worker {
         self.output.memory().is_none() || !session.has_guests()
     }
 
+    /// True where there is no supervisor, which could begin another image when this one, or the next, ends.
+    pub(super) fn ends_with_image(&self) -> bool {
+        self.output.memory().is_some()
+    }
+
     /// Has it forgotten what another image would have to know, as `line` asks for: this one goes on.
     pub(super) fn forget(&self, line: u64) {
         self.output.tell(Kind::Reset, line, &Vec::<String>::new());
