@@ -30,41 +30,22 @@ to allocate is closed first, or the collector would find holes in it. The world 
           (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
           (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
 
-(defun fork-may-wait-p (probe)
-  "True when fork(2) may have to wait for a lock of the C library's, or of the host's, that a stopped thread holds: it was in
-malloc, for instance. PROBE is the address of a word by which another thread, no Lisp thread, is asked (1) to fork itself
-first, and says (2) that it could. That is waited for a little."
-  (declare (type (unsigned-byte 62) probe))
-  (setf (sap-ref-64 (int-sap probe) 0) 1)
-  (loop repeat 200
-        do (when (eql 2 (sap-ref-64 (int-sap probe) 0))
-             (return nil))
-           (alien-funcall (extern-alien "usleep" (function int unsigned-int)) 100)
-        finally (return t)))
-
-(defun fork-image (&optional probe)
-  "Fork, all other threads being stopped where they may be; with PROBE, as FORK-MAY-WAIT-P has it, where they hold nothing
-that fork(2) waits for. Return the child's process number, 0 in the child, which has this thread only, or a negative error
-number. Without interrupts."
+(defun fork-image ()
+  "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
+this thread only, or a negative error number. Without interrupts."
   (let ((process nil))
     (loop
       ;; As SUB-GC does it (src/code/gc.lisp).
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (unless (and probe (fork-may-wait-p probe))
-            (setf process (alien-funcall (extern-alien "fork" (function int)))))
-          (cond ((null process))
-                ((eql 0 process) (cut-off-threads))
+          (setf process (alien-funcall (extern-alien "fork" (function int))))
+          (cond ((eql 0 process) (cut-off-threads))
                 ((minusp process) (setf process (- (sb-alien:get-errno)))))
           (alien-funcall (extern-alien "release_gc_lock" (function void)))
           (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
       (when process
-        (return process))
-      (when probe
-        ;; It answers now that all go on.
-        (loop until (eql 2 (sap-ref-64 (int-sap probe) 0))
-              do (alien-funcall (extern-alien "usleep" (function int unsigned-int)) 100))))))
+        (return process)))))
 
 (defun close-descriptors (first)
   "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
@@ -221,10 +202,10 @@ and then how it ended, as waitpid(2) has it, in four octets: the program may wai
       (sb-unix:unix-write 2 status 0 4))
     (alien-funcall (extern-alien "_exit" (function void int)) 0)))
 
-(defun save-for-program (path report probe)
+(defun save-for-program (path report)
   "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
 of it, as SAVE-AND-REPORT does. Return the child's process number. For any thread of the program's, while others go on:
-what those are doing is cut off in the child. None of them defines a class or compiles then. PROBE is as FORK-IMAGE has it."
+what those are doing is cut off in the child. None of them defines a class or compiles then."
   (let ((process -1))
     (sb-thread:with-mutex (**saving-lock**)
       (without-interrupts
@@ -233,7 +214,7 @@ what those are doing is cut off in the child. None of them defines a class or co
              (sb-sys:with-local-interrupts
                (sb-c::with-world-lock ()
                  (without-interrupts
-                   (when (eql 0 (setf process (fork-image probe)))
+                   (when (eql 0 (setf process (fork-image)))
                      (save-and-report path report)))))
           (sb-impl::finalizer-thread-start))))
     (when (minusp process)

@@ -1,10 +1,9 @@
 //! What the process that hosts the image shares with others, and what becomes of it when C code forks.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "mcp")]
-use std::os::fd::FromRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{io, os::fd::FromRawFd, sync::atomic::AtomicU64};
 
 /// Memory that another process sees as well.
 #[cfg(feature = "mcp")]
@@ -77,68 +76,6 @@ pub(crate) fn keep_only(files: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()>
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
     }
     Ok(())
-}
-
-/// A thread that forks when it is asked to, and so finds out whether `fork` waits for a lock that a stopped thread holds:
-/// in `malloc`, or in what others have registered with `pthread_atfork`. It ends when this is dropped.
-pub(crate) struct ForkProbe {
-    word: std::sync::Arc<AtomicU64>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl ForkProbe {
-    const ASKED: u64 = 1;
-    const ANSWERED: u64 = 2;
-    const OVER: u64 = 3;
-
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// There is none to be had.
-    pub(crate) fn start() -> io::Result<Self> {
-        let word = std::sync::Arc::new(AtomicU64::new(0));
-        let asked = word.clone();
-        let thread = std::thread::Builder::new().name("sbcl-fork-probe".to_owned()).spawn(move || {
-            loop {
-                match asked.load(Ordering::Acquire) {
-                    Self::OVER => return,
-                    Self::ASKED => {
-                        fork_and_exit();
-                        let _ =
-                            asked.compare_exchange(Self::ASKED, Self::ANSWERED, Ordering::AcqRel, Ordering::Relaxed);
-                    }
-                    _ => std::thread::sleep(std::time::Duration::from_micros(100)),
-                }
-            }
-        })?;
-        Ok(Self { word, thread: Some(thread) })
-    }
-
-    /// The address of the word by which it is asked: see `fork-may-wait-p` of `lisp/checkpoint.lisp`.
-    pub(crate) fn address(&self) -> u64 {
-        self.word.as_ptr().expose_provenance() as u64
-    }
-}
-
-impl Drop for ForkProbe {
-    fn drop(&mut self) {
-        self.word.store(Self::OVER, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Makes a process that ends at once. Where there cannot be one, nothing has waited either.
-fn fork_and_exit() {
-    // SAFETY: the child does nothing but end; the parent waits for it, if nobody else has.
-    unsafe {
-        match libc::fork() {
-            0 => libc::_exit(0),
-            child if child > 0 => _ = libc::waitpid(child, std::ptr::null_mut(), 0),
-            _ => {}
-        }
-    }
 }
 
 static FORKED: AtomicBool = AtomicBool::new(false);

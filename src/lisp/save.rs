@@ -19,7 +19,6 @@ use super::enter::Entry;
 use super::error::Error;
 use super::handle::Lisp;
 use crate::error::BootError;
-use crate::image::process::ForkProbe;
 
 /// How long the process that saves an image is waited for: a little longer than it has (`+saving-seconds+` of
 /// `lisp/checkpoint.lisp`).
@@ -190,9 +189,8 @@ impl Lisp {
         let draft = Draft::new(path).map_err(at_path)?;
         let file = draft.path.to_str().ok_or_else(|| at_path(io::ErrorKind::InvalidFilename.into()))?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
-        let probe = ForkProbe::start()?;
-        let process: i32 = self.enter(|cx| cx.ask_with(Entry::Save, &(file, writer.as_raw_fd(), probe.address())))?;
-        drop((probe, writer));
+        let process: i32 = self.enter(|cx| cx.ask_with(Entry::Save, &(file, writer.as_raw_fd())))?;
+        drop(writer);
         // The host may have waited for it already, as for any child of its own.
         let process = Pid::from_raw(process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let ended = read_report(&reader);
