@@ -106,6 +106,14 @@ goes into the directory SCRATCH."
     #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
     #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
 
+(defun unset-mark (code index)
+  "Have the mark INDEX of CODE not be set."
+  (let ((marks (sb-cover::code-coverage-marks code)))
+    #+(or x86-64 x86) (setf (sap-ref-8 marks index) 0)
+    #-(or x86-64 x86) (if (vectorp marks)
+                          (setf (aref marks index) #xFF)
+                          (setf (sap-ref-8 marks index) #xFF))))
+
 (defun forget-marks ()
   "Have no mark be set."
   (map nil #'sb-cover:reset-coverage (coverage-codes *coverage*)))
@@ -120,3 +128,22 @@ goes into the directory SCRATCH."
                  (when (mark-set-p code index)
                    (setf (sbit bits (+ start index)) 1)))))
     bits))
+
+(defun forget-marks-but (bits)
+  "Have no mark be set but those of BITS, as SET-MARKS returns them."
+  (declare (type simple-bit-vector bits))
+  (loop for code across (coverage-codes *coverage*)
+        for start across (coverage-starts *coverage*)
+        do (with-pinned-objects (code)
+             (dotimes (index (length (sb-c::code-coverage-map code)))
+               (when (and (zerop (sbit bits (+ start index))) (mark-set-p code index))
+                 (unset-mark code index))))))
+
+(defun call-unmarked (function)
+  "Return the values of FUNCTION, which sets no marks: it tells of a failure."
+  (declare (type function function))
+  (if *coverage*
+      (let ((marks (set-marks)))
+        (unwind-protect (funcall function)
+          (forget-marks-but marks)))
+      (funcall function)))

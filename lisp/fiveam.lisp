@@ -54,16 +54,33 @@
     (with-their-variables (("*ON-ERROR*" nil) ("*ON-FAILURE*" nil) ("*DEBUG-ON-ERROR*" nil) ("*DEBUG-ON-FAILURE*" nil)
                            ("*PRINT-NAMES*" nil) ("*TEST-DRIBBLE*" (make-broadcast-stream))
                            ("*!*" nil) ("*!!*" nil) ("*!!!*" nil))
-      (dolist (test tests)
-        (let* ((verdict (new-verdict test))
-               ;; Others that it depends on are run as well, and told of by themselves.
-               (results (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
-                                :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq)))
-          (setf all (append results all))
-          (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
-                                                 (reverse results))))
-          (conclude verdict))))
+      (call-without-failures-marked
+       (lambda ()
+         (dolist (test tests)
+           (let* ((verdict (new-verdict test))
+                  ;; Others that it depends on are run as well, and told of by themselves.
+                  (results (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
+                                   :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq)))
+             (setf all (append results all))
+             (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
+                                                    (reverse results))))
+             (conclude verdict))))))
     all))
+
+(defun call-without-failures-marked (function)
+  "Call FUNCTION. Meanwhile what prints the values of a check that failed sets no marks: no other framework prints them
+while the test runs."
+  (declare (type function function))
+  (let ((symbol (their-symbol "PROCESS-FAILURE")))
+    (if *coverage*
+        (unwind-protect
+             (progn (encapsulate symbol 'coverage
+                                 (lambda (original &rest arguments)
+                                   (declare (type function original))
+                                   (call-unmarked (lambda () (apply original arguments)))))
+                    (funcall function))
+          (sb-int:unencapsulate symbol 'coverage))
+        (funcall function))))
 
 (defun add-fiveam-result (verdict result)
   "Add RESULT of a check to VERDICT."

@@ -250,13 +250,12 @@ towards 0 the more do."
 
 (defun weigh (suspect words frames)
   "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
-as from WEIGH-WORDS, stand in it; what runs to print a failure comes late."
+as from WEIGH-WORDS, stand in it."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
     (decf (suspect-score suspect)
           (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
-             (min 4 (shared-words words (marked-form-words form)))
-             (if (form-heading-p form "(DEFMETHOD PRINT-OBJECT" "(DEFINE-CONDITION") -3 0)))))
+             (min 4 (shared-words words (marked-form-words form)))))))
 
 (defconstant +weighed-suspects+ 200
   "Of how many suspects of a test the source is looked at.")

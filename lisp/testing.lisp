@@ -247,6 +247,8 @@ interrupted stays so."
 (defstruct (signalled (:copier nil) (:predicate nil))
   "An error where it was signalled."
   (condition nil :read-only t)
+  ;; What the test had run by then, as SET-MARKS returns it, where that is asked for.
+  (marks nil :type (or null simple-bit-vector) :read-only t)
   (type "" :type string :read-only t)
   ;; What is to be shown of the frames, and how many there are.
   (calls '() :type list :read-only t)
@@ -270,9 +272,12 @@ interrupted stays so."
 (defun note-signalled-error (verdict condition type frame)
   "Keep CONDITION, of TYPE, a string, and what is on the stack from FRAME out, with VERDICT."
   (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
-    (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition :outlives t))))
+    (let ((marks (and *coverage* (set-marks)))
+          (calls (call-unmarked (lambda ()
+                                  (loop for (number . frame) in frames
+                                        collect (frame-call number frame condition :outlives t))))))
       (extend-machinery calls)
-      (let ((signalled (cons (make-signalled :condition condition :type type :calls calls :total total)
+      (let ((signalled (cons (make-signalled :condition condition :marks marks :type type :calls calls :total total)
                              (verdict-signalled verdict))))
         (setf (verdict-signalled verdict)
               (subseq signalled 0 (min (length signalled) +signalled-errors+)))))))
@@ -320,6 +325,9 @@ NIL."
 (defun push-test-error (verdict)
   "Push the error that the test of VERDICT ended with, if there is one, for the history."
   (let ((signalled (error-of-test verdict)))
+    ;; What it ran after that told of the error.
+    (when (and signalled (signalled-marks signalled))
+      (setf (verdict-marks verdict) (signalled-marks signalled)))
     (when (and signalled (< (test-run-errors *test-run*) +pushed-errors+))
       (setf (verdict-error verdict) (test-run-errors *test-run*)
             (verdict-frames verdict)

@@ -69,16 +69,20 @@ ellipsis; NIL when it fails."
 (defconstant +call-text+ 200
   "Characters of a call with its arguments, of its values, and of an error's report.")
 (defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
-                        (:constructor make-traced-call (number depth thread)))
+                        (:constructor make-traced-call (number depth thread name)))
   "A call that was recorded."
   (number 0 :type sb-ext:word :read-only t)
   (depth 0 :type index :read-only t)
   (thread nil :read-only t)
-  (text "" :type string)
+  ;; The function's name; and the arguments as they are shown, or a list of them as KEPT-OBJECTS returns it.
+  (name nil :read-only t)
+  (arguments '() :type (or list string))
+  ;; The *PACKAGE* of its thread.
+  (package *package* :read-only t)
   ;; How it ended: :RETURNED, :FAILED, :LEFT by a non-local exit; NIL while it goes on.
   (end nil :type symbol)
-  ;; Its values, or the error.
-  (result "" :type string)
+  ;; Its values, as the arguments are kept, or the error.
+  (result "" :type (or list string))
   (nanoseconds 0 :type (unsigned-byte 62))
   ;; Nanoseconds of that which went into the recording of calls in it.
   (overhead 0 :type (unsigned-byte 62))
@@ -144,8 +148,55 @@ ellipsis; NIL when it fails."
   (or (short-text +call-text+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
       "#<unprintable>"))
 
+;;; Printing takes longer than all the rest of recording a call: what prints later as it does now is printed later.
+
+(defconstant +kept-objects+ 10
+  "Of how many arguments or values that is tried.")
+
+(defun kept-objects (objects)
+  "Return a list that prints later as the list OBJECTS does now; second value false when there is none."
+  (declare (type list objects) (optimize speed))
+  (let ((kept '()))
+    (dotimes (count +kept-objects+ (values '() nil))
+      (when (null objects)
+        (return (values (nreverse kept) t)))
+      (let ((object (pop objects)))
+        (typecase object
+          ((or fixnum symbol character number) (push object kept))
+          (simple-string
+           (when (> (length object) +call-text+)
+             (return (values '() nil)))
+           (push (copy-seq object) kept))
+          (t (return (values '() nil))))))))
+
+(defun kept-arguments (name arguments)
+  "Return ARGUMENTS of a call of NAME as TRACED-CALLs keep them."
+  (multiple-value-bind (kept whole) (kept-objects arguments)
+    (if whole kept (call-text name arguments))))
+
+(defun kept-values (values)
+  "Return the list VALUES as TRACED-CALLs keep them."
+  (multiple-value-bind (kept whole) (kept-objects values)
+    (if whole kept (values-text values))))
+
+(defun shown-call (call)
+  "Return CALL with its arguments, as it is shown."
+  (let ((arguments (call-of-arguments call)))
+    (if (stringp arguments)
+        arguments
+        (let ((*package* (call-of-package call)))
+          (call-text (call-of-name call) arguments)))))
+
+(defun shown-result (call)
+  "Return the values of CALL, or its error, as they are shown."
+  (let ((result (call-of-result call)))
+    (if (stringp result)
+        result
+        (let ((*package* (call-of-package call)))
+          (values-text result)))))
+
 (defun end-call (call end now result)
-  "Note that CALL ended by END at NOW, in nanoseconds, with the text RESULT."
+  "Note that CALL ended by END at NOW, in nanoseconds, with RESULT, a text or what KEPT-VALUES returns."
   (declare (type (unsigned-byte 62) now))
   (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
         (call-of-result call) result
@@ -164,9 +215,9 @@ call PARENT, if there is one."
   (let* (;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
          (*recording-call* t)
          (begun (nanoseconds))
-         (call (make-traced-call number depth sb-thread:*current-thread*))
+         (call (make-traced-call number depth sb-thread:*current-thread* name))
          (failure nil))
-    (setf (call-of-text call) (call-text name arguments))
+    (setf (call-of-arguments call) (kept-arguments name arguments))
     (sb-ext:atomic-push call (tracer-calls tracer))
     (flet ((finish (end now result)
              (end-call call end now result)
@@ -178,7 +229,7 @@ call PARENT, if there is one."
                            (setf (call-of-start call) (nanoseconds))
                            (let ((*traced-call* call) (*recording-call* nil))
                              (multiple-value-list (apply function arguments))))))
-             (finish :returned (nanoseconds) (values-text values))
+             (finish :returned (nanoseconds) (kept-values values))
              (values-list values))
         (unless (call-of-end call)
           (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
@@ -223,7 +274,7 @@ call PARENT, if there is one."
   `(the list (gethash sb-thread:*current-thread* (tracer-openings ,tracer))))
 
 (defun close-opening (opening end now result)
-  "Note that OPENING's call ended by END at NOW with the text RESULT."
+  "Note that OPENING's call ended by END at NOW with RESULT, as END-CALL takes it."
   (let ((call (opening-call opening)))
     (when (opening-recorded opening)
       (end-call call end now result)
@@ -255,11 +306,11 @@ call PARENT, if there is one."
     (let ((parent (innermost-call tracer)))
       (multiple-value-bind (number depth) (number-call tracer parent)
         (let ((call (if number
-                        (make-traced-call number depth sb-thread:*current-thread*)
+                        (make-traced-call number depth sb-thread:*current-thread* name)
                         parent)))
           (when number
-            (setf (call-of-text call)
-                  (call-text name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
+            (setf (call-of-arguments call)
+                  (kept-arguments name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
                   (call-of-start call) begun)
             (sb-ext:atomic-push call (tracer-calls tracer)))
           (push (make-opening call (and number t) parent *traced-call* begun) (openings tracer)))))))
@@ -279,7 +330,7 @@ call PARENT, if there is one."
       (loop for opening = (pop (openings tracer))
             until (eq cookie (opening-cookie opening))
             do (close-opening opening :left now "")
-            finally (close-opening opening :returned now (values-text values))))))
+            finally (close-opening opening :returned now (kept-values values))))))
 
 (defun close-all (tracer)
   "The code that was traced is over: so are this thread's calls of local functions."
@@ -304,8 +355,8 @@ call PARENT, if there is one."
                                  (let ((name (sb-thread:thread-name thread)))
                                    (if (stringp name) name "unnamed")))
                        :depth (call-of-depth call)
-                       :text (call-of-text call)
+                       :text (shown-call call)
                        :end (string-downcase (or (call-of-end call) :running))
-                       :result (call-of-result call)
+                       :result (shown-result call)
                        :nanoseconds (call-of-nanoseconds call)
-                       :deeper (call-of-deeper call)))))))
+                       :deeper (and (plusp (call-of-deeper call)) (call-of-deeper call))))))))

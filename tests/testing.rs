@@ -810,6 +810,54 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     assert_eq!(suspects.as_array().map(Vec::len), Some(1), "{content:#}");
 }
 
+#[test]
+fn what_ran_only_to_tell_of_a_failure_is_no_suspect() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n\
+                 (def-suite demo)\n(in-suite demo)\n\
+                 (test small (is (= 1 (demo::n (make-item 1)))))\n\
+                 (test large (is (eql 7 (make-item 7))))\n\
+                 (test text (is (string= \"nothing\" (princ-to-string (make-item 0)))))\n\
+                 (test report (is (search \"even\" (handler-case (check-item (make-item 2))\n\
+                                                    (error (condition) (princ-to-string condition))))))\n\
+                 (test broken (check-item (make-item 4)))\n\
+                 (test handled (is (eq :handled (handler-case (check-item (make-item 6)) (error () :odd)))))\n";
+    let Some(project) = fiveam("told", tests) else { return };
+    let source = "(defpackage :demo (:use :cl) (:export #:make-item #:check-item))\n(in-package :demo)\n\n\
+                  (defclass item () ((n :initarg :n :reader n)))\n\n\
+                  (define-condition odd-item (error)\n  ((item :initarg :item :reader item))\n  \
+                  (:report (lambda (condition stream)\n             (format stream \"odd: ~A\" (item condition)))))\n\n\
+                  (defmethod print-object ((item item) stream)\n  (if (plusp (n item))\n      \
+                  (format stream \"item ~D\" (n item))\n      (write-string \"empty\" stream)))\n\n\
+                  (defun make-item (n)\n  (make-instance 'item :n n))\n\n\
+                  (defun check-item (item)\n  (when (evenp (n item))\n    (error 'odd-item :item item)))\n";
+    project.write("src/demo.lisp", source);
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let content = structured(&mut server, json!({"system": "demo", "suspects": 5}));
+    let suspects = |name: &str| {
+        let title = format!("DEMO-TESTS::{name}");
+        let test = content["tests"].as_array().expect("tests").iter().find(|test| test["name"] == title.as_str());
+        let suspects = test.unwrap_or_else(|| panic!("no {name} in {content:#}"))["suspects"].clone();
+        let names = suspects.as_array().expect("suspects").iter().map(|suspect| suspect["name"].to_string());
+        names.collect::<Vec<_>>()
+    };
+    // FiveAM printed what came, or the condition; and we printed the frames of what was signalled.
+    for (name, expected) in [("LARGE", "MAKE-ITEM"), ("BROKEN", "CHECK-ITEM"), ("HANDLED", "CHECK-ITEM")] {
+        let found = suspects(name);
+        assert!(found.iter().any(|name| name.contains(expected)), "{name}: {found:?}");
+        assert!(
+            !found.iter().any(|name| name.contains("PRINT-OBJECT") || name.contains("ODD-ITEM")),
+            "{name}: {found:?}"
+        );
+    }
+    // These tests are of what is printed.
+    for (name, parts) in [("TEXT", &["PRINT-OBJECT"][..]), ("REPORT", &["ODD-ITEM", "PRINT-OBJECT"])] {
+        let found = suspects(name);
+        assert!(parts.iter().all(|part| found.iter().any(|name| name.contains(part))), "{name}: {found:?}");
+    }
+}
+
 /// The last line of what a program of bare SBCL's prints; `None` where there is none to ask.
 fn by_bare_sbcl(program: &str) -> Option<String> {
     let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));

@@ -87,6 +87,20 @@ fn calls_are_shown_as_a_tree() {
         "9 calls of the function traced:\n  (FACT 1) => 1\n  (FACT 1) => 1\n... 7 more calls were not recorded (limit)\n\n\
          => NIL"
     );
+    // Arguments are those of the call, whenever they are printed.
+    server
+        .evaluate("(progn (defpackage :other) (defun shout (string symbol) (values (nstring-upcase string) symbol)))");
+    let code = "(let ((*package* (find-package :other)) (text (copy-seq \"abc\")))
+                  (cl-user::shout text :k) (cl-user::shout text 'a) (cl-user::shout text '(a)) (fill text #\\z) 1)";
+    assert_eq!(
+        traced(&mut server, json!({"code": code, "functions": ["shout"]})),
+        "3 calls of the function traced:\n\
+         \x20 (COMMON-LISP-USER::SHOUT \"abc\" :K) => \"ABC\", :K\n\
+         \x20 (COMMON-LISP-USER::SHOUT \"ABC\" COMMON-LISP-USER::A) => \"ABC\", COMMON-LISP-USER::A\n\
+         \x20 (COMMON-LISP-USER::SHOUT \"ABC\" (COMMON-LISP-USER::A)) => \"ABC\", (COMMON-LISP-USER::A)\n\
+         \n\
+         => 1"
+    );
     let text = traced(&mut server, json!({"code": "1", "functions": ["fact"]}));
     assert!(text.starts_with("No calls of the function traced (") && text.ends_with("\n\n=> 1"), "{text}");
 }
