@@ -602,30 +602,19 @@ fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy(
         for _ in 0..3 {
             scope.spawn(|| lisp.eval::<()>("(work)").expect("it ends"));
         }
-        // One that compiles, one that is inside Rust, and one of the host's own.
-        scope.spawn(|| {
-            while !over.load(Ordering::SeqCst) {
-                lisp.eval::<()>("(defclass c () (a)) (defun f (x) (1+ x))").expect("it is compiled");
-            }
-        });
-        scope.spawn(|| {
-            lisp.enter(|_| {
-                Ok(while !over.load(Ordering::SeqCst) {
-                    std::thread::yield_now()
-                })
-            })
-        });
+        // One that compiles, and one of the host's own.
+        let compile = "(loop until *over* do (eval '(defclass c () (a))) (compile nil '(lambda (x) (1+ x))))";
+        scope.spawn(|| lisp.eval::<()>(compile).expect("it ends"));
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
                 std::hint::black_box(vec![0_u8; 1 << 16]);
             }
         });
-        // Side by side, one of them from a Lisp thread.
-        let save = scope.spawn(|| lisp.save(&core));
+        // From a thread of the host's, and from one of Lisp's.
+        let beside = lisp.save(&core);
         let inside = lisp.enter(|_| lisp.save(&core));
         let before = lisp.eval::<i64>("*rounds*").expect("others work");
         while lisp.eval::<i64>("*rounds*").expect("others work") == before {}
-        let beside = save.join().expect("it does not panic");
         over.store(true, Ordering::SeqCst);
         lisp.eval::<()>("(setf *over* t)").expect("a value");
         inside.and(beside).expect("both are saved");

@@ -157,6 +157,12 @@ impl Lisp {
     /// nothing of the host runs in the copy: none of its threads, no signal handler, no `atexit` function, no
     /// destructor; only what was registered with `pthread_atfork` does. It has none of its files open.
     ///
+    /// **What the host must not do meanwhile**: have another Lisp thread inside Rust, in the closure of an
+    /// [`enter`](Self::enter) or in a function that Lisp has called, when this begins. Lisp threads are stopped wherever
+    /// they are while the process is copied, and `fork` takes the locks of `malloc`: one that is stopped within `malloc`
+    /// would have it wait for ever, and the image with it. Threads that are in Lisp, or idle, and those of the host's own
+    /// do no harm.
+    ///
     /// The file is readable by its owner only (0600): what was in memory may be secret. It is there as a whole or not
     /// at all, and replaces what was there. A host that ends before that leaves `PATH.…-….draft` behind. It boots under
     /// the same size of heap, and in a program with the very same build of this crate and SBCL; from another one it is
