@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -50,8 +50,23 @@ lint-tools:
 lint: lint-tools sbcl ## Formatting, lints, documentation, generated code
 	scripts/lint.sh
 
-bench: sbcl ## Measure
+bench: bench-peers ## Measure; writes docs/benchmarks.md, its plot and the README's table
 	cargo bench
+	"$(dir $(PEERS))draw" "$(PEERS).tsv" "$${CARGO_TARGET_DIR:-target}/criterion" .
+
+bench-tools:
+	@scripts/setup.sh bench
+
+# Lua has two implementations, for one of which mlua is built. What was measured is in $(PEERS).tsv.
+PEERS := $(or $(CARGO_TARGET_DIR),benches/peers/target)/release/peers
+BUILD_PEERS := PYO3_PYTHON=$${PYO3_PYTHON:-/usr/bin/python3} cargo build --release --manifest-path benches/peers/Cargo.toml
+bench-peers: bench-tools sbcl ## Measure Lua, Python, steel, rhai and Swank beside the library (SBCL_MCP_ROUNDS: how often)
+	$(BUILD_PEERS) --features lua54 --bin lua
+	cp "$(dir $(PEERS))lua" "$(PEERS)-lua54"
+	$(BUILD_PEERS) --features luajit
+	cp "$(dir $(PEERS))lua" "$(PEERS)-luajit"
+	rm -f "$(PEERS).tsv"
+	"$(PEERS)" measure $${SBCL_MCP_ROUNDS:-5} "$(PEERS)-lua54" "$(PEERS)-luajit" "$(PEERS).tsv"
 
 figures: build ## The figures of the tools, each with what it is to be at most; and a working day's calls and characters
 	scripts/figures.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"

@@ -1,12 +1,26 @@
 //! What calls between a Rust program and its image cost.
+//!
+//! `make bench` writes these figures to docs/benchmarks.md, each with what it is to be: benches/peers finds them by name.
 
 use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use sbcl::{Lisp, Value};
+use criterion::{Bencher, Criterion, criterion_group, criterion_main};
+use sbcl::{Function, Lisp, Value};
+
+/// Criterion for what runs on a Lisp thread, to which another one's cannot be lent.
+fn criterion_there() -> Criterion {
+    Criterion::default().configure_from_args()
+}
+
+fn lisp() -> Lisp {
+    Lisp::builder().threads(2).boot().or_else(|_| Lisp::get_or_boot()).expect("SBCL boots")
+}
 
 fn calls(c: &mut Criterion) {
-    let lisp = Lisp::get_or_boot().expect("SBCL boots");
+    let lisp = lisp();
     lisp.load_str("(defun add-fixnums (a b) (declare (optimize speed) (type (signed-byte 60) a b)) (+ a b))")
         .expect("it loads");
     lisp.define("host:add", "Return the sum.", |a: i64, b: i64| a + b).expect("it is defined");
@@ -15,6 +29,7 @@ fn calls(c: &mut Criterion) {
     let add = lisp.function("add-fixnums").expect("it is there");
     let text = "x".repeat(1024);
 
+    c.bench_function("bare hand-over with the same waiting", hand_over);
     c.bench_function("function.call of two fixnums, another thread", |b| {
         b.iter(|| add.call::<i64>((black_box(1), 2)).expect("a sum"));
     });
@@ -26,7 +41,7 @@ fn calls(c: &mut Criterion) {
     });
     // On a Lisp thread: the benchmark runs there.
     lisp.enter(|cx| {
-        let mut c = Criterion::default();
+        let mut c = criterion_there();
         c.bench_function("function.call of two fixnums, inside enter", |b| {
             b.iter(|| add.call::<i64>((black_box(1), 2)).expect("a sum"));
         });
@@ -56,5 +71,94 @@ fn calls(c: &mut Criterion) {
     .expect("it runs");
 }
 
-criterion_group!(benches, calls);
+/// Two threads that wait for each other as a call's do: looking out for 50 µs, giving way to others meanwhile.
+fn hand_over(b: &mut Bencher<'_>) {
+    fn wait_for(cell: &AtomicU64, wanted: u64) {
+        let mut looks = 0;
+        while cell.load(Ordering::Acquire) != wanted {
+            looks += 1;
+            if looks < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+    const END: u64 = u64::MAX;
+    let (there, back) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1.. {
+                let mut looks = 0;
+                let arrived = loop {
+                    match there.load(Ordering::Acquire) {
+                        END => return,
+                        arrived if arrived == number => break arrived,
+                        _ => {}
+                    }
+                    looks += 1;
+                    if looks < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                };
+                back.store(arrived, Ordering::Release);
+            }
+        });
+        let mut number = 0;
+        b.iter(|| {
+            number += 1;
+            there.store(number, Ordering::Release);
+            wait_for(&back, number);
+        });
+        there.store(END, Ordering::Release);
+    });
+}
+
+/// How long `threads` threads take until each has made `count` calls of `function`, all at once.
+fn at_once(threads: usize, function: &Function, argument: i64, count: u64) -> Duration {
+    let barrier = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                barrier.wait();
+                for _ in 0..count {
+                    function.call::<i64>((black_box(argument), 2)).expect("a sum");
+                }
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        let begun = Instant::now();
+        barrier.wait();
+        begun.elapsed()
+    })
+}
+
+fn two_at_once(c: &mut Criterion) {
+    let lisp = lisp();
+    // Some nanoseconds a step, in a register.
+    lisp.load_str(
+        "(defun spin (steps b)
+           (declare (optimize speed) (type (unsigned-byte 60) steps b))
+           (let ((x b))
+             (declare (type (unsigned-byte 62) x))
+             (dotimes (i steps x)
+               (setf x (ldb (byte 62 0) (logxor (* x 25214903917) (ash x -7) i))))))",
+    )
+    .expect("it loads");
+    let spin = lisp.function("spin").expect("it is there");
+    let steps = |time: Duration| {
+        let (begun, probe) = (Instant::now(), 10_000_000);
+        spin.call::<i64>((probe, 2)).expect("it returns");
+        (probe as f64 * time.as_secs_f64() / begun.elapsed().as_secs_f64()) as i64
+    };
+    for (name, steps) in [
+        ("that returns at once", 0),
+        ("of 10 µs", steps(Duration::from_micros(10))),
+        ("of 100 µs", steps(Duration::from_micros(100))),
+        ("of 1 ms", steps(Duration::from_millis(1))),
+    ] {
+        for (threads, who) in [(1, "one thread"), (2, "two threads at once")] {
+            c.bench_function(&format!("a call {name}, {who}"), |b| {
+                b.iter_custom(|count| at_once(threads, &spin, steps, count));
+            });
+        }
+    }
+}
+
+criterion_group!(benches, calls, two_at_once);
 criterion_main!(benches);

@@ -130,12 +130,22 @@ and START. A single value is itself where START is, and counts as none."
             (format nil "~A(the condition's report failed: ~A)" text (type-name-text (class-name-of result)))
             text)))))
 
+(defun class-text (name)
+  "Return NAME, that of a class, as one writes it, in lower case."
+  (string-downcase
+   ;; Printing takes longer than all else here, and most classes of conditions are the standard's.
+   (if (and (symbolp name)
+            (eq (symbol-package name) (load-time-value (find-package "COMMON-LISP")))
+            (eq name (find-symbol (symbol-name name) **user-package**)))
+       (symbol-name name)
+       (type-name-text name))))
+
 (defun condition-classes (condition)
   "Return the names of CONDITION's class and those above it, the nearest first, as one writes them."
   (loop for class in (sb-mop:class-precedence-list (class-of condition))
         for name = (class-name class)
         until (eq name 'sb-pcl::slot-object)
-        collect (string-downcase (type-name-text name))))
+        collect (class-text name)))
 
 (defun frame-text (frame condition)
   "Return the call that FRAME is, as one writes it."

@@ -32,20 +32,66 @@ to allocate is closed first, or the collector would find holes in it. The world 
 
 (defun fork-image ()
   "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
-this thread only, or a negative error number. Without interrupts."
+this thread only, or a negative error number. Without interrupts.
+fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may hold that is stopped in C code, for ever."
   (let ((process nil))
     (loop
       ;; As SUB-GC does it (src/code/gc.lisp).
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (setf process (alien-funcall (extern-alien "fork" (function int))))
+          (setf process (alien-funcall (extern-alien "_Fork" (function int))))
           (cond ((eql 0 process) (cut-off-threads))
                 ((minusp process) (setf process (- (sb-alien:get-errno)))))
           (alien-funcall (extern-alien "release_gc_lock" (function void)))
           (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
       (when process
         (return process)))))
+
+(defun take-c-locks ()
+  "Take the locks that malloc and stdio have for this thread, and let go of them: that never returns when a thread holds one
+that is not there. Others than these are of no use to a process that saves."
+  ;; As much as malloc has no cache for, and fopen wants some, too.
+  (let ((memory (alien-funcall (extern-alien "malloc" (function unsigned-long unsigned-long)) 10000))
+        (file (alien-funcall (extern-alien "fopen" (function unsigned-long c-string c-string)) "/dev/null" "r")))
+    (alien-funcall (extern-alien "free" (function void unsigned-long)) memory)
+    (unless (eql 0 file)
+      (alien-funcall (extern-alien "fclose" (function int unsigned-long)) file))))
+
+(defun answered-p (descriptor)
+  "True when an octet can be read from DESCRIPTOR within two seconds."
+  (and (sb-unix:unix-simple-poll descriptor :input 2000)
+       (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
+         (with-pinned-objects (octet)
+           (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))))
+
+(defun end-child (process)
+  "Kill the child PROCESS, and wait for its end."
+  (alien-funcall (extern-alien "kill" (function int int int)) process 9)
+  (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
+
+(defun fork-free-image ()
+  "Do as FORK-IMAGE does until no lock is held in the child by a thread that it does not have, which is rare but where C code
+allocates all the time; 20 times at most. The second value is how long the last one has stopped the others, in milliseconds."
+  (loop for attempt from 1
+        do (multiple-value-bind (in out) (sb-unix:unix-pipe)
+             (unless in
+               (return (values (- out) 0)))
+             (let* ((begin (monotonic-milliseconds))
+                    (process (fork-image))
+                    (stopped (- (monotonic-milliseconds) begin)))
+               (when (eql 0 process)
+                 (take-c-locks)
+                 (let ((octet (make-array 1 :element-type '(unsigned-byte 8) :initial-element 0)))
+                   (with-pinned-objects (octet)
+                     (sb-unix:unix-write out octet 0 1)))
+                 (return (values 0 0)))
+               (sb-unix:unix-close out)
+               (let ((free (or (minusp process) (answered-p in))))
+                 (sb-unix:unix-close in)
+                 (when (or free (= attempt 20))
+                   (return (values process stopped)))
+                 (end-child process))))))
 
 (defun close-descriptors (first)
   "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
@@ -120,7 +166,7 @@ number 3 and ERRORS for its standard error; return in a child that it has, which
     (put errors 2)
     (alien-funcall (extern-alien "setsid" (function int)))
     ;; What cannot be made a copy of finds no child, and says so.
-    (unless (eql 0 (alien-funcall (extern-alien "fork" (function int))))
+    (unless (eql 0 (alien-funcall (extern-alien "_Fork" (function int))))
       (put lock 3)
       (close-descriptors 4)
       (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
@@ -140,25 +186,24 @@ with LOCK and ERRORS, and a child of its own saves the image."
   (let* ((threads (user-threads))
          (before **checkpoint**)
          (process nil)
-         (begin 0)
-         (end 0))
+         (stopped 0))
     (setf **checkpoint** name)
     ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
     (without-interrupts
-      (setf begin (monotonic-milliseconds))
       (sb-impl::finalizer-thread-stop)
       (unwind-protect
-           (when (eql 0 (setf process (fork-image)))
-             (when finisher
-               (leave-to-finisher finisher lock errors))
-             (save-image path))
-        (sb-impl::finalizer-thread-start))
-      (setf end (monotonic-milliseconds)))
+           (progn
+             (setf (values process stopped) (fork-free-image))
+             (when (eql 0 process)
+               (when finisher
+                 (leave-to-finisher finisher lock errors))
+               (save-image path)))
+        (sb-impl::finalizer-thread-start)))
     (when (minusp process)
       (setf **checkpoint** before)
       (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
     (push-record "saving" :process process
-                          :stopped (values (round (* 1000 (- end begin))))
+                          :stopped (values (round (* 1000 stopped)))
                           :timers (let ((timers (length (sb-ext:list-all-timers))))
                                     (and (plusp timers) timers)))
     (dolist (thread threads)
@@ -187,7 +232,7 @@ and then how it ended, as waitpid(2) has it, in four octets: the program may wai
   (dotimes (number 3)
     (alien-funcall (extern-alien "dup2" (function int int int)) report number))
   (close-descriptors 3)
-  (let ((saver (alien-funcall (extern-alien "fork" (function int))))
+  (let ((saver (alien-funcall (extern-alien "_Fork" (function int))))
         (status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
     (when (eql 0 saver)
       ;; PR_SET_PDEATHSIG, SIGKILL.
@@ -214,7 +259,7 @@ what those are doing is cut off in the child. None of them defines a class or co
              (sb-sys:with-local-interrupts
                (sb-c::with-world-lock ()
                  (without-interrupts
-                   (when (eql 0 (setf process (fork-image)))
+                   (when (eql 0 (setf process (fork-free-image)))
                      (save-and-report path report)))))
           (sb-impl::finalizer-thread-start))))
     (when (minusp process)

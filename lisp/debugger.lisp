@@ -349,6 +349,10 @@ has a value."
 (defvar *machinery-directories* '()
   "Directories with files of other machinery: conses of a native namestring and a phrase, as FRAME-MACHINERY returns it.")
 
+(defun local-function-of (name)
+  "Return the name of the function that one of this NAME, as frames have it, is a local one of; else NAME."
+  (if (consp name) (second (member :in name)) name))
+
 (defun frame-machinery (frame)
   "Return whose machinery FRAME is a part of that brings code to be run, as a phrase; or NIL."
   (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
@@ -356,6 +360,11 @@ has a value."
       (cond ((assoc-if #'of-p *machinery-directories*)
              (cdr (assoc-if #'of-p *machinery-directories*)))
             ((not (of-p "SYS:")) nil)
+            ((or (of-p "SYS:SRC;CODE;TARGET-SIGNAL") (of-p "SYS:SRC;CODE;FLOAT-TRAP.") (of-p "SYS:SRC;CODE;INTERR.")
+                 (of-p "SYS:SRC;CODE;TIMER.")
+                 (eq 'sb-thread::run-interruption
+                     (local-function-of (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
+             "signal handling")
             ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
             ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
             ((of-p "SYS:SRC;COMPILER;") "the compiler")
@@ -374,14 +383,31 @@ has a value."
   (or (member (call-name call)
               '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
                 sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
+      (eq 'sb-thread::call-with-recursive-lock (local-function-of (call-name call)))
       (and (consp (call-name call))
            (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
                (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
                                                                    '#.(mapcar #'find-package '("SB-C" "SB-PCL")))))
                         (call-name call))))))
 
+(defun extend-signal-handling (calls)
+  "Count as signal handling what the C runtime does of it: the foreign frames further out, as far as where the kernel
+called the first of them, which has no name."
+  (loop with within = nil
+        for call in calls
+        for name = (call-name call)
+        do (cond ((equal "signal handling" (call-machinery call))
+                  (setf within t))
+                 ((and within (stringp name))
+                  (setf (call-machinery call) "signal handling"
+                        within (begins-with-p "foreign function: " name))
+                  (when (begins-with-p "foreign function: #x" name)
+                    (setf within nil)))
+                 (t (setf within nil)))))
+
 (defun extend-machinery (calls)
   "Count as a machinery's what stands between its frames, and what reports its error."
+  (extend-signal-handling calls)
   (let* ((front (or (position-if #'call-machinery calls) 0))
          (machinery (and calls (call-machinery (nth front calls)))))
     (when (and machinery (every (lambda (call) (reporting-p call machinery)) (subseq calls 0 front)))

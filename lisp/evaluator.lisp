@@ -162,12 +162,12 @@ defined is made again by evaluating CODE."
                           (with-boundary () (find-user-package name))))))
         (funcall function))))
 
-(defun usable-stream-p (variable)
-  "True when what VARIABLE, a STANDARD-VARIABLE, holds is an open stream of its direction."
-  (let ((stream (symbol-value (standard-variable-symbol variable))))
+(defun usable-stream-p (symbol input)
+  "True when what SYMBOL holds is an open stream, from which one can read if INPUT is true, else write to."
+  (let ((stream (symbol-value symbol)))
     (guarded (and (streamp stream)
                   (open-stream-p stream)
-                  (if (eq 'sb-sys:*stdin* (standard-variable-target variable))
+                  (if input
                       (input-stream-p stream)
                       (output-stream-p stream)))
         (failure)
@@ -181,16 +181,36 @@ defined is made again by evaluating CODE."
         (and (typep stream 'synonym-stream) (eq target (synonym-stream-symbol stream)))
         sb-impl::*dribble-stream*)))
 
+(defun say-no-open-stream (symbol)
+  "Say that SYMBOL, which was set to what it was at first, held no stream that can be used."
+  (say "~A held no open stream any more; it is what it was at first." symbol))
+
+(defun check-own-streams ()
+  "What CHECK-STANDARD-STREAMS does of the variables that SBCL's own standard streams are in: what the others lead to."
+  (dolist (own **own-streams**)
+    (destructuring-bind (symbol stream told) own
+      (let ((held (symbol-value symbol)))
+        (cond ((eq held stream))
+              ((not (usable-stream-p symbol (eq 'sb-sys:*stdin* symbol)))
+               (setf (symbol-value symbol) stream)
+               (say-no-open-stream symbol))
+              ((not (eq held told))
+               (setf (third own) held)
+               (say "~S stays set to another stream, ~:[so that answers do not show what is printed~;from which is read~]. ~
+                     To undo that: (sbcl-host::install-standard-streams)"
+                    symbol (eq 'sb-sys:*stdin* symbol))))))))
+
 (defun check-standard-streams ()
   "Say, once, which standard stream variables the user's code has set to something else, which stays so; and have those
 lead where they did at first that hold no open stream."
+  (check-own-streams)
   (dolist (variable **standard-variables**)
     (unless (unchanged-p variable)
       (let* ((symbol (standard-variable-symbol variable))
              (stream (symbol-value symbol)))
-        (cond ((not (usable-stream-p variable))
+        (cond ((not (usable-stream-p symbol (eq 'sb-sys:*stdin* (standard-variable-target variable))))
                (reset-standard-variable variable)
-               (say "~A held no open stream any more; it is what it was at first." symbol))
+               (say-no-open-stream symbol))
               ((or (eq stream (standard-variable-told variable))
                    (leads-home-p variable)))
               (t

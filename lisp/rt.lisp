@@ -11,9 +11,13 @@
   :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
 
 (defun rt-tests ()
-  "Return all tests: lists of name, form and values."
-  (loop for (nil . test) in (rest (symbol-value (their-symbol "*ENTRIES*")))
-        collect test))
+  "Return all tests but those that notes of RT's disable: lists of name, form and values."
+  (loop for entry in (rest (symbol-value (their-symbol "*ENTRIES*")))
+        ;; They are structures in RT as Debian has it.
+        if (consp entry)
+          collect (rest entry)
+        else unless (call-theirs "HAS-DISABLED-NOTE" entry)
+          collect (list* (call-theirs "NAME" entry) (call-theirs "FORM" entry) (call-theirs "VALS" entry))))
 
 (defun rt-tests-of (&rest arguments)
   "Return the tests that DO-TESTS runs."

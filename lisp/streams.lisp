@@ -276,6 +276,11 @@ src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
     (and (eq stream (standard-variable-stream variable))
          (eq (sb-kernel:ansi-stream-misc (the synonym-stream stream)) (standard-variable-misc variable)))))
 
+(declaim (type list **own-streams**))
+(sb-ext:define-load-time-global **own-streams** '()
+  "What the variables that SBCL's standard streams are in were set to here, and what else they were last told to hold:
+lists of a symbol and two streams, or NIL.")
+
 (defun install-standard-streams ()
   "Have SBCL's standard streams lead to the host, and let nobody read from the terminal."
   (when (sb-sys:fd-stream-p sb-sys:*tty*)
@@ -284,7 +289,9 @@ src/code/stream.lisp), but for *TRACE-OUTPUT*, which goes to stderr.")
     (setf sb-sys:*stdin* stdin
           sb-sys:*stdout* **stdout**
           sb-sys:*stderr* **stderr**
-          sb-sys:*tty* (make-two-way-stream stdin **stdout**)))
+          sb-sys:*tty* (make-two-way-stream stdin **stdout**)
+          **own-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr*)
+                                collect (list symbol (symbol-value symbol) nil))))
   (mapc #'reset-standard-variable **standard-variables**))
 
 (defun error-output-is-stderr-p ()

@@ -68,7 +68,7 @@ def stage(program, directory):
     install(program, directory / "sbcl-mcp", executable=True)
     for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
-    for file in ROOT.glob("docs/*.md"):
+    for file in ROOT.glob("docs/*.*"):
         install(file, directory / "docs" / file.name)
     run(program, "man", directory / "man")
     for shell, name in COMPLETIONS.items():

@@ -184,6 +184,8 @@ def claude_code(empty):
     plugin = ROOT / "packaging/claude-code"
     for place in [plugin, ROOT / ".claude-plugin/marketplace.json"]:
         run(["claude", "plugin", "validate", "--strict", place], empty, os.environ["PATH"])
+    run(["claude", "plugin", "marketplace", "add", ROOT], empty, os.environ["PATH"])
+    run(["claude", "plugin", "install", "sbcl-mcp@sbcl-mcp"], empty, os.environ["PATH"])
     with tarfile.open(only("*-linux.tar.xz")) as archive:
         archive.extractall(empty)
     (unpacked,) = empty.glob("sbcl-mcp-*")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing on this machine for building (`build`), and also for the tests (`test`) or the lints (`lint`).
+# Installs what is missing on this machine for building (`build`), and also for the tests (`test`), the lints (`lint`) or
+# the benchmarks (`bench`).
 # With everything there it asks nobody and changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -91,6 +92,20 @@ look_for_test_tools() {
     fi
 }
 
+# Where a program finds Python that embeds it.
+has_libpython() {
+    "${PYO3_PYTHON:-/usr/bin/python3}" -c 'import os, sys, sysconfig
+library = os.path.join(*(sysconfig.get_config_var(name) or "" for name in ("LIBDIR", "LDLIBRARY")))
+sys.exit(not os.path.isfile(library))' >/dev/null 2>&1
+}
+
+look_for_bench_tools() {
+    has_libpython || miss "Python for programs to embed" "python3 libpython3-dev" python3-devel python python
+    has "${SBCL:-sbcl}" || miss "sbcl, to compare with" sbcl sbcl sbcl sbcl
+    [ -e "${SWANK:-/usr/share/common-lisp/source/slime/swank-loader.lisp}" ] ||
+        miss "SLIME's server" cl-swank "" "" ""
+}
+
 # Where ASDF looks for systems that Linux distributions install.
 has_lisp_system() { [ -e "/usr/share/common-lisp/source/$1" ]; }
 
@@ -125,6 +140,7 @@ look() {
     names=() debian=() fedora=() arch=() macos=() xcode=no
     look_for_build_tools
     case $purpose in
+        bench) look_for_bench_tools ;;
         lint) look_for_lint_tools ;;
         test) look_for_test_tools ;;
     esac

@@ -264,9 +264,6 @@ pub mod saving {
     //! in several steps, they are best not under way meanwhile. Where the process cannot be copied, nothing is saved:
     //! without a copy, saving would end the process, with Rust's frames on Lisp's stacks.
     //!
-    //! Have no other Lisp thread inside Rust when you save, in a closure or a host function: it is stopped where it is while
-    //! the process is copied, and if that is within `malloc`, the copy waits for ever.
-    //!
     //! A core is for the very build that saved it (of the crate, and of SBCL), under a heap of the same size. It may
     //! hold secrets: its file is its owner's alone.
 }

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 fn all_of_it_without_a_supervisor() {
     again_without_supervisor(&[
         "each_one_hears_of_a_lost_image_and_goes_on",
+        "who_listens_is_told_at_once_of_a_lost_image_and_goes_on_listening",
         "a_line_of_one_client_is_never_taken_for_anothers",
         "a_socket_that_a_killed_server_left_is_taken",
     ]);
@@ -80,8 +81,12 @@ impl Client {
     }
 
     fn initialize(&mut self, name: &str) -> Value {
+        self.initialize_with(name, json!({}))
+    }
+
+    fn initialize_with(&mut self, name: &str, capabilities: Value) -> Value {
         let client = json!({"name": name, "version": "1"});
-        let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client});
+        let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
         let answer = self.request("initialize", &params);
         self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
         answer
@@ -128,6 +133,22 @@ impl Client {
     fn call(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let id = self.post_call(name, arguments);
         outcome(&self.answer(id))
+    }
+
+    /// The text of the next notice of what others, or the image, did.
+    fn notice(&mut self) -> String {
+        let is_notice = |message: &Value| message["method"] == "sbcl-mcp/notice";
+        let message = match self.unclaimed.iter().position(is_notice) {
+            Some(place) => self.unclaimed.remove(place).unwrap(),
+            None => loop {
+                let message = self.read().expect("a notice before the end");
+                if is_notice(&message) {
+                    break message;
+                }
+                self.unclaimed.push_back(message);
+            },
+        };
+        message["params"]["text"].as_str().unwrap().to_owned()
     }
 
     #[track_caller]
@@ -510,6 +531,46 @@ fn each_one_hears_of_a_lost_image_and_goes_on() {
     drop(client);
     server.goes_on_after_loss();
     assert!(server.finish().status.success());
+}
+
+#[test]
+fn who_listens_is_told_at_once_of_a_lost_image_and_goes_on_listening() {
+    let runtime = Runtime::new("told");
+    let mut server = runtime.server(&[]);
+    let mut listener = Client::connect(&runtime.socket(&server));
+    listener.initialize_with("person", json!({"experimental": {"sbcl-mcp/notice": {}}}));
+    assert_eq!(listener.evaluate("1"), "=> 1");
+    server.evaluate("(defun f () 1)");
+    assert!(listener.notice().ends_with(" defined F."));
+    kill_worker(&server);
+    let text = listener.notice();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("The Lisp image was killed by signal 9 ("), "{text}");
+    assert_eq!(lines[1], "Restored: the one form that defined something.", "{text}");
+    assert!(lines[2].starts_with("Not kept: values that were assigned after") && lines.len() == 3, "{text}");
+    // That was all of it, and the new image goes on telling.
+    assert_eq!(listener.evaluate("(f)"), "=> 1");
+    // Who does not listen reads the same lines with his next answer.
+    let answer = server.evaluate("(defun g () 2)");
+    let expected = format!("[notice]\n{}\n\n=> G", text.replace('\n', "\n  "));
+    assert_eq!(answer, expected);
+    assert!(listener.notice().ends_with(" defined G."));
+    good(&mut server, "reset-session", json!({}));
+    assert!(listener.notice().ends_with(" reset the session: all definitions are gone."));
+    assert_eq!(listener.evaluate("(fboundp 'g)"), "=> NIL");
+    // What is lost with a request of his own is in the answer to that, and nowhere else.
+    let marker = runtime.0.join("marker");
+    let run = format!("(progn (open {marker:?} :direction :output) (sleep 600))");
+    let running = listener.post_call("evaluate-lisp", json!({"code": run, "timeout": 600}));
+    until("it runs", || marker.exists());
+    kill_worker(&server);
+    assert!(outcome(&listener.answer(running)).0.starts_with("[ERROR] IMAGE-LOST\n"));
+    assert_eq!(listener.evaluate("(+ 1 2)"), "=> 3");
+    assert!(
+        listener.unclaimed.iter().all(|message| message["method"] != "sbcl-mcp/notice"),
+        "{:?}",
+        listener.unclaimed
+    );
 }
 
 trait GoesOn {

@@ -286,6 +286,25 @@ fn threads_may_allocate_meanwhile() {
     assert_eq!(text, "=> (T T 1)");
 }
 
+/// A thread that is stopped in the middle of malloc(3) holds a lock of it.
+#[test]
+fn threads_may_be_in_c_code_meanwhile() {
+    let mut server = State::new("in-c-code").serve(&[]);
+    server.evaluate(
+        "(defvar *stop* nil)
+         (dotimes (i 4)
+           (sb-thread:make-thread
+            (lambda ()
+              (loop until *stop* do (sb-alien:free-alien (sb-alien:make-alien sb-alien:int 3000))))
+            :name \"allocates\"))",
+    );
+    for round in 0..3 {
+        save(&mut server, &format!("round {round}"));
+    }
+    restore(&mut server, "round 2");
+    assert_eq!(server.evaluate("*stop*"), "=> NIL");
+}
+
 /// What a server takes: kilobytes of memory, threads and descriptors of each of its processes, bytes of disk.
 #[derive(Debug, PartialEq)]
 struct Taken {
@@ -316,8 +335,7 @@ impl Taken {
 
 /// True where Debian's package of each of these systems is installed; else the test is skipped, and says so.
 fn are_installed(systems: &[&str]) -> bool {
-    let missing =
-        systems.iter().find(|system| !Path::new(&format!("/usr/share/common-lisp/systems/{system}.asd")).exists());
+    let missing = systems.iter().find(|system| !Path::new(&format!("/usr/share/common-lisp/source/{system}")).exists());
     if let Some(missing) = missing {
         eprintln!("skipped: {missing} is not installed");
     }
@@ -341,7 +359,7 @@ fn restore_and_lose(server: &mut Server, name: &str) {
 
 #[test]
 fn loaded_libraries_and_their_tests_work_after_a_restore() {
-    if !are_installed(&["alexandria", "alexandria-tests", "rt"]) {
+    if !are_installed(&["alexandria", "rt"]) {
         return;
     }
     let state = State::new("libraries");

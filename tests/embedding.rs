@@ -294,6 +294,7 @@ fn a_call_that_fills_the_heap_fails_and_the_process_lives() {
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);
 static PIPES: AtomicUsize = AtomicUsize::new(0);
+static SAMPLES: AtomicUsize = AtomicUsize::new(0);
 /// Where a fault of the host's own goes on.
 static FAULT_PAGE: AtomicUsize = AtomicUsize::new(0);
 
@@ -301,6 +302,7 @@ extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *m
     match signal {
         libc::SIGCHLD => _ = CHILDREN.fetch_add(1, Ordering::SeqCst),
         libc::SIGPIPE => _ = PIPES.fetch_add(1, Ordering::SeqCst),
+        libc::SIGPROF => _ = SAMPLES.fetch_add(1, Ordering::SeqCst),
         _ => {
             FAULTS.fetch_add(1, Ordering::SeqCst);
             let page = FAULT_PAGE.load(Ordering::SeqCst);
@@ -315,6 +317,15 @@ extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *m
     }
 }
 
+/// Has SIGPROF come each time this process has used the processor for so long; never, when that is zero.
+fn sample_every(time: Duration) {
+    let time = libc::timeval { tv_sec: 0, tv_usec: time.subsec_micros().into() };
+    let timer = libc::itimerval { it_interval: time, it_value: time };
+    // SAFETY: a valid timer.
+    let set = unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) };
+    assert_eq!(set, 0);
+}
+
 #[test]
 fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
     let name = "a_host_with_handlers_of_its_own_and_a_runtime_keeps_them";
@@ -323,7 +334,7 @@ fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
         assert!(status.success(), "{status:?}");
         return;
     }
-    for signal in [libc::SIGSEGV, libc::SIGCHLD, libc::SIGPIPE] {
+    for signal in [libc::SIGSEGV, libc::SIGCHLD, libc::SIGPIPE, libc::SIGPROF] {
         // SAFETY: a valid action, whose handler does what a handler may.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -396,6 +407,17 @@ fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
         }
     });
     assert!(seen() > before, "the handler of before the runtime is still called");
+    // A profiler samples whatever uses the processor: that is Lisp, which allocates and collects.
+    sample_every(Duration::from_millis(1));
+    let before = SAMPLES.load(Ordering::SeqCst);
+    let end = Instant::now() + Duration::from_secs(20);
+    while SAMPLES.load(Ordering::SeqCst) < before + 50 && Instant::now() < end {
+        let sum = lisp.eval::<i64>("(loop for list = (loop for n below 10000 collect n) repeat 20 sum (length list))");
+        assert_eq!(sum.expect("a sum"), 200_000);
+        lisp.eval::<()>("(sb-ext:gc)").expect("it goes on");
+    }
+    sample_every(Duration::ZERO);
+    assert!(SAMPLES.load(Ordering::SeqCst) >= before + 50, "{} samples", SAMPLES.load(Ordering::SeqCst) - before);
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
 }
 

@@ -436,6 +436,35 @@ fn frames_of_the_reader_are_folded() {
 }
 
 #[test]
+fn frames_of_signal_handling_are_folded() {
+    let mut server = Server::ready();
+    let within = "(handler-bind ((error (lambda (c) (error \"second ~A\" (type-of c))))) ";
+    let interrupted = "(let ((thread sb-thread:*current-thread*) (ready nil))
+                         (sb-thread:make-thread
+                          (lambda ()
+                            (loop until ready do (sb-thread:thread-yield))
+                            (sb-thread:interrupt-thread thread (lambda () (error \"in it\")))))
+                         (setf ready t)
+                         (loop))";
+    for (code, own) in [
+        (interrupted.to_owned(), "(LAMBDA ())"),
+        ("(sb-ext:with-timeout 0.5 (loop))".to_owned(), "TIMEOUT-BODY"),
+        (format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"),
+        (format!("{within} (/ 1d0 (eval 0d0)))"), "TWO-ARG-/"),
+    ] {
+        let text = fail(&mut server, &code);
+        assert_eq!(text.matches(" frames of signal handling\n").count(), 1, "{text}");
+        // Two of them are shown; what was interrupted comes after them, up to the end.
+        let (before, after) = text.split_once(" frames of signal handling\n").unwrap();
+        assert!(!before.contains("funcall") && !before.contains("RUN-HANDLER"), "{text}");
+        assert!(after.contains(own) && after.contains("(EVAL "), "{text}");
+        assert!(!after.contains("interrupt_handle") && !after.contains("RUN-HANDLER"), "{text}");
+        let whole = backtrace_of(&mut server);
+        assert!(whole.contains("foreign function: call_into_lisp_") && !whole.contains("frames of"), "{whole}");
+    }
+}
+
+#[test]
 fn machinery_is_one_fold() {
     let mut server = Server::ready();
     for code in ["(list #'", "(list #+(and", "(list (quote #(1 #.(error \"x\"))))"] {

@@ -409,7 +409,7 @@ fn what_a_session_could_not_restore_stays_listed() {
     state.is_free("lame");
     let mut server = state.serve("lame");
     let text = server.evaluate("(f)");
-    assert!(text.contains("Not restored earlier, and not defined again since:\\n- (progn "), "{text}");
+    assert!(text.contains("Not restored earlier, and not defined again since:\n  - (progn "), "{text}");
     let exported = String::from_utf8(state.sessions(&["export", "lame"]).stdout).unwrap();
     assert!(
         exported.contains(";;; Missing: it could not be restored (SIMPLE-ERROR: ") && exported.contains(";; (progn ")

@@ -30,6 +30,30 @@ fn what_is_set_stays_set() {
 }
 
 #[test]
+fn sbcls_own_streams_stay_set_too_which_is_told_once() {
+    let lisp = fresh();
+    lisp.values("(setf sb-sys:*stdout* (make-string-output-stream))");
+    let outcome = lisp.eval("(princ :kept)");
+    assert_eq!(
+        outcome.notices,
+        ["SB-SYS:*STDOUT* stays set to another stream, so that answers do not show what is printed. To undo that: \
+          (sbcl-host::install-standard-streams)"]
+    );
+    assert_eq!(outcome.stdout.text, "");
+    assert_eq!(lisp.value("(get-output-stream-string sb-sys:*stdout*)"), "\"KEPT\"");
+    assert!(lisp.eval("1").notices.is_empty());
+    lisp.values("(sbcl-host::install-standard-streams)");
+    assert_eq!(lisp.eval("(princ :shown)").stdout.text, "SHOWN");
+    lisp.values("(setf sb-sys:*stdin* (make-string-input-stream \"1 2\"))");
+    let outcome = lisp.eval("(read)");
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "1");
+    assert!(outcome.notices[0].starts_with("SB-SYS:*STDIN* stays set to another stream, from which is read."));
+    lisp.values("(close sb-sys:*stdin*)");
+    let notices = lisp.eval("(close sb-sys:*stdin*)").notices;
+    assert_eq!(notices, ["*STDIN* held no open stream any more; it is what it was at first."]);
+}
+
+#[test]
 fn dribble_goes_on_from_call_to_call() {
     let lisp = fresh();
     lisp.values("(defvar *file* (uiop:with-temporary-file (:pathname p :keep t) (namestring p)))");

@@ -489,8 +489,18 @@ const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
 "#;
 
 #[test]
-fn sb_rt_is_run_and_a_hundred_megabytes_of_output_are_nothing() {
-    let project = Project::new("rt", "\"sb-rt\"", "(unless (symbol-call :sb-rt :do-tests) (error \"failed\"))", RT);
+fn sb_rt_and_rt_are_run_and_a_hundred_megabytes_of_output_are_nothing() {
+    rt("sb-rt", RT);
+    if installed("rt") {
+        rt("rt", &RT.replace("sb-rt", "regression-test").replace("50000", "50"));
+    }
+}
+
+/// Runs these tests of the framework with this system.
+fn rt(system: &str, tests: &str) {
+    let package = if system == "rt" { "regression-test" } else { system };
+    let run = format!("(unless (symbol-call :{package} :do-tests) (error \"failed\"))");
+    let project = Project::new(system, &format!("{system:?}"), &run, tests);
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  2 passed, 2 failed, 2 errors, 0 skipped in "), "{text}");

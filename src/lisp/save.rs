@@ -153,15 +153,9 @@ impl Lisp {
     /// Calls that other threads are in meanwhile go on here, and are cut off in the core where they are, without their
     /// cleanup forms; locks that they held are free there. Nothing that SBCL does by itself is cut off in the middle
     /// (it neither collects garbage nor compiles then), but what your code changes in several steps may be: so make no
-    /// such calls meanwhile, or hold a lock of yours. Host threads that are not in Lisp may do what they like, and
-    /// nothing of the host runs in the copy: none of its threads, no signal handler, no `atexit` function, no
-    /// destructor; only what was registered with `pthread_atfork` does. It has none of its files open.
-    ///
-    /// **What the host must not do meanwhile**: have another Lisp thread inside Rust, in the closure of an
-    /// [`enter`](Self::enter) or in a function that Lisp has called, when this begins. Lisp threads are stopped wherever
-    /// they are while the process is copied, and `fork` takes the locks of `malloc`: one that is stopped within `malloc`
-    /// would have it wait for ever, and the image with it. Threads that are in Lisp, or idle, and those of the host's own
-    /// do no harm.
+    /// such calls meanwhile, or hold a lock of yours. Host threads may do what they like meanwhile, those that are in a
+    /// function that Lisp has called, too, and nothing of the host runs in the copy: none of its threads, no signal
+    /// handler, no `atexit` or `pthread_atfork` function, no destructor. It has none of its files open.
     ///
     /// The file is readable by its owner only (0600): what was in memory may be secret. It is there as a whole or not
     /// at all, and replaces what was there. A host that ends before that leaves `PATH.…-….draft` behind. It boots under

@@ -84,7 +84,7 @@ impl Conversation {
         &self.tools
     }
 
-    /// Goes on where the lines of a handshake left it that was answered in another image.
+    /// Goes on where the lines of a handshake left it that was answered in another image, of which the client is told.
     pub(super) fn go_on(&self, handshake: &[String]) {
         for line in handshake {
             if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
@@ -92,6 +92,8 @@ impl Conversation {
                 let _ = self.initialize(params);
             }
         }
+        // Not before it is known whether he listens.
+        self.tools.tell_of_before();
     }
 
     /// The client is gone: what it has asked for is cancelled, and its connection ends.

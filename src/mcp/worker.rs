@@ -72,13 +72,12 @@ impl Worker {
         let worker = Self { lost: Arc::default(), told: Arc::default(), ..self.clone() };
         if let Some(errors) = self.guests.get(&session.connection_number()) {
             session.set_errors(errors.clone());
-            worker.tell_of_before(session);
         }
         worker
     }
 
-    /// Has the next answers of a connection tell what became of the image before, once that is known.
-    fn tell_of_before(&self, session: &Session) {
+    /// Has a connection that the image before had, too, be told what became of that, once it is known.
+    pub(super) fn tell_of_before(&self, session: &Session) {
         let (worker, session) = (self.clone(), session.clone());
         self.once_restored(move || {
             if let Some(before) = worker.before.get() {
@@ -90,15 +89,20 @@ impl Worker {
     fn tell(&self, before: &Before, session: &Session) {
         let connection = session.connection_number();
         let Before { reset_by, notices, reset, .. } = before;
-        let notices = if *reset_by == connection { &notices[..] } else { reset.as_slice() };
-        notices.iter().for_each(|notice| session.add_notice(notice.clone()));
+        if *reset_by == connection {
+            notices.iter().for_each(|notice| session.add_notice(notice.clone()));
+        } else if let Some(reset) = reset {
+            session.tell(reset.clone());
+        }
         if let (Some(crash), Err(error)) = (&before.crash, &before.lost.result) {
+            let waits = crash.in_flight && crash.connection == connection;
             // The answer to what ran tells of it, unless that wants none any more.
-            session.add_notice(error.message.text.clone());
+            let tell = if waits { Session::add_notice } else { Session::tell };
+            tell(session, error.message.text.clone());
             if let Some(those) = in_background(crash.background.iter().copied()) {
-                session.add_notice(format!("{those} lost with its image."));
+                tell(session, format!("{those} lost with its image."));
             }
-            if crash.in_flight && crash.connection == connection {
+            if waits {
                 let mut lost = before.lost.clone();
                 session.fail(&mut lost);
                 let _ = self.lost.set(lost);
@@ -291,7 +295,6 @@ pub(super) fn take_over(
         lost: Arc::default(),
         told: Arc::default(),
     };
-    worker.tell_of_before(session);
     worker.output.tell(Kind::Ready, 0, &());
     if forms == 0 {
         worker.restore(session, init);

@@ -94,9 +94,12 @@ impl Sections {
             let target = self.begin();
             target.push_str("[notice]");
             for notice in notices {
-                target.push('\n');
-                // Names of the user's stand in it.
-                target.push_str(&escape_markers(notice).replace('\n', "\\n"));
+                // Names of the user's stand in it: its further lines are set in, and so are neither a notice nor a value.
+                let notice = escape_markers(notice);
+                for (index, line) in notice.lines().filter(|line| !line.trim().is_empty()).enumerate() {
+                    target.push_str(if index == 0 { "\n" } else { "\n  " });
+                    target.push_str(line);
+                }
             }
         }
     }

@@ -129,7 +129,7 @@ impl Finishing {
 
     /// Answers as a cancelled one does.
     pub(super) fn abandon(self) -> Answer {
-        let builder = OutcomeBuilder::new(self.evaluation, String::new(), Limits::default(), None);
+        let builder = OutcomeBuilder::new(self.evaluation, Arc::default(), Limits::default(), None);
         answer(self.reply, builder.finish(JobEnd::Interrupted(Interrupt::Cancel)))
     }
 }
@@ -141,7 +141,7 @@ impl Inner {
         // It was answered when the image was replaced.
         let Some(index) = board.finishing.iter().position(|finishing| finishing.job == job) else { return };
         let Finishing { evaluation, background, end, before, reply, cancel, .. } = board.finishing.swap_remove(index);
-        let builder = || OutcomeBuilder::new(evaluation, String::new(), Limits::default(), None);
+        let builder = || OutcomeBuilder::new(evaluation, Arc::default(), Limits::default(), None);
         let (end, mut outcome) = match result {
             _ if cancel.is_none() => {
                 let end = JobEnd::Interrupted(Interrupt::Cancel);

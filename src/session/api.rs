@@ -179,6 +179,7 @@ impl Session {
         reply: Reply<Outcome>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
+        let code: Arc<str> = code.into();
         let limits = *self.inner.limits.lock();
         let detached = background != Background::Never;
         let timeout = timeout.or(limits.timeout.filter(|_| !detached));
@@ -252,7 +253,7 @@ impl Session {
         let number = board.evaluations.by_job(id.0).unwrap_or(0);
         let running = board.find(id.0).and_then(|running| running.reply.outcome());
         let mut outcome = running.map_or_else(
-            || OutcomeBuilder::new(number, String::new(), Limits::default(), None).so_far(),
+            || OutcomeBuilder::new(number, Arc::default(), Limits::default(), None).so_far(),
             OutcomeBuilder::so_far,
         );
         drop(board);

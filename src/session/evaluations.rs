@@ -38,7 +38,7 @@ pub(super) struct Entry {
     connection: Arc<Connection>,
     /// The job that does it.
     job: u64,
-    code: String,
+    code: Arc<str>,
     stage: Stage,
     /// How long it ran before this stage.
     took: Duration,
@@ -97,9 +97,10 @@ pub(super) struct Evaluations {
 
 impl Evaluations {
     /// Begins with an evaluation of `code` for a connection, done by `job`, and gives it its number.
-    pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &str) -> u64 {
+    pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &Arc<str>) -> u64 {
         self.last += 1;
-        let code = code[..byte_offset(code, MAX_CODE)].to_owned();
+        let kept = byte_offset(code, MAX_CODE);
+        let code = if kept == code.len() { code.clone() } else { code[..kept].into() };
         self.entries.push_back(Entry {
             id: self.last,
             connection: connection.clone(),
@@ -311,7 +312,7 @@ impl Session {
         };
         let before = entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
         let printed = before + board.building(entry.id).map_or(0, OutcomeBuilder::printed);
-        Ok(EvaluationStatus { id: entry.id, code: entry.code.clone(), progress, printed })
+        Ok(EvaluationStatus { id: entry.id, code: entry.code.to_string(), progress, printed })
     }
 
     /// What an evaluation has printed so far, stdout and stderr in the order printed, as far as that is kept; and how
@@ -388,7 +389,7 @@ impl Session {
     }
 
     /// Gives an evaluation of `code`, done by `job`, its number.
-    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &str) -> u64 {
+    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &Arc<str>) -> u64 {
         let number = board.evaluations.add(&self.connection, job, code);
         self.connection.newest.store(number, Ordering::Relaxed);
         if let Some(observer) = self.inner.observer.get() {

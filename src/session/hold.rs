@@ -128,10 +128,11 @@ impl Session {
         let limits = *self.inner.limits.lock();
         let timeout = timeout.or(limits.timeout);
         let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
+        let code: Arc<str> = code.into();
         let id = JobId(job.id);
         let mut board = self.inner.board.lock();
-        job.evaluation = self.number_evaluation(&mut board, job.id, code);
-        let builder = Box::new(OutcomeBuilder::new(job.evaluation, code.to_owned(), limits, timeout));
+        job.evaluation = self.number_evaluation(&mut board, job.id, &code);
+        let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
         let reply = PendingReply::Inside(builder, Box::new(reply));
         board.push(Lane::Evaluation, Request::new(&self.connection, job, timeout, reply));
         self.inner.leave_board(board);
@@ -163,7 +164,7 @@ impl Session {
     fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
         let limits = *self.inner.limits.lock();
         // What is held puts its own in place of this when it goes on.
-        let builder = Box::new(OutcomeBuilder::new(0, text.to_owned(), limits, limits.timeout));
+        let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
         self.enqueue(Lane::Evaluation, job, limits.timeout, PendingReply::Resumed(builder, reply))
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, on_one_line};
 use super::hold::RELEASE_TIMEOUT;
 use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
 use super::pending::PendingReply;
@@ -180,7 +180,7 @@ impl Host for Inner {
             }
             Event::Notice(text) if running.is_background() => return running.reply.event(Event::Notice(text)),
             Event::Notice(text) => {
-                running.connection.state().notice(text.to_owned());
+                running.connection.state().notice(on_one_line(&text.to_owned()));
             }
             // Asked before it is told.
             Event::Definitions(text) if text.len() == 0 => {
@@ -234,7 +234,7 @@ impl Inner {
                 let mut state = connection.state();
                 state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => connection.state().notice(text.to_owned()),
+            Event::Notice(text) => connection.state().notice(on_one_line(&text.to_owned())),
             _ => {}
         }
     }

@@ -63,16 +63,18 @@ fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
     Box::new(move || reply(value))
 }
 
+/// What is written for every evaluation has a cache line of its own: the caller's thread and Lisp's take turns, and would
+/// wait for what stands beside it.
 struct Inner {
     /// Where others are locked as well, this comes first.
-    board: Mutex<Board>,
+    board: CachePadded<Mutex<Board>>,
     /// For the threads of each lane: there is something new on the board.
     changed: [Condvar; Lane::COUNT],
     /// What the evaluation lane's thread does while there is nothing, if it is more than sleeping.
     idle: OnceCell<Arc<dyn Idle>>,
     /// For threads that hold an evaluation and are not the evaluation lane's any more: the same.
     parked: Condvar,
-    limits: Mutex<Limits>,
+    limits: CachePadded<Mutex<Limits>>,
     /// The session's own connection.
     main: Arc<Connection>,
     /// Those that joined it, in their order. Nothing else is locked under this.
@@ -80,13 +82,13 @@ struct Inner {
     next_connection: AtomicU64,
     /// Errors so far, of all connections, those of before a reset included, so that a number never means two things.
     errors: AtomicU64,
-    clock: Clock,
+    clock: CachePadded<Clock>,
     /// Evaluations so far, and how many there were when the heap was last looked at.
-    begun: AtomicU64,
+    begun: CachePadded<AtomicU64>,
     watched: AtomicU64,
-    next_id: AtomicU64,
+    next_id: CachePadded<AtomicU64>,
     /// How often the board has had something new for a thread that evaluates: what such a thread looks at while it is
-    /// awake. What is written on the way there must not be on its cache line.
+    /// awake.
     pushes: CachePadded<AtomicU64>,
     /// Who is told of what must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
@@ -95,19 +97,19 @@ struct Inner {
 impl Inner {
     fn new(limits: Limits) -> Self {
         Self {
-            board: Mutex::default(),
+            board: CachePadded::default(),
             changed: Default::default(),
             idle: OnceCell::new(),
             parked: Condvar::new(),
-            limits: Mutex::new(limits),
+            limits: CachePadded::new(Mutex::new(limits)),
             main: Connection::new(0),
             guests: Mutex::default(),
             next_connection: AtomicU64::new(1),
             errors: AtomicU64::new(0),
-            clock: Clock::default(),
-            begun: AtomicU64::new(0),
+            clock: CachePadded::default(),
+            begun: CachePadded::default(),
             watched: AtomicU64::new(0),
-            next_id: AtomicU64::new(1),
+            next_id: CachePadded::new(AtomicU64::new(1)),
             pushes: CachePadded::default(),
             observer: OnceCell::new(),
         }
@@ -155,5 +157,8 @@ impl Session {
 
 /// Text as Lisp takes it.
 fn utf32(text: &str) -> Vec<u32> {
-    text.chars().map(u32::from).collect()
+    // Chars cannot tell how many they are: collected, they would be moved to more room again and again.
+    let mut codes = Vec::with_capacity(text.len());
+    codes.extend(text.chars().map(u32::from));
+    codes
 }

@@ -1,5 +1,6 @@
 //! What a job's events build up to, and who gets it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reply;
@@ -43,7 +44,7 @@ pub(super) enum PendingReply {
 pub(super) struct Submission {
     /// The evaluation's number; 0 for none.
     pub(super) number: u64,
-    pub(super) code: String,
+    pub(super) code: Arc<str>,
     pub(super) limits: Limits,
     pub(super) timeout: Option<Duration>,
     pub(super) handled: HandledErrors,

@@ -227,6 +227,12 @@ impl Session {
         self.connection.state().withdraw(notice);
     }
 
+    /// Says what others, or the image, did: at once where this connection listens, else with its next answer.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn tell(&self, notice: String) {
+        self.connection.tell(notice);
+    }
+
     /// Adds to what the next answer has to say.
     pub(crate) fn add_notice(&self, notice: String) {
         self.connection.state().notice(notice);
@@ -268,7 +274,7 @@ impl Drop for Asking {
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(0, String::new(), Limits::default(), None).finish(JobEnd::Failed);
+    let mut outcome = OutcomeBuilder::new(0, Arc::default(), Limits::default(), None).finish(JobEnd::Failed);
     if let Err(error) = &mut outcome.result {
         let error = Arc::make_mut(error);
         error.kind = kind.to_owned();

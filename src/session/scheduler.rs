@@ -640,10 +640,10 @@ mod tests {
     impl Model {
         fn submit(&self, id: u64, background: bool) {
             let mut board = self.board.lock().unwrap();
-            let number = board.evaluations.add(&Connection::new(0), id, "code");
+            let number = board.evaluations.add(&Connection::new(0), id, &"code".into());
             assert_eq!(number, id);
             let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
-            let builder = Box::new(OutcomeBuilder::new(id, String::new(), Limits::default(), None));
+            let builder = Box::new(OutcomeBuilder::new(id, Arc::default(), Limits::default(), None));
             let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
             board.push(
                 Lane::Evaluation,

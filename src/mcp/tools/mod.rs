@@ -92,6 +92,13 @@ impl ToolContext {
         &self.inflight
     }
 
+    /// Has the client be told what became of the image before.
+    pub(super) fn tell_of_before(&self) {
+        if let Some(worker) = &self.worker {
+            worker.tell_of_before(&self.session);
+        }
+    }
+
     /// What saves checkpoints, where there are any.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;

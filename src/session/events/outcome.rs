@@ -63,7 +63,7 @@ pub(crate) struct OutcomeBuilder {
     /// The records name them.
     errors_are_records: bool,
     timing: Option<Timing>,
-    code: String,
+    code: Arc<str>,
     evaluation: u64,
     defined: Vec<DefiningForm>,
     notices: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct OutcomeBuilder {
 
 impl OutcomeBuilder {
     /// For evaluation number `evaluation`, of `code` under `limits`, with a time limit of its own.
-    pub(crate) fn new(evaluation: u64, code: String, limits: Limits, timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(evaluation: u64, code: Arc<str>, limits: Limits, timeout: Option<Duration>) -> Self {
         Self {
             code,
             evaluation,
@@ -259,7 +259,8 @@ impl OutcomeBuilder {
                 if self.notices.len() < MAX_NOTICES {
                     let mut notice = String::new();
                     text.append_to(&mut notice, MAX_NOTICE);
-                    self.notices.push(notice);
+                    // Names of the user's stand in it.
+                    self.notices.push(on_one_line(&notice));
                 }
             }
             Event::Defined(start, end_and_package) => {
@@ -280,7 +281,7 @@ impl OutcomeBuilder {
 
     /// What there is of it, while it goes on in the background.
     pub(crate) fn so_far(&self) -> Outcome {
-        let mut builder = Self::new(self.evaluation, String::new(), self.limits, None);
+        let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
         (builder.turns, builder.printed_before) = (self.turns.clone(), self.printed_before);
         Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }

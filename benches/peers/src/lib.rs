@@ -1,0 +1,66 @@
+//! How an engine is measured, whatever program it is in.
+
+pub mod samples;
+
+use std::time::Instant;
+
+use samples::Samples;
+
+pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The programs, what each is called with, and what it has to return.
+pub const PROGRAMS: [(&str, i64, i64); 4] = [
+    ("fib", 30, 832_040),
+    ("mandelbrot", 160, 1_126_475),
+    ("table", 200_000, 19_999_900_000),
+    ("host", 1_000_000, 499_999_500_000),
+];
+/// How often each is run after the first time, which warms up.
+const RUNS: u32 = 3;
+/// How many evaluations the median of one is of.
+const EVALUATIONS: usize = 2000;
+
+/// Measures the programs of `engine`, each looked up once by `find` and run by `call`.
+pub fn measure<F>(
+    samples: &mut Samples,
+    engine: &str,
+    mut find: impl FnMut(&str) -> Result<F, AnyError>,
+    mut call: impl FnMut(&F, i64) -> Result<i64, AnyError>,
+) -> Result<(), AnyError> {
+    for (program, argument, expected) in PROGRAMS {
+        let function = find(program)?;
+        for run in 0..=RUNS {
+            let begun = Instant::now();
+            let result = call(&function, argument)?;
+            let seconds = begun.elapsed().as_secs_f64();
+            if result != expected {
+                return Err(format!("{program} returned {result}, not {expected}").into());
+            }
+            // What takes this long has warmed up meanwhile.
+            let is_long = seconds > 2.0;
+            if run > 0 || is_long {
+                samples.push(engine, program, seconds);
+            }
+            if is_long {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The median time of many evaluations of `(+ 1 2)`.
+pub fn evaluations(mut evaluate: impl FnMut() -> Result<(), AnyError>) -> Result<f64, AnyError> {
+    let mut all = Samples::default();
+    for _ in 0..EVALUATIONS {
+        let begun = Instant::now();
+        evaluate()?;
+        all.push("", "", begun.elapsed().as_secs_f64());
+    }
+    all.median("", "").ok_or_else(|| "no evaluations".into())
+}
+
+/// An error unless it is what `1 + 2` is.
+pub fn expect_three(value: i64) -> Result<(), AnyError> {
+    if value == 3 { Ok(()) } else { Err(format!("1 + 2 is {value}").into()) }
+}

@@ -1,0 +1,115 @@
+//! One evaluation in another process: a child `sbcl` over pipes, and one with Swank over TCP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use peers::samples::Samples;
+use peers::{AnyError, evaluations};
+
+/// A child that ends with this.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The `sbcl` that the variable SBCL names, or that is in the path.
+fn sbcl() -> String {
+    std::env::var("SBCL").unwrap_or_else(|_| "sbcl".to_owned())
+}
+
+/// Starts one that evaluates `code`.
+fn start(code: &str) -> Result<Killed, AnyError> {
+    let child = Command::new(sbcl())
+        .args(["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--eval", code])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", sbcl()))?;
+    Ok(Killed(child))
+}
+
+/// What was measured of `engine`. Its start is over with its first answer.
+pub fn run(engine: &str) -> Result<Samples, AnyError> {
+    let mut samples = Samples::default();
+    let version = Command::new(sbcl()).arg("--version").output()?;
+    samples.set_version(engine, &String::from_utf8_lossy(&version.stdout));
+    if engine == "pipes" {
+        pipes(&mut samples)?
+    } else {
+        swank(&mut samples)?
+    }
+    Ok(samples)
+}
+
+fn pipes(samples: &mut Samples) -> Result<(), AnyError> {
+    let started = Instant::now();
+    let mut child = start("(loop (format t \"~s~%\" (eval (read))) (finish-output))")?;
+    let mut input = child.0.stdin.take().ok_or("no pipe")?;
+    let mut output = BufReader::new(child.0.stdout.take().ok_or("no pipe")?);
+    let mut evaluate = || -> Result<(), AnyError> {
+        input.write_all(b"(+ 1 2)\n")?;
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        if line.trim() == "3" { Ok(()) } else { Err(format!("sbcl answered {line:?}").into()) }
+    };
+    evaluate()?;
+    samples.push("pipes", "start", started.elapsed().as_secs_f64());
+    samples.push("pipes", "evaluation", evaluations(evaluate)?);
+    Ok(())
+}
+
+/// Swank is loaded from where the variable SWANK names its loader, or where Debian has it.
+fn swank(samples: &mut Samples) -> Result<(), AnyError> {
+    let loader =
+        std::env::var("SWANK").unwrap_or_else(|_| "/usr/share/common-lisp/source/slime/swank-loader.lisp".to_owned());
+    // Symbols of packages that are not there yet.
+    let code = format!(
+        "(progn
+           (let ((*standard-output* (make-broadcast-stream)))
+             (load {loader:?})
+             (funcall (read-from-string \"swank-loader:init\")))
+           (format t \"~&port ~d~%\" (funcall (read-from-string \"swank:create-server\") :port 0 :dont-close t))
+           (finish-output)
+           (loop (sleep 60)))"
+    );
+    let started = Instant::now();
+    let mut child = start(&code)?;
+    let mut lines = BufReader::new(child.0.stdout.take().ok_or("no pipe")?).lines();
+    let port = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix("port ").and_then(|port| port.trim().parse::<u16>().ok()))
+        .ok_or("Swank did not start")?;
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_nodelay(true)?;
+    let mut number = 0;
+    let mut evaluate = || -> Result<(), AnyError> {
+        number += 1;
+        let form = format!("(:emacs-rex (swank:eval-and-grab-output \"(+ 1 2)\") \"COMMON-LISP-USER\" t {number})\n");
+        stream.write_all(format!("{:06x}{form}", form.len()).as_bytes())?;
+        loop {
+            let mut length = [0; 6];
+            stream.read_exact(&mut length)?;
+            let mut message = vec![0; usize::from_str_radix(std::str::from_utf8(&length)?, 16)?];
+            stream.read_exact(&mut message)?;
+            // Others are of what Swank does besides.
+            if message.starts_with(b"(:return") {
+                let answer = String::from_utf8_lossy(&message);
+                let expected = format!("(:return (:ok (\"\" \"3\")) {number})");
+                return if answer.trim() == expected { Ok(()) } else { Err(answer.into()) };
+            }
+        }
+    };
+    evaluate()?;
+    samples.push("swank", "start", started.elapsed().as_secs_f64());
+    samples.push("swank", "evaluation", evaluations(evaluate)?);
+    Ok(())
+}
