@@ -30,9 +30,9 @@ to allocate is closed first, or the collector would find holes in it. The world 
           (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
           (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
 
-(defun fork-image ()
+(defun fork-image (&optional mutex)
   "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
-this thread only, or a negative error number. Without interrupts.
+this thread only, a negative error number, or :BUSY when another thread holds MUTEX. Without interrupts.
 fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may hold that is stopped in C code, for ever."
   (let ((process nil))
     (loop
@@ -40,9 +40,12 @@ fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may h
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (setf process (alien-funcall (extern-alien "_Fork" (function int))))
-          (cond ((eql 0 process) (cut-off-threads))
-                ((minusp process) (setf process (- (sb-alien:get-errno)))))
+          (cond ((and mutex (/= 0 (sb-thread::mutex-state mutex)))
+                 (setf process :busy))
+                ((eql 0 (setf process (alien-funcall (extern-alien "_Fork" (function int)))))
+                 (cut-off-threads))
+                ((minusp process)
+                 (setf process (- (sb-alien:get-errno)))))
           (alien-funcall (extern-alien "release_gc_lock" (function void)))
           (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
       (when process
@@ -70,7 +73,7 @@ that is not there. Others than these are of no use to a process that saves."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
-(defun fork-free-image ()
+(defun fork-free-image (&optional mutex)
   "Do as FORK-IMAGE does until no lock is held in the child by a thread that it does not have, which is rare but where C code
 allocates all the time; 20 times at most. The second value is how long the last one has stopped the others, in milliseconds."
   (loop for attempt from 1
@@ -78,7 +81,7 @@ allocates all the time; 20 times at most. The second value is how long the last 
              (unless in
                (return (values (- out) 0)))
              (let* ((begin (monotonic-milliseconds))
-                    (process (fork-image))
+                    (process (fork-image mutex))
                     (stopped (- (monotonic-milliseconds) begin)))
                (when (eql 0 process)
                  (take-c-locks)
@@ -87,7 +90,7 @@ allocates all the time; 20 times at most. The second value is how long the last 
                      (sb-unix:unix-write out octet 0 1)))
                  (return (values 0 0)))
                (sb-unix:unix-close out)
-               (let ((free (or (minusp process) (answered-p in))))
+               (let ((free (or (eq process :busy) (minusp process) (answered-p in))))
                  (sb-unix:unix-close in)
                  (when (or free (= attempt 20))
                    (return (values process stopped)))
@@ -256,11 +259,14 @@ what those are doing is cut off in the child. None of them defines a class or co
       (without-interrupts
         (sb-impl::finalizer-thread-stop)
         (unwind-protect
-             (sb-sys:with-local-interrupts
-               (sb-c::with-world-lock ()
-                 (without-interrupts
-                   (when (eql 0 (setf process (fork-free-image)))
-                     (save-and-report path report)))))
+             ;; Whoever compiles all the time would never leave the lock to another thread.
+             (loop
+               (setf process (fork-free-image sb-kernel::**world-lock**))
+               (unless (eq process :busy)
+                 (when (eql 0 process)
+                   (save-and-report path report))
+                 (return))
+               (sb-sys:with-local-interrupts (sleep 0.001)))
           (sb-impl::finalizer-thread-start))))
     (when (minusp process)
       (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
