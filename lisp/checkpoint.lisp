@@ -220,6 +220,9 @@ with LOCK and ERRORS, and a child of its own saves the image."
 (defconstant +saving-seconds+ 300
   "How long it may take to save an image.")
 
+(defconstant +pause-seconds+ 30
+  "How long it is waited until no thread compiles or defines a class.")
+
 (defun take-default-signals ()
   "In the child, where the program's handlers have nothing to do, have its signals do what they do by default. Those
 that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
@@ -253,23 +256,27 @@ and then how it ended, as waitpid(2) has it, in four octets: the program may wai
 (defun save-for-program (path report)
   "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
 of it, as SAVE-AND-REPORT does. Return the child's process number. For any thread of the program's, while others go on:
-what those are doing is cut off in the child. None of them defines a class or compiles then."
-  (let ((process -1))
+what those are doing is cut off in the child. None of them defines a class or compiles then, or it is an error: that one
+does not stop is waited for +PAUSE-SECONDS+."
+  (let ((process -1)
+        (end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second))))
     (sb-thread:with-mutex (**saving-lock**)
       (without-interrupts
         (sb-impl::finalizer-thread-stop)
         (unwind-protect
-             ;; Whoever compiles all the time would never leave the lock to another thread.
+             ;; To ask for the lock would be no use: whoever compiles again at once gets it first.
              (loop
                (setf process (fork-free-image sb-kernel::**world-lock**))
-               (unless (eq process :busy)
-                 (when (eql 0 process)
-                   (save-and-report path report))
-                 (return))
+               (cond ((eql 0 process)
+                      (save-and-report path report))
+                     ((or (integerp process) (> (get-internal-real-time) end))
+                      (return)))
                (sb-sys:with-local-interrupts (sleep 0.001)))
           (sb-impl::finalizer-thread-start))))
-    (when (minusp process)
-      (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+    (cond ((eq process :busy)
+           (error "Other threads have compiled, or defined classes, for ~D seconds without a pause." +pause-seconds+))
+          ((minusp process)
+           (error "The process cannot be copied: ~A." (sb-int:strerror (- process)))))
     process))
 
 (define-query :image-name (&key)

@@ -609,14 +609,19 @@ fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy(
         // It waits for whatever child there is.
         libc::signal(libc::SIGCHLD, reap as extern "C" fn(libc::c_int) as libc::sighandler_t);
     }
-    let lisp = Lisp::builder().heap(1 << 30).threads(4).boot().expect("SBCL boots");
+    let lisp = Lisp::builder().heap(1 << 30).threads(6).boot().expect("SBCL boots");
     lisp.load_str(
         "(defvar *kept* (make-hash-table)) (dotimes (i 1000) (setf (gethash i *kept*) (list i)))
          (defvar *rounds* 0) (defvar *over* nil)
          (defvar *mutex* (sb-thread:make-mutex))
-         (defun work () (loop until *over* do (sb-thread:with-mutex (*mutex*) (incf *rounds*))
-                                              (make-array (random 5000)) (make-list 100)
-                                              (intern (format nil \"S~D\" (random 1000)) :keyword)))",
+         (defun work ()
+           (loop until *over*
+                 do (dotimes (i 50)
+                      (sb-thread:with-mutex (*mutex*) (incf *rounds*))
+                      (make-array (random 5000)) (make-list 100)
+                      (intern (format nil \"S~D\" (random 1000)) :keyword))
+                    ;; The copy saves on what they leave.
+                    (sleep 0.002)))",
     )
     .expect("it is loaded");
     let over = AtomicBool::new(false);
@@ -625,7 +630,8 @@ fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy(
             scope.spawn(|| lisp.eval::<()>("(work)").expect("it ends"));
         }
         // One that compiles, and one of the host's own.
-        let compile = "(loop until *over* do (eval '(defclass c () (a))) (compile nil '(lambda (x) (1+ x))))";
+        let compile =
+            "(loop until *over* do (eval '(defclass c () (a))) (compile nil '(lambda (x) (1+ x))) (sleep 0.01))";
         scope.spawn(|| lisp.eval::<()>(compile).expect("it ends"));
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {

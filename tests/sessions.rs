@@ -115,7 +115,7 @@ fn a_session_goes_on_where_it_was() {
 fn who_evaluates_nothing_leaves_nothing() {
     let state = State::new("nothing");
     let mut server = state.serve("work");
-    assert!(good(&mut server, "list-definitions", json!({})).starts_with("Nothing has been defined"));
+    assert_eq!(good(&mut server, "list-definitions", json!({})), "No definitions in this session.");
     assert!(server.finish().status.success());
     assert!(!state.directory("work").exists());
     assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");

@@ -178,8 +178,9 @@ impl Lisp {
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be made at `path`; [`Error::Save`] when the copy did not save, on a full disk
-    /// for instance, or took longer than 300 seconds; [`Error::Condition`] when the process cannot be copied. What was
-    /// at `path` before stays. This handle's [limit](Self::with_timeout) is for the time until there is a copy.
+    /// for instance, or took longer than 300 seconds; [`Error::Condition`] when the process cannot be copied, or other
+    /// threads compile, or define classes, for 30 seconds without a pause. What was at `path` before stays. This
+    /// handle's [limit](Self::with_timeout) is for the time until there is a copy.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
