@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 10u
+#define SBCL_HOST_CONTRACT 11u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -197,7 +197,10 @@ enum sbcl_entry {
   SBCL_ENTRY_SLOTS,
   SBCL_ENTRY_ELEMENT,
   SBCL_ENTRY_OBJECTS,
-  SBCL_ENTRY_SYMBOL
+  SBCL_ENTRY_SYMBOL,
+  SBCL_ENTRY_START_THREAD,
+  SBCL_ENTRY_LOCAL_FUNCTION,
+  SBCL_ENTRY_BORROW_OCTETS
 };
 
 /* The job that threads of the program's print and warn into. */

@@ -392,6 +392,20 @@ be there."
       (sb-kernel:%byte-blt (vector-sap data) start (int-sap address) 0 length)))
   (values))
 
+(defun borrow-octets (closure object place)
+  "Have the program run CLOSURE, a number of its own, while the octets of OBJECT, a vector of them, stay where they are.
+Their address, and how many there are, are then in the two words at the address PLACE."
+  (declare (type (unsigned-byte 62) place))
+  (unless (typep object '(vector (unsigned-byte 8)))
+    (error 'type-error :datum object :expected-type '(vector (unsigned-byte 8))))
+  (sb-kernel:with-array-data ((data object) (start) (end) :check-fill-pointer t)
+    (declare (type (simple-array (unsigned-byte 8) (*)) data))
+    (with-pinned-objects (data)
+      (setf (sap-ref-64 (int-sap place) 0) (sap-int (sap+ (vector-sap data) start))
+            (sap-ref-64 (int-sap place) 8) (- end start))
+      (call-program +run+ (lambda (scratch) (put-integer scratch closure)))))
+  (values))
+
 (defun size-of-object (object)
   "Return how many elements OBJECT, a sequence or a table, has."
   (etypecase object
@@ -452,7 +466,7 @@ a property list or an association list."
   '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
     interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
     copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
-    make-local-function save-for-program)
+    make-local-function borrow-octets save-for-program)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)

@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 10
+(defconstant +contract+ 11
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane

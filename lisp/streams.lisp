@@ -72,6 +72,19 @@ too, as SBCL's own standard streams do."
   ;; The column of those threads that keep nothing back.
   (column 0 :type index))
 
+(declaim (type (or null function) *on-output*))
+(defvar *on-output* nil
+  "A function of a string, a start and an end that is called with what this thread prints to the standard streams, too; or
+NIL.")
+
+(declaim (inline push-output))
+(defun push-output (stream string start end)
+  "Push the characters of STRING from START below END, which were printed to STREAM."
+  (declare (type standard-stream stream) (type string string) (type index start end))
+  (event-text *job-id* (standard-stream-event-kind stream) 0 string start end)
+  (when *on-output*
+    (funcall *on-output* string start end)))
+
 (defun flush-output ()
   "Hand over what this thread has printed to the standard streams and kept back."
   (let ((output *output*))
@@ -80,8 +93,7 @@ too, as SBCL's own standard streams do."
         (let ((fill (output-fill output)))
           (unless (zerop fill)
             (setf (output-fill output) 0)
-            (event-text *job-id* (standard-stream-event-kind (output-stream output)) 0
-                        (the text (output-buffer output)) 0 fill)))))))
+            (push-output (output-stream output) (the text (output-buffer output)) 0 fill)))))))
 
 (defun finish-output-of-job ()
   "Hand over what this thread has printed, and begin anew: what the next job prints begins a line."
@@ -146,7 +158,7 @@ too, as SBCL's own standard streams do."
                (setf (column output stream) (column-after (column output stream) string start end))
                (cond ((> length +buffer-size+)
                       (flush-output)
-                      (event-text *job-id* (standard-stream-event-kind stream) 0 string start end))
+                      (push-output stream string start end))
                      (t
                       (replace (prepare-output output stream length) string
                                :start1 (output-fill output) :start2 start :end2 end)

@@ -318,9 +318,9 @@ ends there."
           (dolist (function undo)
             (guarded (funcall (the function function)) (failure) nil)))))))
 
-(define-operation :trace-calls (evaluate &key functions package depth limit foreground)
+(define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
   "Evaluate the code with FUNCTIONS traced, a list of texts, or else those of PACKAGE; record calls less than DEPTH recorded
-ones deep, LIMIT at most. FOREGROUND is true of an evaluation that ends there."
+ones deep, LIMIT at most, and tell of SHOWN of them. FOREGROUND is true of an evaluation that ends there."
   (let* ((targets (targets functions package))
          (locals (remove :local targets :key #'target-kind :test-not #'eq))
          (tracer (make-tracer depth limit locals)))
@@ -329,4 +329,4 @@ ones deep, LIMIT at most. FOREGROUND is true of an evaluation that ends there."
     (unwind-protect
          (call-with-traced tracer targets #'evaluate)
       (close-all tracer)
-      (push-traced-calls tracer (length targets)))))
+      (push-traced-calls tracer (length targets) shown))))

@@ -340,16 +340,20 @@ call PARENT, if there is one."
 
 ;;; What came of it
 
-(defun push-traced-calls (tracer functions)
-  "Push what TRACER has recorded of so many FUNCTIONS: those of this thread first, each thread's in order."
+(defun push-traced-calls (tracer functions shown)
+  "Push what TRACER has recorded of so many FUNCTIONS: those of this thread first, each thread's in order, SHOWN calls at
+most. To print and push one takes several times as long as to record it."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
     (push-record "trace" :functions functions :calls (tracer-count tracer)
+                         :recorded (length calls)
                          :omitted (max 0 (- (tracer-count tracer) (length calls)))
                          :stopped (tracer-stopped tracer))
     (dolist (thread (cons sb-thread:*current-thread* (remove sb-thread:*current-thread* threads)))
       (dolist (call calls)
         (when (eq thread (call-of-thread call))
+          (when (minusp (decf shown))
+            (return-from push-traced-calls))
           (push-record "call"
                        :thread (unless (eq thread sb-thread:*current-thread*)
                                  (let ((name (sb-thread:thread-name thread)))

@@ -38,8 +38,8 @@ SITE = re.compile(r"(?<!['`#])\((" + "|".join(re.escape(name) for name in OPERAT
 class Server:
     """A server on pipes."""
 
-    def __init__(self, binary, directory):
-        arguments = [binary, "--structured-content"]
+    def __init__(self, binary, directory, structured=True):
+        arguments = [binary] + ["--structured-content"] * structured
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=directory)
         self.number = 0

@@ -51,7 +51,8 @@ pub mod values {
     //!
     //! Structs and enums go through serde, as property lists and keywords: [`Serde`](crate::Serde). Integers beyond 128 bits
     //! are `num_bigint::BigInt`, with the feature `num-bigint`; quotients are [`Ratio`](crate::Ratio). Octets are copied at
-    //! the speed of memory by [`Cx::copy_bytes`](crate::Cx::copy_bytes).
+    //! the speed of memory by [`Cx::copy_bytes`](crate::Cx::copy_bytes); [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends
+    //! them where they are, which is `unsafe`, as another Lisp thread may write there.
 }
 
 pub mod functions {
@@ -213,6 +214,9 @@ pub mod output {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
+    //! [`trace_output`](crate::Builder::trace_output) makes events of `tracing` of what is printed, a line each, beside those
+    //! that warnings are already: so it is in the log of a service, with the rest.
+    //!
     //! What one call prints is best had from Lisp itself:
     //!
     //! ```
@@ -285,7 +289,7 @@ pub mod what_ends_the_process {
     //! | a panic in the closure of an `enter` | goes on in the caller |
     //! | a wrong address in Lisp | `sb-sys:memory-fault-error` |
     //! | one in Rust, on whatever thread | the program's own handler of SIGSEGV, if it has one; else its end |
-    //! | `(sb-ext:exit)` | an error in Lisp |
+    //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of goes on." |
     //! | `abort` in C code, SIGKILL | the end |
     //! | a Lisp thread that ends by itself | another one takes its place |
     //!

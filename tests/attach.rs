@@ -381,7 +381,7 @@ fn ids_and_cancellations_are_each_ones_own_under_any_schedule() {
                         }
                         2 => {
                             // What is cancelled is one's own; that one hears no more of it.
-                            let id = client.post_call("evaluate-lisp", json!({"code": "(sleep 0.05)"}));
+                            let id = client.post_call("evaluate-lisp", json!({"code": "(sleep 5)"}));
                             let params = json!({"requestId": id});
                             client.send(
                                 &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}),

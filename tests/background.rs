@@ -112,12 +112,19 @@ fn a_failure_is_history_at_once_and_the_error_state_once_it_is_delivered() {
     server.goes_on();
     assert!(wait(&mut server, id).1);
     assert!(last_error(&mut server).starts_with("No error information"));
-    // Nobody needs to be told who waits for it.
-    gate(&mut server);
-    let id = begin(&mut server, &format!("{PASS} (error \"third\")"));
+    // Nobody needs to be told who is given it first.
+    let id = begin(&mut server, "(error \"unheard\")");
+    while !good(&mut server, "error-history", json!({})).contains("unheard") {}
+    assert!(wait(&mut server, id).0.contains("unheard"));
+    server.goes_on();
+    // Nor who waits for it. An evaluation that let it go on might succeed after it had failed, and
+    // clear the error state.
+    let marker = std::env::temp_dir().join(format!("sbcl-mcp-third-{}", std::process::id()));
+    let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"third\")"));
     let waiting = server.post_call("evaluation", json!({"id": id, "action": "wait"}));
-    server.evaluate("(sb-thread:signal-semaphore *gate*)");
+    std::fs::write(&marker, "").unwrap();
     let (text, is_error) = server.outcome(waiting);
+    std::fs::remove_file(&marker).unwrap();
     assert!(is_error && text.contains("third"), "{text}");
     assert!(last_error(&mut server).contains("third"));
     server.goes_on();

@@ -290,6 +290,62 @@ fn a_call_that_fills_the_heap_fails_and_the_process_lives() {
     lisp.eval::<()>("(setf *kept* nil)").expect("it is let go of");
 }
 
+/// What is logged.
+#[cfg(feature = "mcp")]
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+#[cfg(feature = "mcp")]
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("nobody panics").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(feature = "mcp")]
+#[test]
+fn what_lisp_prints_and_warns_of_goes_to_tracing() {
+    let name = "what_lisp_prints_and_warns_of_goes_to_tracing";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).without_time().init();
+    let lisp = Lisp::builder().trace_output().boot().expect("SBCL boots");
+    lisp.eval::<()>(r#"(format t "one λ~%and ")"#).expect("it prints");
+    lisp.eval::<()>(r#"(format t "a half~%~%")"#).expect("it prints");
+    lisp.eval::<()>(r#"(format *error-output* "to stderr~%")"#).expect("it prints");
+    lisp.eval::<()>(r#"(warn "by hand: ~a" 7)"#).expect("it warns");
+    lisp.load_str("(defun unwarned () (undefined-in-tracing))").expect("it loads");
+    lisp.eval::<()>(r#"(princ (make-string 9000 :initial-element #\x))"#).expect("it prints");
+    let text = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("sbcl") && !line.contains("undefined")).collect();
+    let (long, short) = lines.split_last().expect("lines");
+    assert_eq!(
+        short,
+        [
+            " INFO sbcl::stdout: one λ",
+            " INFO sbcl::stdout: and a half",
+            " INFO sbcl::stdout: ",
+            " WARN sbcl::stderr: to stderr",
+            " WARN sbcl: simple-warning: by hand: 7"
+        ]
+    );
+    assert!(long.starts_with(" INFO sbcl::stdout: xxx") && long.len() > 8192, "{long}");
+    assert!(
+        text.contains(
+            " WARN sbcl: sb-int:simple-style-warning: undefined function: COMMON-LISP-USER::UNDEFINED-IN-TRACING"
+        ),
+        "{text}"
+    );
+}
+
 /// What the host's handlers have seen.
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);

@@ -333,6 +333,134 @@ fn rust_functions_are_called_by_lisp() {
     );
 }
 
+#[test]
+fn rust_functions_have_the_lambda_list_that_they_are_defined_with() {
+    let lisp = lisp();
+    lisp.define_as(
+        "host:pad",
+        "text &key (width (+ 3 5)) fill",
+        "Return TEXT, padded on the left.",
+        |text: String, width: usize, fill: Option<char>| {
+            let missing = width.saturating_sub(text.chars().count());
+            std::iter::repeat_n(fill.unwrap_or('-'), missing).chain(text.chars()).collect::<String>()
+        },
+    )
+    .unwrap();
+    let pad = |code: &str| lisp.eval::<String>(code).unwrap();
+    assert_eq!(pad(r#"(host:pad "x")"#), "-------x");
+    assert_eq!(pad(r#"(host:pad "x" :fill #\. :width 3)"#), "..x");
+    assert_eq!(pad(r#"(apply #'host:pad "x" '(:width 2 :width 5))"#), "-x");
+    assert_eq!(lisp.call::<String>("host:pad", ("x", keyword("width"), 2)).unwrap(), "-x");
+    for wrong in [r#"(host:pad "x" :other 1)"#, r#"(host:pad "x" :width)"#, "(host:pad)"] {
+        let code = format!("(funcall (compile nil '(lambda () (declare (notinline host:pad)) {wrong})))");
+        assert!(condition(lisp.eval::<String>(&code).unwrap_err()).is("program-error"), "{wrong}");
+    }
+    let wrong = condition(lisp.eval::<String>(r#"(host:pad "x" :width "wide")"#).unwrap_err());
+    assert!(wrong.message().ends_with(r#"but found the string "wide" (in argument 2)"#), "{wrong}");
+    let described = |name: &str| {
+        lisp.eval::<String>(&format!("(with-output-to-string (*standard-output*) (describe '{name}))")).unwrap()
+    };
+    let text = described("host:pad");
+    assert!(text.contains("Lambda-list: (TEXT &KEY (WIDTH (+ 3 5)) FILL)"), "{text}");
+    assert!(text.contains("Return TEXT, padded on the left."), "{text}");
+    // Without one, what may be left out is told by the types.
+    lisp.define("host:sum", "Add up.", |a: i64, b: Option<i64>| a + b.unwrap_or(10)).unwrap();
+    assert_eq!(lisp.eval::<(i64, i64)>("(values (host:sum 1) (host:sum 1 2))").unwrap(), (11, 3));
+    assert!(described("host:sum").contains("Lambda-list: (ARGUMENT-1 &OPTIONAL ARGUMENT-2)"));
+}
+
+#[test]
+fn what_is_no_t_stays_what_it_is_in_a_result() {
+    let lisp = lisp();
+    type Found<T> = Result<T, Value>;
+    let found: Vec<Found<i64>> = lisp.eval(r#"(list 1 :no -3 "x" (list 4))"#).unwrap();
+    let text = |found: &Found<i64>| match found {
+        Ok(number) => number.to_string(),
+        Err(other) => format!("no: {other}"),
+    };
+    assert_eq!(found.iter().map(text).collect::<Vec<_>>(), ["1", "no: :NO", "-3", "no: \"x\"", "no: (4)"]);
+    assert_eq!(lisp.eval::<Found<Vec<u8>>>("(list 1 2)").unwrap().ok(), Some(vec![1, 2]));
+    // It is the same object, not a copy.
+    lisp.eval::<()>("(defparameter *mixed* (list 1 :x))").unwrap();
+    let other = lisp.eval::<Found<Vec<i64>>>("*mixed*").unwrap().unwrap_err();
+    assert!(other.eql(&lisp.eval("*mixed*").unwrap()).unwrap());
+    // Several values, one of them a condition.
+    let (quotient, failure): (Found<i64>, Found<i64>) =
+        lisp.eval("(values (/ 6 2) (handler-case (/ 1 0) (error (condition) condition)))").unwrap();
+    assert_eq!((quotient.ok(), failure.unwrap_err().type_of().unwrap().as_str()), (Some(3), "division-by-zero"));
+    assert_eq!(lisp.eval::<Found<Option<i64>>>("nil").unwrap().ok(), Some(None));
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn octets_are_borrowed_where_they_are() {
+    let lisp = lisp();
+    lisp.eval::<()>("(defvar *throws* nil)").unwrap();
+    lisp.enter(|cx| {
+        let borrow = |octets: &Value| {
+            // SAFETY: what is borrowed here is new each time, and nothing writes to it.
+            unsafe { cx.borrow_bytes(octets, <[u8]>::to_vec) }
+        };
+        let octets = |code: &str| cx.eval::<Value>(code);
+        assert_eq!(borrow(&octets("(coerce '(1 2 3) '(vector (unsigned-byte 8)))")?)?, [1, 2, 3]);
+        assert_eq!(borrow(&octets("(make-array 0 :element-type '(unsigned-byte 8))")?)?, Vec::<u8>::new());
+        assert_eq!(
+            borrow(&octets(
+                "(make-array 2 :element-type '(unsigned-byte 8) :displaced-index-offset 1 :displaced-to
+                   (make-array 4 :element-type '(unsigned-byte 8) :initial-contents '(7 8 9 10)))"
+            )?)?,
+            [8, 9]
+        );
+        assert_eq!(
+            borrow(&octets("(make-array 3 :element-type '(unsigned-byte 8) :fill-pointer 1 :initial-element 5)")?)?,
+            [5]
+        );
+        for wrong in ["7", "'(1 2)", "\"abc\"", "(vector 1 2)"] {
+            let error = borrow(&octets(wrong)?).unwrap_err();
+            assert!(error.condition().is_some_and(|condition| condition.is("type-error")), "{wrong}: {error}");
+        }
+        // Collections do not move it while it is lent, and move others.
+        let large = octets("(coerce (loop for n below 5000 collect (mod n 251)) '(vector (unsigned-byte 8)))")?;
+        // SAFETY: nothing writes to it: collections and what else runs here do not.
+        let is_there = unsafe {
+            cx.borrow_bytes(&large, |octets| {
+                let is_whole = || octets.iter().zip(0..5000).all(|(&octet, n)| i32::from(octet) == n % 251);
+                let all = (0..5).all(|_| {
+                    cx.eval::<()>("(make-array 100000) (sb-ext:gc)").is_ok()
+                        && cx.eval::<()>("(sb-ext:gc :full t)").is_ok()
+                        && is_whole()
+                });
+                all && octets.len() == 5000
+            })
+        }?;
+        assert!(is_there);
+        // Nested, with a panic, and with an exit of Lisp's.
+        // SAFETY: as above.
+        let nested =
+            unsafe { cx.borrow_bytes(&large, |one| cx.borrow_bytes(&large, |other| std::ptr::eq(one, other))) };
+        assert!(nested??);
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: as above.
+            unsafe { cx.borrow_bytes(&large, |_| panic!("on purpose")) }
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"on purpose"));
+        assert_eq!(cx.eval::<i64>("(+ 1 2)")?, 3);
+        let throws = cx.local_function({
+            let lisp = lisp.clone();
+            let large = large.clone();
+            move |out: Function| {
+                // SAFETY: as above.
+                lisp.enter(|cx| unsafe { cx.borrow_bytes(&large, |_| out.call::<()>(())) })?
+            }
+        })?;
+        cx.call::<()>("set", (cx.eval::<Value>("'*throws*")?, &throws))?;
+        assert_eq!(cx.eval::<i64>("(catch 'out (funcall *throws* (lambda () (throw 'out 6))) 7)")?, 6);
+        cx.eval::<()>("(setf *throws* nil)")
+    })
+    .unwrap();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
 /// Counts how many are dropped.
 struct Dropped(Arc<AtomicUsize>);
 
@@ -574,6 +702,162 @@ fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
     assert!(matches!(lisp.eval::<()>("(abort)"), Err(Error::Aborted)));
     assert!(matches!(lisp.eval::<()>("(sb-thread:abort-thread)"), Err(Error::Aborted)));
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn exit_is_an_error_and_the_program_goes_on() {
+    let lisp = lisp();
+    for code in ["(sb-ext:exit)", "(sb-ext:exit :code 3 :abort t)", "(sb-ext:quit)", "(unwind-protect (sb-ext:exit) 1)"]
+    {
+        let error = lisp.eval::<()>(code).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "sbcl-host::exit-refused: EXIT was called: the program that this image is part of goes on.",
+            "{code}"
+        );
+        assert!(condition(error).is("error"));
+    }
+    // A function that Lisp calls, and another thread of Lisp's.
+    assert!(lisp.function("sb-ext:exit").unwrap().call::<()>(()).is_err());
+    assert_eq!(
+        lisp.eval::<Symbol>(
+            "(sb-thread:join-thread (sb-thread:make-thread (lambda () (handler-case (exit) (error () :goes-on)))))"
+        )
+        .unwrap(),
+        keyword("goes-on")
+    );
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+/// A client of `sbcl::mcp::spawn`.
+#[cfg(feature = "mcp")]
+mod agent {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use sbcl::Lisp;
+    use sbcl::mcp::Served;
+    use serde_json::{Value, json};
+
+    pub(crate) struct Agent {
+        stream: UnixStream,
+        lines: BufReader<UnixStream>,
+        last: i64,
+    }
+
+    impl Agent {
+        pub(crate) fn join(lisp: &Lisp) -> (Self, Served) {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let served = sbcl::mcp::spawn(lisp, ours).unwrap();
+            theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let mut agent = Self { lines: BufReader::new(theirs.try_clone().unwrap()), stream: theirs, last: 0 };
+            let client = json!({"name": "test", "version": "1"});
+            agent.post(
+                "initialize",
+                &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}),
+            );
+            assert_eq!(agent.answer()["result"]["protocolVersion"], "2025-11-25");
+            agent.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+            (agent, served)
+        }
+
+        fn send(&mut self, message: &Value) {
+            self.stream.write_all(format!("{message}\n").as_bytes()).unwrap();
+        }
+
+        pub(crate) fn post(&mut self, method: &str, params: &Value) {
+            self.last += 1;
+            self.send(&json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params}));
+        }
+
+        /// The answer to what was posted last.
+        pub(crate) fn answer(&mut self) -> Value {
+            loop {
+                let message = self.next().expect("an answer");
+                if message["id"] == self.last {
+                    return message;
+                }
+            }
+        }
+
+        /// The next message; `None` at the end.
+        pub(crate) fn next(&mut self) -> Option<Value> {
+            let mut line = String::new();
+            self.lines.read_line(&mut line).expect("it is not silent");
+            (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
+        }
+
+        pub(crate) fn call(&mut self, tool: &str, arguments: Value) -> String {
+            self.post("tools/call", &json!({"name": tool, "arguments": arguments}));
+            self.answer()["result"]["content"][0]["text"].as_str().expect("text").to_owned()
+        }
+
+        pub(crate) fn evaluate(&mut self, code: &str) -> String {
+            self.call("evaluate-lisp", json!({"code": code}))
+        }
+
+        pub(crate) fn tools(&mut self) -> Vec<String> {
+            self.post("tools/list", &json!({}));
+            let answer = self.answer();
+            let tools = answer["result"]["tools"].as_array().expect("tools").iter();
+            tools.map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
+        }
+    }
+}
+
+#[cfg(feature = "mcp")]
+#[test]
+fn agents_are_served_on_the_programs_own_image() {
+    use agent::Agent;
+
+    let lisp = lisp();
+    lisp.load_str("(defvar *of-program* 12) (defun answer () 41)").unwrap();
+    let (mut one, served_one) = Agent::join(&lisp);
+    let (mut other, served_other) = Agent::join(&lisp);
+    let tools = one.tools();
+    assert!(tools.iter().any(|tool| tool == "evaluate-lisp"), "{tools:?}");
+    assert!(!tools.iter().any(|tool| tool == "reset-session" || tool == "checkpoint"), "{tools:?}");
+
+    // Both are on the program's image, and it sees what they do.
+    assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));
+    one.evaluate("(defun answer () 42)");
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
+    assert!(other.evaluate("(answer)").contains("42"));
+    // Each has its own package and errors.
+    one.evaluate("(defpackage :agents (:use :cl)) (in-package :agents)");
+    assert!(one.evaluate("(package-name *package*)").contains("AGENTS"));
+    assert!(other.evaluate("(package-name *package*)").contains("COMMON-LISP-USER"));
+    assert!(one.evaluate("(error \"of one\")").contains("of one"));
+    assert!(!other.call("describe-last-error", serde_json::json!({})).contains("of one"));
+    // The program's calls go on while one of them waits in an evaluation.
+    let (began, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    lisp.define("host:agent-waits", "Wait until it may go on.", move || {
+        began.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
+    })
+    .unwrap();
+    one.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits)"}}));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
+    finish.send(()).unwrap();
+    assert!(one.answer()["result"]["content"][0]["text"].as_str().unwrap().contains('T'));
+
+    // One leaves; the other one stays, until it is served no longer.
+    assert!(!served_one.is_over());
+    drop(one);
+    served_one.wait().unwrap();
+    assert!(other.evaluate("(+ 1 2)").contains('3'));
+    other.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(loop)"}}));
+    served_other.stop().unwrap();
+    while other.next().is_some() {}
+    // What it was at does not go on, and a new one may come.
+    let (mut third, served) = Agent::join(&lisp);
+    assert!(third.evaluate("(answer)").contains("42"));
+    served.stop().unwrap();
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
 }
 
 #[test]

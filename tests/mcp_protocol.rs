@@ -289,6 +289,34 @@ fn a_line_that_is_too_long_is_refused_by_its_id() {
     server.goes_on();
 }
 
+/// The id is in the part that one image reads, or in the part that the next one does; other requests wait meanwhile.
+#[test]
+fn a_line_that_is_too_long_stays_so_when_the_process_becomes_another() {
+    let mut server = Server::start_with(&["serve", "--no-supervisor"]);
+    server.initialize("2025-11-25");
+    let chunk = "x".repeat(1 << 20);
+    for (begin, end, id) in [
+        (r#"{"jsonrpc":"2.0","id":52,"method":"ping","params":{"text":""#, r#""}}"#, json!(52)),
+        (r#"{"method":"ping","params":{"id":1,"text":""#, r#""},"jsonrpc":"2.0","id":"late"}"#, json!("late")),
+    ] {
+        let code = "(sb-sys:without-interrupts (loop))";
+        let stuck = server.post_call("evaluate-lisp", json!({"code": code, "timeout": 2}));
+        let queued = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+        server.send_raw(begin.as_bytes());
+        for _ in 0..66 {
+            server.send_raw(chunk.as_bytes());
+        }
+        let text = outcome(&server.answer(stuck)).0;
+        assert!(text.contains("did not react to being interrupted"), "{text}");
+        assert!(outcome(&server.answer(queued)).0.ends_with("=> 3"));
+        server.send_raw(format!("{end}\n").as_bytes());
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+    }
+    server.goes_on();
+}
+
 // ---- Calls with wrong arguments
 
 #[test]

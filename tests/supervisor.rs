@@ -623,7 +623,7 @@ fn what_could_not_be_restored_stays_listed_until_it_is_defined_again_or_dropped(
     kill_worker(&server);
     let text = server.evaluate("(f)");
     assert!(text.contains("Restored: all 3 forms"), "{text}");
-    let earlier = text.split_once("\\nNot restored earlier, and not defined again since:\\n").unwrap().1;
+    let earlier = text.split_once("\n  Not restored earlier, and not defined again since:\n  ").unwrap().1;
     assert!(earlier.starts_with(&listed[0]), "{text}");
     assert_eq!(not_restored(&mut server), listed[..1]);
     // A checkpoint of before it was defined again has not got it.

@@ -536,12 +536,45 @@ fn what_no_framework_is_known_of_is_its_test_op() {
         assert!(text.starts_with("FAILED  0 passed, 0 failed, 1 error, 0 skipped in "), "{text}");
         assert!(text.contains(expected), "{text}");
     }
+    // Many return false in place of an error; those that return what FORMAT does are not told by that alone.
+    for (name, perform, expected) in [
+        (
+            "false",
+            "(progn (format t \"~%Some tests failed.~%\") nil)",
+            "FAILED  0 passed, 1 failed, 0 errors, 0 skipped",
+        ),
+        ("none", "(format t \"3 passed, 0 failed~%\")", "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped"),
+        (
+            "true",
+            "(progn (format t \"Testing what failed before~%\") t)",
+            "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped",
+        ),
+    ] {
+        let project = Project::new(name, "", perform, "");
+        let mut server = project.server();
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert_eq!(timeless(text.lines().next().expect("a line")), expected, "{text}");
+        if name == "false" {
+            let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
+            assert!(text.contains(said), "{text}");
+            assert!(text.contains("\nIt printed:\nSome tests failed.\n"), "{text}");
+        }
+    }
+    // Of much that it printed, the beginning and the end.
+    let print = "(progn (loop for i below 5000 do (format t \"line ~D~%\" i)) (format t \"the end~%\") t)";
+    let project = Project::new("prints-much", "", print, "");
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
+    assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: evaluation {"), "{text}");
+    assert!(text.len() < 2600, "{text}");
     let project = Project::new("prints", "", "(format t \"all is well~%\")", "");
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
-    assert!(lines[1].starts_with("The tests printed 12 characters: evaluation {"), "{text}");
+    assert_eq!(&lines[1..3], &["It printed:", "all is well"], "{text}");
+    assert!(lines[3].starts_with("The tests printed 12 characters: evaluation {"), "{text}");
     // Without anything to do, nothing passes.
     let project = Project::new("nothing", "", "", "");
     project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");

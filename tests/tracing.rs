@@ -87,6 +87,18 @@ fn calls_are_shown_as_a_tree() {
         "9 calls of the function traced:\n  (FACT 1) => 1\n  (FACT 1) => 1\n... 7 more calls were not recorded (limit)\n\n\
          => NIL"
     );
+    // Of very many, as many as there is room for; the rest is counted.
+    let many = json!({"code": "(dotimes (i 5000) (fact 1))", "functions": ["fact"], "limit": 4999});
+    let text = traced(&mut server, many);
+    assert!(text.starts_with("5000 calls of the function traced:\n"), "{text}");
+    let lines = text.lines().filter(|line| *line == "  (FACT 1) => 1").count();
+    assert!((200..=400).contains(&lines), "{lines} {text}");
+    let rest = format!(
+        "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest\n\
+         ... 1 more calls were not recorded (limit)\n\n=> NIL",
+        4999 - lines
+    );
+    assert!(text.ends_with(&rest), "{text}");
     // Arguments are those of the call, whenever they are printed.
     server
         .evaluate("(progn (defpackage :other) (defun shout (string symbol) (values (nstring-upcase string) symbol)))");

@@ -6,6 +6,7 @@
 #[rustfmt::skip]
 mod bindings;
 mod boot;
+mod borrow;
 mod callbacks;
 mod float_traps;
 pub(crate) mod heap;

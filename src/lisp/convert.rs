@@ -261,6 +261,7 @@ impl Writer {
 /// | `bool` | `nil` is false, all else true |
 /// | `char`, `String` | a character, a string |
 /// | `Option<T>` | `nil` is `None` |
+/// | `Result<T, Value>` | an object that is a `T`; or else the object, whatever it is |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
 /// | tuples | several values; within others, a list, a vector or a pair |
@@ -324,7 +325,8 @@ pub trait FromLisp: Sized {
 /// A type whose values can be given to Lisp: the other way round of [`FromLisp`].
 ///
 /// `Vec<T>` and slices are lists, of octets (`u8`) vectors of them; tuples lists; maps hash tables (`equal`); `None` and
-/// `false` are `nil`. References are what they refer to.
+/// `false` are `nil`. References are what they refer to. A `Result` is what a [host function](super::HostFunction) returns:
+/// its `Err` is signalled, as a condition, so no other object is made of one.
 ///
 /// ```
 /// use sbcl::{IntoLisp, Writer};
@@ -649,6 +651,35 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
             Some(value) => value.write(writer),
             None => writer.0.nil(),
         }
+    }
+}
+
+/// An object of which is not known whether it is a `T`: one that is not stays what it is.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// use sbcl::Value;
+///
+/// let divide = "(lambda (n) (handler-case (/ 12 n) (error (condition) condition)))";
+/// let quotients: Vec<Result<i64, Value>> = lisp.eval(&format!("(mapcar {divide} '(3 0))"))?;
+/// assert_eq!(*quotients[0].as_ref().unwrap(), 4);
+/// assert_eq!(quotients[1].as_ref().unwrap_err().type_of()?, "division-by-zero");
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+impl<T: FromLisp> FromLisp for Result<T, Value> {
+    // The object has to be there whatever it is.
+    const SHAPE: Shape = Shape::OPAQUE;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        let value: Value = reader.read()?;
+        let words = reader.cx.write_out(&value, T::SHAPE);
+        let converted = words.and_then(|words| {
+            let mut reader = Reader::new(reader.cx, &words);
+            // Past the token of the values.
+            let _ = reader.token();
+            reader.read().ok()
+        });
+        Ok(converted.ok_or(value))
     }
 }
 

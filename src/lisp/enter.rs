@@ -34,6 +34,7 @@ pub(super) enum Entry {
     Symbol,
     StartThread,
     LocalFunction,
+    BorrowOctets,
     Save,
 }
 

@@ -14,7 +14,7 @@ use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::options::{Options, Restart};
-use super::output::{STREAMS, Streams};
+use super::output::{STREAMS, Streams, Traced};
 use super::pool;
 use super::save;
 use super::value::Value;
@@ -130,6 +130,19 @@ impl Builder {
     pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
         self.streams.stderr = Some(Mutex::new(Box::new(stream)));
         self
+    }
+
+    /// What Lisp prints to `*standard-output*` and `*error-output*` are events of `tracing`, one a line: of the target
+    /// `sbcl::stdout` and level `INFO`, and of `sbcl::stderr` and level `WARN`. A line is one when it has ended, or is longer
+    /// than 8 KiB. The subscriber must not call Lisp.
+    ///
+    /// ```no_run
+    /// let lisp = sbcl::Lisp::builder().trace_output().boot()?;
+    /// lisp.eval::<()>(r#"(format t "an event~%")"#)?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    pub fn trace_output(self) -> Self {
+        self.stdout(Traced::stdout()).stderr(Traced::stderr())
     }
 
     /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set.

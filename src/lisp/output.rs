@@ -21,6 +21,43 @@ pub(super) struct Streams {
     pub(super) warnings: Option<WarningHook>,
 }
 
+/// A stream whose lines are events of `tracing`.
+pub(super) struct Traced {
+    line: String,
+    event: fn(&str),
+}
+
+impl Traced {
+    /// How long a line may become that does not end.
+    const LONGEST: usize = 8192;
+
+    pub(super) fn stdout() -> Self {
+        Self { line: String::new(), event: |line| tracing::info!(target: "sbcl::stdout", "{line}") }
+    }
+
+    pub(super) fn stderr() -> Self {
+        Self { line: String::new(), event: |line| tracing::warn!(target: "sbcl::stderr", "{line}") }
+    }
+}
+
+impl Write for Traced {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.line.push_str(&String::from_utf8_lossy(octets));
+        while let Some(end) = self.line.find('\n') {
+            (self.event)(&self.line[..end]);
+            self.line.drain(..=end);
+        }
+        if self.line.len() > Self::LONGEST {
+            (self.event)(&std::mem::take(&mut self.line));
+        }
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Of the one image of this process.
 pub(super) static STREAMS: OnceLock<Streams> = OnceLock::new();
 

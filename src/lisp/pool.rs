@@ -216,6 +216,28 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64,
     Ok(call)
 }
 
+/// Has Lisp run `task` in what pins a vector, which `write` writes with where to put its address.
+pub(crate) fn call_with_task(cx: &Cx, task: Box<dyn Task + '_>, write: impl FnOnce(&mut Writer)) -> Result<(), Error> {
+    let mut result = Ok(());
+    program::scoped(task, &Over::default(), |task| {
+        let number = keep_task(task);
+        result = cx.ask(Entry::BorrowOctets, |writer| {
+            number.write(writer);
+            write(writer);
+        });
+        drop(TASKS.with_borrow_mut(Vec::pop));
+    });
+    result
+}
+
+/// Keeps `task` until Lisp asks for it by the number that this returns. The last one that is kept is the first to go.
+fn keep_task(task: Box<dyn Task>) -> usize {
+    TASKS.with_borrow_mut(|tasks| {
+        tasks.push(Some(task));
+        tasks.len() - 1
+    })
+}
+
 /// Ends a call, if it is not over.
 pub(super) fn interrupt_call(call: u64) {
     if let Some(pool) = POOL.get() {
@@ -350,10 +372,7 @@ impl Pool {
             self.calls.lock().known.remove(&call);
             return task.settle(end);
         }
-        let number = TASKS.with_borrow_mut(|tasks| {
-            tasks.push(Some(task));
-            tasks.len() - 1
-        });
+        let number = keep_task(task);
         OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
         let mut writer = Writer::new();
         call.write(&mut writer);

@@ -30,6 +30,7 @@ use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::SharedStatus;
 use crate::rpc::driver::Driver;
+use crate::rpc::framing::Unread;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
@@ -124,7 +125,7 @@ pub(crate) struct Begin {
     pub(crate) memory: Arc<dyn output::Memory>,
     /// Where the image before stopped, what was read and is not answered, and what was not written.
     pub(crate) init: WorkerInit,
-    pub(crate) unread: (Vec<u8>, bool),
+    pub(crate) unread: Unread,
     pub(crate) unsent: Vec<u8>,
     /// Where others may join.
     pub(crate) listener: Option<Listener>,
@@ -146,7 +147,7 @@ pub(crate) fn serve(
 ) -> io::Result<(i32, Option<Pid>)> {
     let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
     connection.inflight.output.take_over(&begin.unsent);
-    connection.driver.take_over((&begin.unread.0, begin.unread.1), begin.init.resent.len());
+    connection.driver.take_over(begin.unread);
     let Begin { init, listener, .. } = begin;
     serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
 }

@@ -9,6 +9,19 @@ use crate::outcome::{Outcome, Record};
 /// Characters of a line that are kept when the whole is too long.
 const LINE: usize = 500;
 
+/// No line of a call has fewer characters.
+const LEAST_LINE: usize = 20;
+
+/// How many calls there may be room for in an answer of `max` characters.
+pub(crate) const fn calls_shown(max: usize) -> u64 {
+    (calls_room(max) / LEAST_LINE) as u64
+}
+
+/// Characters that the tree of calls may have.
+const fn calls_room(max: usize) -> usize {
+    max / 3 * 2
+}
+
 /// The tree of calls, and the answer of the code, in `max` characters.
 #[must_use]
 pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
@@ -28,9 +41,8 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     };
     let mut thread = None;
     let mut shown = 0;
-    let room = max / 3 * 2;
-    let records: Vec<_> = outcome.records.iter().filter(|record| record.kind == "call").collect();
-    for record in &records {
+    let room = calls_room(max);
+    for record in outcome.records.iter().filter(|record| record.kind == "call") {
         let mut lines = String::new();
         if record.text("thread") != thread {
             thread = record.text("thread");
@@ -43,12 +55,9 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
         head.push_str(&lines);
         shown += 1;
     }
-    if shown < records.len() {
-        _ = write!(
-            head,
-            "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest",
-            records.len() - shown
-        );
+    let more = number("recorded") - shown;
+    if more > 0 {
+        _ = write!(head, "\n... {more} more calls were recorded: a smaller depth or fewer functions show the rest");
     }
     if number("omitted") > 0 {
         _ = write!(head, "\n... {} more calls were not recorded (limit)", number("omitted"));

@@ -22,7 +22,7 @@ use std::fmt::Write as _;
 use crate::outcome::{Clipped, ErrorRecord, Frame};
 
 #[cfg(feature = "mcp")]
-pub(crate) use calls::{calls, profile};
+pub(crate) use calls::{calls, calls_shown, profile};
 #[cfg(feature = "mcp")]
 pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints, running, sessions};
 pub(crate) use errors::signalled_error;

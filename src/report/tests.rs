@@ -20,6 +20,9 @@ const FRAMES: usize = 3;
 const CHECKS: usize = 4;
 /// Characters of what comes after the failures.
 const AROUND: usize = 700;
+/// Characters of what a test operation printed.
+const PRINTED_FIRST: usize = 1500;
+const PRINTED_LAST: usize = 700;
 /// Names in a list of tests.
 const NAMES: usize = 20;
 /// Warnings that are shown.
@@ -34,11 +37,13 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     let target = sections.begin();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
-    push_failures(target, outcome, max.saturating_sub(AROUND));
+    let printed = printed_by_test_op(outcome);
+    push_failures(target, outcome, max.saturating_sub(AROUND + length(&printed)));
     if counts.failed + counts.errors > 0 && !outcome.records.iter().any(|record| record.kind == "suspects") {
         target
             .push_str("\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.");
     }
+    target.push_str(&printed);
     let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
     if printed > 0 && outcome.kept {
         _ = write!(
@@ -62,6 +67,27 @@ fn counts_line(counts: &TestCounts) -> String {
     let seconds = tenths(*milliseconds);
     let plural = if *errors == 1 { "" } else { "s" };
     format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
+}
+
+/// What a test operation printed that is one test itself, the beginning and the end: no more is known of its tests. Empty
+/// without such a one.
+fn printed_by_test_op(outcome: &Outcome) -> String {
+    let mut tests = outcome.records.iter().filter(|record| record.kind == "test");
+    if !tests.any(|test| test.text("framework") == Some("ASDF")) {
+        return String::new();
+    }
+    let text = escape_markers(outcome.printed().trim());
+    let characters = length(&text);
+    if characters == 0 {
+        return String::new();
+    }
+    if characters <= PRINTED_FIRST + PRINTED_LAST {
+        return format!("\nIt printed:\n{text}");
+    }
+    let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
+    let (first, last) = (&text[..at(PRINTED_FIRST)], &text[at(characters - PRINTED_LAST)..]);
+    let omitted = characters - PRINTED_FIRST - PRINTED_LAST;
+    format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}")
 }
 
 /// Tests that pass in the session or in the fresh image alone.

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
-use super::framing::{Line, LineReader, Read};
+use super::framing::{Line, LineReader, Read, Unread};
 use super::output::Output;
 use super::recorder::Recorder;
 use super::signals::Signals;
@@ -197,8 +197,8 @@ impl Driver {
     }
 
     /// Begins with what another process has read; before all else.
-    pub(crate) fn take_over(&self, unread: (&[u8], bool), lines: usize) {
-        self.input.lock().take_over(unread, lines);
+    pub(crate) fn take_over(&self, unread: Unread) {
+        self.input.lock().take_over(unread);
     }
 
     /// The follower's part, to the end: the exit status.

@@ -1,5 +1,6 @@
 //! The line reader: a stream cut into lines, each of any length up to a limit.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -51,8 +52,21 @@ pub(crate) struct LineReader {
     too_long: Option<IdScanner>,
     ended: bool,
     recorder: Option<Recorder>,
-    /// How many of the next lines are recorded already.
-    recorded: usize,
+    /// Lines that another process has read, and recorded: they come before all else.
+    again: VecDeque<Box<[u8]>>,
+    /// The last one of them that was returned.
+    repeated: Box<[u8]>,
+}
+
+/// What one process has read of a stream that another one reads on.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    /// Whole lines.
+    pub(crate) lines: VecDeque<Box<[u8]>>,
+    /// What comes after them.
+    pub(crate) rest: Vec<u8>,
+    /// That is within a line that is too long, of which this has read the beginning.
+    pub(crate) too_long: Option<IdScanner>,
 }
 
 impl LineReader {
@@ -71,7 +85,8 @@ impl LineReader {
             too_long: None,
             ended: false,
             recorder: None,
-            recorded: 0,
+            again: VecDeque::new(),
+            repeated: Box::default(),
         }
     }
 
@@ -80,16 +95,15 @@ impl LineReader {
         Self { recorder, ..self }
     }
 
-    /// What was read and is no line yet, and whether that is within a line that is too long.
-    pub(crate) fn unread(&self) -> (&[u8], bool) {
-        (&self.buffer[self.start..], self.too_long.is_some())
+    /// What was read and is no line yet, and what has read the beginning of that if it is too long for one.
+    pub(crate) fn unread(&self) -> (&[u8], Option<&IdScanner>) {
+        (&self.buffer[self.start..], self.too_long.as_ref())
     }
 
-    /// Begins with what another process has read, and as far as the first `lines` of that go, recorded.
-    pub(crate) fn take_over(&mut self, (unread, is_too_long): (&[u8], bool), lines: usize) {
-        self.recorded = lines;
-        self.buffer.extend_from_slice(unread);
-        self.too_long = is_too_long.then(IdScanner::default);
+    /// Begins with what another process has read.
+    pub(crate) fn take_over(&mut self, unread: Unread) {
+        let Unread { lines, rest, too_long } = unread;
+        (self.again, self.buffer, self.too_long) = (lines, rest, too_long);
     }
 
     /// Reads once. [`Self::next_line`] has to have returned `None` before.
@@ -124,6 +138,10 @@ impl LineReader {
 
     /// The next of the lines that have been read.
     pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
+        if let Some(line) = self.again.pop_front() {
+            self.repeated = line;
+            return Some(Line::Text(&self.repeated));
+        }
         let newline = memchr::memchr(b'\n', &self.buffer[self.searched..]);
         let end = newline.map_or(self.buffer.len(), |offset| self.searched + offset + 1);
         let line = self.start..end;
@@ -142,9 +160,7 @@ impl LineReader {
                 Line::TooLong(scanner.finish())
             }
             None => {
-                let is_new = self.recorded == 0;
-                self.recorded = self.recorded.saturating_sub(1);
-                if let Some(recorder) = self.recorder.as_ref().filter(|_| is_new) {
+                if let Some(recorder) = &self.recorder {
                     recorder.line(Side::Client, &self.buffer[line.clone()]);
                 }
                 Line::Text(&self.buffer[line])

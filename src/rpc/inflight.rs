@@ -3,6 +3,7 @@
 //! A request is known by a call number of our own, so that its id may be used again as soon as the client has no more
 //! to expect of it. The number's [`Responder`] is consumed by answering; dropping it is an answer as well.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -267,10 +268,12 @@ impl Inflight {
         }
     }
 
-    /// Cancels all that waits: the client is gone.
+    /// Cancels all that waits: the client is gone. The newest comes first: what waits for its turn must not begin because
+    /// what was before it is cancelled.
     pub(crate) fn cancel_all(&self) {
-        let ids: Vec<_> = self.table.lock().ids.keys().cloned().collect();
-        for id in ids {
+        let mut calls: Vec<_> = self.table.lock().ids.iter().map(|(id, number)| (*number, id.clone())).collect();
+        calls.sort_unstable_by_key(|(number, _)| Reverse(*number));
+        for (_, id) in calls {
             self.cancel(&id);
         }
     }

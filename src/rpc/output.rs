@@ -12,6 +12,7 @@ use super::descriptors::nonblocking_writer;
 use super::recorder::Recorder;
 use super::waker::Waker;
 use crate::handover::frame::{self, Frame, HEADER, Kind};
+use crate::id_scanner::IdScanner;
 
 /// What remembers, in this very process, what another image must know: the supervisor's part where there is none.
 pub(crate) trait Memory: std::fmt::Debug + Send + Sync {
@@ -22,8 +23,14 @@ pub(crate) trait Memory: std::fmt::Debug + Send + Sync {
     /// Takes what is to be remembered.
     fn note(&self, frame: Frame<'_>);
     /// Makes of this process one with another image, which reads from `input` after `unread`, and writes to `output`
-    /// after `unsent`. `unread` may begin within a line that is skipped.
-    fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool), output: BorrowedFd<'_>, unsent: &[u8]) -> !;
+    /// after `unsent`. `unread` may begin within a line that is too long, and comes with what has read that so far.
+    fn replace(
+        &self,
+        input: BorrowedFd<'_>,
+        unread: (&[u8], Option<&IdScanner>),
+        output: BorrowedFd<'_>,
+        unsent: &[u8],
+    ) -> !;
 }
 
 /// Who reads.
@@ -112,7 +119,7 @@ impl Output {
     }
 
     /// Makes of this process one with another image, if it remembers for itself.
-    pub(crate) fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool)) {
+    pub(crate) fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], Option<&IdScanner>)) {
         if let Some(memory) = self.memory() {
             // Nothing is answered from here on.
             let buffer = self.buffer.lock();

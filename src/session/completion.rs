@@ -201,10 +201,7 @@ impl Inner {
             state.record(error, &self.errors);
             // Who cancels it is told by the answer to that.
             if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
-                state.notice(format!(
-                    "Evaluation {}, in the background, failed with {} (E{}).",
-                    outcome.evaluation, error.kind, error.id
-                ));
+                state.notice(failed_in_background(outcome.evaluation, error));
             }
         }
         if delivered {
@@ -215,9 +212,13 @@ impl Inner {
         self.tell_observer(connection, &state, outcome);
     }
 
-    /// Sets the error state by the outcome of an evaluation in the background, which is delivered now.
+    /// Sets the error state by the outcome of an evaluation in the background, which is delivered now: nobody needs to
+    /// be told any more that it failed.
     pub(super) fn delivered(&self, connection: &Connection, outcome: &Outcome) {
         let mut state = connection.state();
+        if let Err(error) = &outcome.result {
+            state.withdraw(failed_in_background(outcome.evaluation, error));
+        }
         state.set_by(outcome);
         if let Some(observer) = self.observer.get() {
             observer.errors(connection.id, None, state.last_error.as_ref());
@@ -342,4 +343,9 @@ impl ErrorState {
         outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();
         outcome.notices.extend(self.take_notices());
     }
+}
+
+/// What the next answer says of it.
+fn failed_in_background(evaluation: u64, error: &ErrorRecord) -> String {
+    format!("Evaluation {evaluation}, in the background, failed with {} (E{}).", error.kind, error.id)
 }

@@ -72,7 +72,6 @@ impl ErrorState {
     }
 
     /// Has the next answer not say this after all.
-    #[cfg(feature = "mcp")]
     pub(super) fn withdraw(&mut self, notice: String) {
         let notice = cut(notice);
         self.notices.retain(|kept| *kept != notice);

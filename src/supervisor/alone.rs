@@ -21,7 +21,9 @@ use crate::durable::lock::Lock;
 use crate::handover::WorkerInit;
 use crate::handover::frame::{Frame, Kind};
 use crate::handover::shared_status::{SharedStatus, WorkerStatus};
+use crate::id_scanner::IdScanner;
 use crate::image::process::{inherited, keep_only};
+use crate::rpc::framing::Unread;
 use crate::rpc::output::Memory;
 
 /// The option with the number of the file that a process hands to its successor, and the one with the image.
@@ -68,8 +70,10 @@ struct Header {
     requests: Vec<(u64, usize)>,
     /// The number of the next line.
     next: u64,
-    /// Bytes that were read and are no line yet, and whether they are within one that is skipped.
-    unread: (usize, bool),
+    /// Bytes that were read and are no line yet.
+    unread: usize,
+    /// They are within a line that is too long.
+    too_long: Option<IdScanner>,
     /// Bytes that were not written yet.
     unsent: usize,
 }
@@ -85,7 +89,7 @@ pub(crate) struct Inheritance {
     remembered: Remembered,
     requests: Vec<(u64, Box<[u8]>)>,
     next: u64,
-    unread: (Vec<u8>, bool),
+    unread: (Vec<u8>, Option<IdScanner>),
     unsent: Vec<u8>,
 }
 
@@ -118,7 +122,7 @@ impl Inheritance {
             remembered: header.remembered,
             requests,
             next: header.next,
-            unread: (bytes(&mut file, header.unread.0)?, header.unread.1),
+            unread: (bytes(&mut file, header.unread)?, header.too_long),
             unsent: bytes(&mut file, header.unsent)?,
         })
     }
@@ -129,9 +133,8 @@ impl Inheritance {
 pub(crate) struct Beginning {
     /// Where the image before stopped.
     pub(crate) init: WorkerInit,
-    /// The lines that are not answered, and what was read besides, as [`LineReader`](crate::rpc::framing::LineReader)
-    /// takes it over.
-    pub(crate) unread: (Vec<u8>, bool),
+    /// The lines that are not answered, and what was read besides.
+    pub(crate) unread: Unread,
     /// What is to be written before all else.
     pub(crate) unsent: Vec<u8>,
 }
@@ -169,15 +172,12 @@ impl Alone {
         let mut recovery =
             RecoveryState::new(options.restore, options.checkpoints.clone(), options.begins_with_checkpoints);
         let durable = options.durable.as_ref().map(|(durable, _)| durable);
-        let (mut unread, mut unsent) = ((Vec::new(), false), Vec::new());
+        let (mut unread, mut unsent) = (Unread::default(), Vec::new());
         match inheritance {
             Some(inheritance) => {
                 unsent = inheritance.unsent;
-                for (_, line) in &inheritance.requests {
-                    unread.0.extend_from_slice(line);
-                }
-                unread.0.extend_from_slice(&inheritance.unread.0);
-                unread.1 = inheritance.unread.1 && inheritance.requests.is_empty();
+                unread.lines = inheritance.requests.iter().map(|(_, line)| line.clone()).collect();
+                (unread.rest, unread.too_long) = inheritance.unread;
                 recovery.requests.take_over(inheritance.requests.into_iter(), inheritance.next);
                 recovery.remember(inheritance.remembered, durable);
             }
@@ -220,7 +220,7 @@ impl Alone {
         &self,
         state: &mut State,
         input: BorrowedFd<'_>,
-        unread: (&[u8], bool),
+        unread: (&[u8], Option<&IdScanner>),
         output: BorrowedFd<'_>,
         unsent: &[u8],
     ) -> io::Result<()> {
@@ -236,7 +236,8 @@ impl Alone {
             remembered: state.recovery.remembered(),
             requests: requests.iter().map(|(number, _, line)| (number, line.len())).collect(),
             next: requests.next(),
-            unread: (unread.0.len(), unread.1),
+            unread: unread.0.len(),
+            too_long: unread.1.cloned(),
             unsent: unsent.len(),
         };
         let header = serde_json::to_vec(&header)?;
@@ -308,7 +309,13 @@ impl Memory for Alone {
         }
     }
 
-    fn replace(&self, input: BorrowedFd<'_>, unread: (&[u8], bool), output: BorrowedFd<'_>, unsent: &[u8]) -> ! {
+    fn replace(
+        &self,
+        input: BorrowedFd<'_>,
+        unread: (&[u8], Option<&IdScanner>),
+        output: BorrowedFd<'_>,
+        unsent: &[u8],
+    ) -> ! {
         // Kept: whatever would still be noted belongs to nobody.
         let mut state = self.state.lock();
         let failure = self.become_another(&mut state, input, unread, output, unsent);

@@ -64,13 +64,14 @@ pub(crate) fn kill_worker(server: &Server) {
     until("the worker is gone", || !is_alive(pid));
 }
 
-/// Stops the process that holds Lisp: each of its threads, which may be a millisecond after the signal was sent.
+/// Stops the process that holds Lisp: each of its threads, which may be a millisecond after the signal was sent. Where
+/// the supervisor has already ended it, it was stopped.
 pub(crate) fn stop_worker(server: &Server) {
     let pid = worker(server);
     signal(pid, "-STOP");
     until("the worker is stopped", || {
-        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        tasks.all(|task| {
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+        tasks.flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat"));
             stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| state.starts_with(" T")))
         })

@@ -2,45 +2,41 @@
 
 use std::time::Instant;
 
-use peers::samples::Samples;
-use peers::{AnyError, PROGRAMS, evaluations, expect_three, measure};
+use peers::{AnyError, PROGRAMS, evaluations, expect_three, measure, report};
 
-/// What was measured of `engine`. Its start is over with its first answer.
-pub fn run(engine: &str) -> Result<Samples, AnyError> {
-    let mut samples = Samples::default();
+/// Measures `engine`. Its start is over with its first answer.
+pub fn run(engine: &str) -> Result<(), AnyError> {
     match engine {
-        "sbcl" => sbcl(&mut samples)?,
-        "python" => python(&mut samples)?,
-        "rhai" => rhai(&mut samples)?,
-        "steel" => steel(&mut samples)?,
-        _ => return Err(format!("there is no engine {engine}").into()),
+        "sbcl" => sbcl(),
+        "python" => python(),
+        "rhai" => rhai(),
+        "steel" => steel(),
+        _ => Err(format!("there is no engine {engine}").into()),
     }
-    Ok(samples)
 }
 
-fn sbcl(samples: &mut Samples) -> Result<(), AnyError> {
+fn sbcl() -> Result<(), AnyError> {
     let started = Instant::now();
     let lisp = sbcl::Lisp::builder().boot()?;
     expect_three(lisp.eval("(+ 1 2)")?)?;
-    samples.push("sbcl", "start", started.elapsed().as_secs_f64());
-    samples.set_version("sbcl", &lisp.eval::<String>("(lisp-implementation-version)")?);
+    report("sbcl", "start", started.elapsed().as_secs_f64());
+    report("sbcl", "version", lisp.eval::<String>("(lisp-implementation-version)")?);
 
     lisp.define("host:add", "Return the sum.", |a: i64, b: i64| a + b)?;
     lisp.load_str(include_str!("programs.lisp"))?;
     lisp.enter(|cx| {
         measure(
-            samples,
             "sbcl",
             |program| Ok(cx.function(&format!("run-{program}"))?),
             |function, argument| Ok(function.call((argument,))?),
         )
         .map_err(sbcl::Error::Other)?;
         let time = evaluations(|| expect_three(cx.eval("(+ 1 2)")?)).map_err(sbcl::Error::Other)?;
-        samples.push("sbcl", "evaluation inside enter", time);
+        report("sbcl", "evaluation inside enter", time);
         Ok(())
     })?;
     let time = evaluations(|| expect_three(lisp.eval("(+ 1 2)")?))?;
-    samples.push("sbcl", "evaluation", time);
+    report("sbcl", "evaluation", time);
     Ok(())
 }
 
@@ -49,21 +45,20 @@ fn host_add(a: i64, b: i64) -> i64 {
     a + b
 }
 
-fn python(samples: &mut Samples) -> Result<(), AnyError> {
+fn python() -> Result<(), AnyError> {
     use pyo3::prelude::*;
 
     let started = Instant::now();
     Python::initialize();
     Python::attach(|py| {
         expect_three(py.eval(c"1 + 2", None, None)?.extract()?)?;
-        samples.push("python", "start", started.elapsed().as_secs_f64());
-        samples.set_version("python", Python::version_str().split(' ').next().unwrap_or_default());
+        report("python", "start", started.elapsed().as_secs_f64());
+        report("python", "version", Python::version_str().split(' ').next().unwrap_or_default());
 
         let code = std::ffi::CString::new(include_str!("programs.py"))?;
         let module = PyModule::from_code(py, &code, c"programs.py", c"programs")?;
         module.add_function(pyo3::wrap_pyfunction!(host_add, &module)?)?;
         measure(
-            samples,
             "python",
             |program| Ok(module.getattr(format!("run_{program}").as_str())?),
             |function, argument| Ok(function.call1((argument,))?.extract()?),
@@ -71,17 +66,16 @@ fn python(samples: &mut Samples) -> Result<(), AnyError> {
     })
 }
 
-fn rhai(samples: &mut Samples) -> Result<(), AnyError> {
+fn rhai() -> Result<(), AnyError> {
     let started = Instant::now();
     let mut engine = rhai::Engine::new();
     expect_three(engine.eval("1 + 2").map_err(|error| error.to_string())?)?;
-    samples.push("rhai", "start", started.elapsed().as_secs_f64());
+    report("rhai", "start", started.elapsed().as_secs_f64());
 
     engine.register_fn("host_add", |a: i64, b: i64| a + b);
     let ast = engine.compile(include_str!("programs.rhai")).map_err(|error| error.to_string())?;
     let mut scope = rhai::Scope::new();
     measure(
-        samples,
         "rhai",
         // It has no handles of a script's functions.
         |program| Ok(format!("run_{program}")),
@@ -91,7 +85,7 @@ fn rhai(samples: &mut Samples) -> Result<(), AnyError> {
     )
 }
 
-fn steel(samples: &mut Samples) -> Result<(), AnyError> {
+fn steel() -> Result<(), AnyError> {
     use steel::SteelVal;
     use steel::steel_vm::engine::Engine;
     use steel::steel_vm::register_fn::RegisterFn;
@@ -107,7 +101,7 @@ fn steel(samples: &mut Samples) -> Result<(), AnyError> {
     let mut engine = Engine::new();
     let values = engine.run("(+ 1 2)").map_err(|error| error.to_string())?;
     expect_three(integer(values.last().ok_or("no value")?)?)?;
-    samples.push("steel", "start", started.elapsed().as_secs_f64());
+    report("steel", "start", started.elapsed().as_secs_f64());
 
     engine.register_fn("host-add", |a: isize, b: isize| a + b);
     engine.run(include_str!("programs.scm")).map_err(|error| error.to_string())?;
@@ -117,7 +111,6 @@ fn steel(samples: &mut Samples) -> Result<(), AnyError> {
         functions.push((program, function));
     }
     measure(
-        samples,
         "steel",
         |program| {
             let found = functions.iter().find(|(name, _)| *name == program).ok_or("no such program")?;

@@ -2,6 +2,7 @@
 
 pub mod samples;
 
+use std::fmt::Display;
 use std::time::Instant;
 
 use samples::Samples;
@@ -20,9 +21,13 @@ const RUNS: u32 = 3;
 /// How many evaluations the median of one is of.
 const EVALUATIONS: usize = 2000;
 
+/// Prints a line of [`Samples`], at once: what an engine has measured counts whatever becomes of it.
+pub fn report(engine: &str, what: &str, value: impl Display) {
+    println!("{engine}\t{what}\t{value}");
+}
+
 /// Measures the programs of `engine`, each looked up once by `find` and run by `call`.
 pub fn measure<F>(
-    samples: &mut Samples,
     engine: &str,
     mut find: impl FnMut(&str) -> Result<F, AnyError>,
     mut call: impl FnMut(&F, i64) -> Result<i64, AnyError>,
@@ -39,7 +44,7 @@ pub fn measure<F>(
             // What takes this long has warmed up meanwhile.
             let is_long = seconds > 2.0;
             if run > 0 || is_long {
-                samples.push(engine, program, seconds);
+                report(engine, program, seconds);
             }
             if is_long {
                 break;

@@ -20,16 +20,14 @@
 
 (define (run-mandelbrot n) (rows n 0 0))
 
-;; The last use of TABLE is the one that changes it: else Steel copies it.
-(define (fill table i n)
-  (if (< i n)
-      (let* ((key (* 1009 (modulo i 5000)))
-             (value (+ i (or (hash-try-get table key) 0))))
-        (fill (hash-insert table key value) (+ i 1) n))
-      table))
+;; A fold hands the table over, which is then changed in place. The variable of a loop would still hold it, and each change
+;; be one of a copy.
+(define (add-to i table)
+  (let ((key (* 1009 (modulo i 5000))))
+    (hash-insert table key (+ i (or (hash-try-get table key) 0)))))
 
 (define (run-table n)
-  (apply + (hash-values->list (fill (hash) 0 n))))
+  (apply + (hash-values->list (foldl add-to (hash) (range 0 n)))))
 
 (define (call-host i n sum)
   (if (< i n) (call-host (+ i 1) n (host-add sum i)) sum))

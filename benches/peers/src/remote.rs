@@ -5,8 +5,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use peers::samples::Samples;
-use peers::{AnyError, evaluations};
+use peers::{AnyError, evaluations, report};
 
 /// A child that ends with this.
 struct Killed(Child);
@@ -36,20 +35,14 @@ fn start(code: &str) -> Result<Killed, AnyError> {
     Ok(Killed(child))
 }
 
-/// What was measured of `engine`. Its start is over with its first answer.
-pub fn run(engine: &str) -> Result<Samples, AnyError> {
-    let mut samples = Samples::default();
+/// Measures `engine`. Its start is over with its first answer.
+pub fn run(engine: &str) -> Result<(), AnyError> {
     let version = Command::new(sbcl()).arg("--version").output()?;
-    samples.set_version(engine, &String::from_utf8_lossy(&version.stdout));
-    if engine == "pipes" {
-        pipes(&mut samples)?
-    } else {
-        swank(&mut samples)?
-    }
-    Ok(samples)
+    report(engine, "version", String::from_utf8_lossy(&version.stdout).trim());
+    if engine == "pipes" { pipes() } else { swank() }
 }
 
-fn pipes(samples: &mut Samples) -> Result<(), AnyError> {
+fn pipes() -> Result<(), AnyError> {
     let started = Instant::now();
     let mut child = start("(loop (format t \"~s~%\" (eval (read))) (finish-output))")?;
     let mut input = child.0.stdin.take().ok_or("no pipe")?;
@@ -61,13 +54,13 @@ fn pipes(samples: &mut Samples) -> Result<(), AnyError> {
         if line.trim() == "3" { Ok(()) } else { Err(format!("sbcl answered {line:?}").into()) }
     };
     evaluate()?;
-    samples.push("pipes", "start", started.elapsed().as_secs_f64());
-    samples.push("pipes", "evaluation", evaluations(evaluate)?);
+    report("pipes", "start", started.elapsed().as_secs_f64());
+    report("pipes", "evaluation", evaluations(evaluate)?);
     Ok(())
 }
 
 /// Swank is loaded from where the variable SWANK names its loader, or where Debian has it.
-fn swank(samples: &mut Samples) -> Result<(), AnyError> {
+fn swank() -> Result<(), AnyError> {
     let loader =
         std::env::var("SWANK").unwrap_or_else(|_| "/usr/share/common-lisp/source/slime/swank-loader.lisp".to_owned());
     // Symbols of packages that are not there yet.
@@ -78,7 +71,7 @@ fn swank(samples: &mut Samples) -> Result<(), AnyError> {
              (funcall (read-from-string \"swank-loader:init\")))
            (format t \"~&port ~d~%\" (funcall (read-from-string \"swank:create-server\") :port 0 :dont-close t))
            (finish-output)
-           (loop (sleep 60)))"
+           (read-char *standard-input* nil))"
     );
     let started = Instant::now();
     let mut child = start(&code)?;
@@ -109,7 +102,7 @@ fn swank(samples: &mut Samples) -> Result<(), AnyError> {
         }
     };
     evaluate()?;
-    samples.push("swank", "start", started.elapsed().as_secs_f64());
-    samples.push("swank", "evaluation", evaluations(evaluate)?);
+    report("swank", "start", started.elapsed().as_secs_f64());
+    report("swank", "evaluation", evaluations(evaluate)?);
     Ok(())
 }

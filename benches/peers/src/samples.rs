@@ -10,12 +10,13 @@ use serde_json::Value;
 
 use crate::AnyError;
 
-/// Seconds by engine and benchmark, and what the engines call themselves. As text a line a sample: engine, benchmark and
-/// seconds, or engine, "version" and that, between tabs.
+/// Seconds by engine and benchmark, what the engines call themselves, and why there is no more of one. As text a line a
+/// sample: engine, benchmark and seconds, or engine, "version" or "note" and that, between tabs.
 #[derive(Default)]
 pub struct Samples {
     times: BTreeMap<(String, String), Vec<f64>>,
     versions: BTreeMap<String, String>,
+    notes: BTreeMap<String, String>,
 }
 
 impl Samples {
@@ -23,13 +24,14 @@ impl Samples {
         self.times.entry((engine.to_owned(), benchmark.to_owned())).or_default().push(seconds);
     }
 
-    pub fn set_version(&mut self, engine: &str, version: &str) {
-        self.versions.insert(engine.to_owned(), version.trim().to_owned());
-    }
-
     /// What an engine calls itself.
     pub fn version(&self, engine: &str) -> &str {
         self.versions.get(engine).map_or("", String::as_str)
+    }
+
+    /// Engines that did not come to their end, and why.
+    pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.notes.iter().map(|(engine, note)| (engine.as_str(), note.as_str()))
     }
 
     /// The median of a benchmark's samples, in seconds.
@@ -44,7 +46,8 @@ impl Samples {
     pub fn read(&mut self, text: &str) -> Result<(), AnyError> {
         for line in text.lines() {
             match line.split('\t').collect::<Vec<_>>()[..] {
-                [engine, "version", version] => self.set_version(engine, version),
+                [engine, "version", version] => _ = self.versions.insert(engine.to_owned(), version.to_owned()),
+                [engine, "note", note] => _ = self.notes.insert(engine.to_owned(), note.to_owned()),
                 [engine, benchmark, seconds] => self.push(engine, benchmark, seconds.parse()?),
                 _ => return Err(format!("no sample: {line}").into()),
             }
@@ -81,6 +84,9 @@ impl fmt::Display for Samples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (engine, version) in &self.versions {
             writeln!(f, "{engine}\tversion\t{version}")?;
+        }
+        for (engine, note) in &self.notes {
+            writeln!(f, "{engine}\tnote\t{note}")?;
         }
         for ((engine, benchmark), times) in &self.times {
             for seconds in times {

@@ -36,6 +36,11 @@ impl Call {
         &self.context.session
     }
 
+    /// Whether the answer has structured content, too.
+    pub(super) fn is_structured(&self) -> bool {
+        self.peer.is_for_person() || self.context.structured
+    }
+
     /// Answers with what a tool has to say, or why it has nothing to.
     pub(super) fn answer(self, reply: Result<impl Into<Reply>, impl Into<Fault>>) {
         let mut reply = match reply.map_err(Into::into) {
@@ -48,8 +53,8 @@ impl Call {
         let content = vec![ContentBlock::text(reply.text(max))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
-        let for_person = self.peer.is_for_person();
-        result.structured_content = (for_person || self.context.structured).then(|| structured::content(&reply, max));
+        let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
+        result.structured_content = structured.then(|| structured::content(&reply, max));
         if !for_person {
             return self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
         }

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::background::{self, Job};
 use super::{Arguments, Call, Fault, Step, define, later};
+use crate::report::calls_shown;
 use crate::session::operation::Operation;
 use crate::{Evaluation, OnError, Outcome};
 
@@ -100,6 +101,9 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             Err(fault) => call.answer(Err::<Outcome, _>(fault)),
             Ok(on_error) => {
                 evaluation.hold = on_error == OnError::Debug;
+                if !call.is_structured() {
+                    operation = operation.with("shown", calls_shown(call.context.max_answer()));
+                }
                 let job = Job::operation(evaluation, operation);
                 background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
             }

@@ -187,6 +187,16 @@ fn evaluations(samples: &Samples) -> String {
     text
 }
 
+/// Why there are dashes, if there are.
+fn notes(samples: &Samples) -> String {
+    let notes: Vec<String> = samples.notes().map(|(engine, note)| format!("{engine} was {note}")).collect();
+    if notes.is_empty() {
+        String::new()
+    } else {
+        format!("\nA dash stands for what was not measured: {}.", notes.join("; "))
+    }
+}
+
 /// What the page says around the tables.
 fn page(samples: &Samples) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -205,9 +215,11 @@ Medians; in parentheses the ratio to this crate's. Each round starts a process a
 program runs once to warm up, and three times for the figure. All return the same, which is looked at each time. The
 programs are written as one writes them in each language where speed counts, hence with types in Lisp, which checks them.
 The keys of the table are integers far apart, lest it be a vector; rhai has strings only for keys, steel's tables are
-immutable. The host function adds two integers, and is registered as each crate's guide does it. A start is over when
-`1 + 2` has been evaluated. [benches/peers](../benches/peers) has it all. Where other work shares the processors, times
-are up to twice as long and ratios rough; a dash stands for what was not measured.
+immutable, but changed in place where nothing else refers to them. The mandelbrot set is a chain of three dependent
+operations on floats a step: who compiles it to these waits for the processor. The host function adds two integers, and is
+registered as each crate's guide does it. A start is over when `1 + 2` has been evaluated.
+[benches/peers](../benches/peers) has it all. Where other work shares the processors, times are up to twice as long and
+ratios rough.{notes}
 
 ## One evaluation, and other ways to have it
 
@@ -220,6 +232,7 @@ that looks out for 50 µs before it sleeps; to wake a sleeping processor takes 1
 ",
         arch = std::env::consts::ARCH,
         os = std::env::consts::OS,
+        notes = notes(samples),
         peers = peers(samples, |engine, _| version(samples, engine)),
         evaluations = evaluations(samples),
         calls = calls(samples),
