@@ -545,7 +545,7 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     };
     let checkpoints = serve.options.checkpoints(directory.clone());
     start_logging(serve.options.log);
-    let session = durable.as_ref().map(|(durable, _)| durable.clone());
+    let is_durable = durable.is_some();
     let options = supervisor::Options {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != Restore::None,
@@ -563,9 +563,8 @@ fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     let Stdio { input, output, .. } = stdio;
     let status =
         supervisor.serve(input, output).unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    match session {
-        Some(session) => session.remove_if_empty(),
-        None => checkpoints.remove(),
+    if !is_durable {
+        checkpoints.remove();
     }
     scratch.remove();
     status
@@ -725,7 +724,6 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
             Err(reason) => return Err((stdio, reason)),
         },
     };
-    let durable_session = durable.as_ref().map(|(durable, _)| durable.clone());
     let is_durable = durable.is_some();
     let directory = directory.take().unwrap_or_else(|| match &durable {
         Some((durable, _)) => durable.directory().to_owned(),
@@ -775,9 +773,8 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
     let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, begin, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
-    match durable_session {
-        Some(session) => session.remove_if_empty(),
-        None => checkpoints.remove(),
+    if !is_durable {
+        checkpoints.remove();
     }
     // What a program starts while it is ended.
     supervisor::processes::adopt_orphans();

@@ -112,29 +112,6 @@ fn a_session_goes_on_where_it_was() {
 }
 
 #[test]
-fn who_evaluates_nothing_leaves_nothing() {
-    let state = State::new("nothing");
-    let mut server = state.serve("work");
-    assert_eq!(good(&mut server, "list-definitions", json!({})), "No definitions in this session.");
-    assert!(server.finish().status.success());
-    assert!(!state.directory("work").exists());
-    assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
-    // What is not ours stays, and so does what was begun.
-    std::fs::create_dir_all(state.directory("work")).unwrap();
-    std::fs::write(state.directory("work").join("notes"), "mine").unwrap();
-    assert!(state.serve("work").finish().status.success());
-    let left: Vec<_> =
-        std::fs::read_dir(state.directory("work")).unwrap().map(|file| file.unwrap().file_name()).collect();
-    assert_eq!(left, ["notes"]);
-    let mut server = state.serve("work");
-    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
-    assert!(server.finish().status.success());
-    state.is_free("work");
-    assert!(state.serve("work").finish().status.success());
-    assert!(state.list().starts_with("work  "), "{}", state.list());
-}
-
-#[test]
 fn a_session_has_one_server() {
     let state = State::new("one");
     let server = state.serve("only");

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -85,15 +85,11 @@ pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(D
         return Err("--session goes on with the last checkpoint: it cannot be had with --restore.".to_owned());
     }
     let durable = Durable::named(name)?;
+    durable.make_directory()?;
     let begin = Instant::now();
     let mut said = false;
     loop {
-        durable.make_directory()?;
         let taken = Lock::take(durable.directory());
-        if taken.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) && begin.elapsed() < ENDING {
-            // Its last server has just removed it, with nothing in it.
-            continue;
-        }
         let holder = match taken.map_err(|error| format!("The session {:?} cannot be had: {error}.", durable.name))? {
             Ok(mut lock) => {
                 lock.say(Doing::Serving);

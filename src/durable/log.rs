@@ -16,7 +16,7 @@ use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
 
 /// The file.
-pub(super) const LOG: &str = "log";
+const LOG: &str = "log";
 /// A log that has grown by so many bytes is written anew.
 const GROWTH: u64 = 64 << 20;
 

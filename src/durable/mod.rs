@@ -17,7 +17,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoints::{self, Checkpoint, MAX_NAME};
-use crate::handover::shared_status::last_number;
 use lock::Lock;
 use log::Loaded;
 
@@ -146,22 +145,6 @@ impl Durable {
         let _lock = self.lock_for("deleted")?;
         let removed = fs::remove_dir_all(&self.directory);
         removed.map_err(|error| format!("The session {:?} cannot be deleted: {error}.", self.name))
-    }
-
-    /// Removes it if nothing has come of it: whoever evaluates nothing leaves nothing. For its last server, which has let
-    /// go of its lock; a process that saves it has that.
-    pub(crate) fn remove_if_empty(&self) {
-        let Ok(Ok(_lock)) = Lock::take(&self.directory) else { return };
-        let loaded = self.load();
-        let evaluations = loaded.evaluations.max(last_number(&self.status_file()));
-        if evaluations > 0 || !loaded.entries.is_empty() || !checkpoints::manifests(&self.directory).is_empty() {
-            return;
-        }
-        // A directory that somebody else has put something into stays.
-        for file in [lock::LOCK, log::LOG, STATUS, ERRORS] {
-            let _ = fs::remove_file(self.directory.join(file));
-        }
-        let _ = fs::remove_dir(&self.directory);
     }
 
     /// Its definitions, as the text of a file that SBCL loads.
