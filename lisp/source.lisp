@@ -7,7 +7,8 @@
 ;;;
 ;;; A form is represented by where it begins: an atom by that position, a cons by a list of it and of what its elements
 ;;; are represented by. 'X is (QUOTE X), and what a comma stands before is its second element, which is how SBCL counts
-;;; (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp).
+;;; (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). What a reader macro of the user's begins is a list of its position
+;;; alone: there may be anything in it.
 
 (defconstant +nesting+ 300
   "How deep forms may be nested for their subforms to be found.")
@@ -72,7 +73,7 @@
              (string-upcase (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))))
     (if (integerp form)
         (member (name form) *features* :test #'string=)
-        (destructuring-bind (operator &rest operands) (rest form)
+        (destructuring-bind (&optional operator &rest operands) (rest form)
           (unless (integerp operator) (confused))
           (let ((operator (name operator)))
             (cond ((string= operator "AND") (every (lambda (operand) (feature-p text operand)) operands))
@@ -157,7 +158,14 @@ to be unless POSITION names a variable whose value is a list now, as with declar
         ((#\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
         (#\= (scan-form text next depth))
         (#\# (values start next))
-        (t (confused))))))
+        ((#\) #\< #\Space #\Tab #\Newline #\Return #\Page) (confused))
+        (#\" (values (list start) (delimited-end text next #\")))
+        ;; Most read one form: #L(foo !1), #?"text", #8@(1 2).
+        (t (values (list start) (nth-value 1 (scan-form text next depth))))))))
+
+(defun opaque-p (form)
+  "True when FORM, of a map, is what a reader macro of the user's begins."
+  (and (consp form) (null (rest form))))
 
 (defun scan-form (text position depth)
   "Return what represents the form of TEXT that begins at POSITION or after blanks, DEPTH forms deep; and where it ends."
@@ -734,6 +742,19 @@ but T. What is no symbol there is NIL."
       (loop repeat number
             do (setf position (nth-value 1 (scan-form text position 0))))
       (form-start text position 0))))
+
+(defun toplevel-starts (text)
+  "Return a vector of where the top-level forms of TEXT begin, up to what is not understood."
+  (let ((starts '())
+        (position 0))
+    (catch 'confused
+      (loop
+        (let ((start (form-start text position 0)))
+          (when (>= start (length text))
+            (return))
+          (push start starts)
+          (setf position (nth-value 1 (scan-form text start 0))))))
+    (coerce (nreverse starts) 'simple-vector)))
 
 (defun definition-place (source name &optional method)
   "Return the place of what SB-INTROSPECT says in SOURCE of the definition of NAME, a string, or of the method of it with

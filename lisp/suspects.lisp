@@ -6,7 +6,8 @@
   "A top-level form with marks."
   (file "" :type string :read-only t)
   (number 0 :type index :read-only t)
-  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to what that mark stands for.
+  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to what that mark stands for; of a mark and :EXPANSION
+  ;; where the form defines a macro and that is in what it expands to.
   (marks '() :type list)
   ;; Once it was looked for: the text of the file, the map of the form there, the line that it begins at, and its words.
   (looked-for nil)
@@ -68,7 +69,8 @@
 are how many tests of either kind set each mark."
   (let ((fewest nil)
         (alike 0)
-        (ran 0))
+        (ran 0)
+        (expansion (eq :expansion (second (first (marked-form-marks form))))))
     (loop for (mark) in (marked-form-marks form)
           when (eql 1 (sbit marks mark))
             do (let ((count (aref passing mark)))
@@ -81,23 +83,83 @@ are how many tests of either kind set each mark."
     (when fewest
       (make-suspect :form form :passing fewest
                     ;; Few passing tests, a small part of the code, others that fail too. Measured: scripts/mutants.py.
-                    :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2)))))))
+                    ;; A macro comes after the function that it was expanded in.
+                    :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2))
+                              (if expansion 1 0))))))
+
+(defvar *marked-files* (make-hash-table :test 'equal)
+  "While forms are located, by the native namestring of a file: a cons of its text and of where its top-level forms begin,
+a vector.")
+
+(defun marked-file (file)
+  "Return the text of FILE, a native namestring, and a vector of where its top-level forms begin; or NIL."
+  (let ((known (or (gethash file *marked-files*)
+                   (setf (gethash file *marked-files*)
+                         (let* ((octets (file-octets file))
+                                (text (and octets (octets-text octets 0 (length octets)))))
+                           (cons text (and text (toplevel-starts text))))))))
+    (values (car known) (cdr known))))
 
 (defun locate-form (form)
   "Find the text of FORM, if that was not done yet. Return true when it is there."
   (unless (marked-form-looked-for form)
     (setf (marked-form-looked-for form) t)
-    (let* ((octets (file-octets (marked-form-file form)))
-           (text (and octets (octets-text octets 0 (length octets))))
-           (start (and text (toplevel-start text (marked-form-number form)))))
-      (when (and start (< start (length text)))
-        (multiple-value-bind (map end) (map-form text start)
-          (when (consp map)
-            (setf (marked-form-text form) text
-                  (marked-form-map form) map
-                  (marked-form-line form) (values (line-and-column text start))
-                  (marked-form-words form) (word-table (subseq text start end))))))))
+    (multiple-value-bind (text starts) (marked-file (marked-form-file form))
+      (when (< (marked-form-number form) (length starts))
+        (let ((start (aref starts (marked-form-number form))))
+          (multiple-value-bind (map end) (map-form text start)
+            (when (and (consp map) (rest map))
+              (setf (marked-form-text form) text
+                    (marked-form-map form) map
+                    (marked-form-line form) (values (line-and-column text start))
+                    (marked-form-words form) (word-table (subseq text start end)))))))))
   (and (marked-form-map form) t))
+
+;;; Macros: what they expand to runs in the functions that call them, whose marks stand for the whole call.
+
+(defun defined-macro (form)
+  "Return the name of the macro that FORM, which is located, defines; or NIL."
+  (let ((map (marked-form-map form))
+        (text (marked-form-text form)))
+    (and (integerp (second map))
+         (string= "DEFMACRO" (token-name text (second map)))
+         (integerp (third map))
+         (token-name text (third map)))))
+
+(defun subform-at (map path)
+  "Return what is at PATH in MAP, or NIL."
+  (dolist (index path map)
+    (setf map (and (consp map) (nth index (rest map))))))
+
+(defun mark-expansions (forms)
+  "Have those of FORMS that define macros have the marks of the calls of them, too. Forms that are not understood are left
+as they are."
+  (let ((macros (make-hash-table :test 'equal)))
+    (dolist (form forms)
+      (let ((name (and (guarded (locate-form form) (failure) nil) (defined-macro form))))
+        (when name (setf (gethash name macros) form))))
+    (dolist (form forms)
+      (let ((text (marked-form-text form)))
+        (when (and text (not (defined-macro form)))
+          (loop for (mark nil . path) in (marked-form-marks form)
+                for call = (subform-at (marked-form-map form) path)
+                for macro = (and (consp call) (integerp (second call))
+                                 (gethash (token-name text (second call)) macros))
+                when macro
+                  do (push (list mark :expansion) (marked-form-marks macro))))))))
+
+(defun conditional-lines (form)
+  "Return the positions in FORM of what chooses what is evaluated there."
+  (let ((text (marked-form-text form))
+        (positions '()))
+    (labels ((visit (part depth)
+               (when (and (consp part) (< depth 50))
+                 (when (and (integerp (second part)) (conditional-p (token-name text (second part))))
+                   (push (first part) positions))
+                 (dolist (inner (rest part))
+                   (visit inner (1+ depth))))))
+      (visit (marked-form-map form) 0))
+    positions))
 
 (defun form-heading-p (form &rest headings)
   "True when FORM begins with one of HEADINGS."
@@ -161,9 +223,13 @@ those with WORDS, as from WEIGH-WORDS."
             when (and (eql 1 (sbit marks mark)) (= (suspect-passing suspect) (aref passing mark)))
               do (let ((condition (condition-position map text path)))
                    (when condition (note condition 1/2)))
-                 (if (member branch '(:then :else))
-                     (note (or (branch-position map text path branch) (position-at-path map path)) 1/2)
-                     (note (position-at-path map path) 0))))
+                 (case branch
+                   ((:then :else)
+                    (note (or (branch-position map text path branch) (position-at-path map path)) 1/2))
+                   (:expansion
+                    (dolist (position (conditional-lines form))
+                      (note position 0)))
+                   (t (note (position-at-path map path) 0)))))
     ;; That the form was begun says nothing.
     (setf lines (or (remove (marked-form-line form) lines :key #'first) lines))
     (dolist (line lines)
@@ -302,7 +368,9 @@ name of the test, and `suspect', with its lines after it, `line'."
                             when directory
                               collect (sb-ext:native-namestring directory))))
     (with-source-files ()
-      (loop for verdict across verdicts
+      (loop with *marked-files* = (make-hash-table :test 'equal)
+              initially (mark-expansions forms)
+            for verdict across verdicts
             when (and (failed-p verdict) (verdict-marks verdict))
               do (push-record "suspects" :name (verdict-title verdict))
                  (multiple-value-bind (suspects words) (suspects-of verdict forms passing failing number)

@@ -97,6 +97,29 @@ fn syntax_of_the_users_own_leaves_the_line_of_the_form() {
 }
 
 #[test]
+fn what_comes_after_syntax_of_the_users_own_has_its_lines() {
+    let directory = directory("own-syntax");
+    let file = directory.join("own.lisp");
+    let text = "(eval-when (:compile-toplevel :load-toplevel :execute)\n  \
+                (set-dispatch-macro-character #\\# #\\L (lambda (s c n) (declare (ignore c n)) `(lambda (!1) ,(read s))))\n  \
+                (set-dispatch-macro-character #\\# #\\? (lambda (s c n) (declare (ignore c n)) (read s))))\n\
+                (defun own (list)\n  (list #?\"(\"\n        (mapcar #L(list !1) list)\n        (car list)))\n\
+                (defun after (list)\n  (list (own list)\n        (car (first list))))\n";
+    std::fs::write(&file, text).expect("a file");
+    let mut server = Server::ready();
+    server.evaluate(&format!("(let ((*readtable* (copy-readtable))) (load (compile-file {:?})))", file.display()));
+    fail(&mut server, "(after '(1))");
+    let text = backtrace(&mut server);
+    let at = location(&text, "(AFTER (1))");
+    assert!(at.ends_with("own.lisp:10: (car (first list))))"), "{text}");
+    // How many forms there are in what such a macro reads is not known: the function's line.
+    fail(&mut server, "(own 1)");
+    let text = backtrace(&mut server);
+    let at = location(&text, "(OWN 1)");
+    assert!(at.contains("own.lisp:4: (defun own (list)") || at.contains("own.lisp:5: "), "{text}");
+}
+
+#[test]
 fn what_is_compiled_to_a_file_says_nothing_of_the_evaluation() {
     let mut server = Server::ready();
     let path = directory("fasl").join("a.lisp");

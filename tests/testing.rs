@@ -558,6 +558,10 @@ fn what_no_framework_is_known_of_is_its_test_op() {
             let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
             assert!(text.contains("\nIt printed:\nSome tests failed.\n"), "{text}");
+            assert!(!text.contains("suspects"), "{text}");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
+            assert!(text.contains(said), "{text}");
         }
     }
     // Of much that it printed, the beginning and the end.
@@ -949,6 +953,69 @@ fn real_suites_come_to_what_the_framework_itself_says() {
                                    (length failed))))";
         if let Some(bare) = by_bare_sbcl(program) {
             assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
+        }
+    }
+}
+
+/// Tests that end in a framework of its own accord, with the verdict of each in bare SBCL.
+#[test]
+fn other_frameworks_verdicts_are_those_in_bare_sbcl() {
+    let Some(root) = libraries() else { return };
+    let registry =
+        format!("(asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration))");
+    // A list of the names of all tests, and one of those that fail, as the framework's own functions say.
+    let verdicts = [
+        "(let ((results (remove-if-not (lambda (result) (typep result 'parachute:test-result))
+                                       (coerce (parachute::results (parachute:test :demo-tests :report 'parachute:quiet))
+                                               'list))))
+           (flet ((names (results)
+                    (mapcar (lambda (result) (parachute:name (parachute:expression result))) results)))
+             (list (names results) (names (remove :failed results :key #'parachute:status :test-not #'eq)))))",
+        "(let ((names (rove/core/suite/package:suite-tests (rove/core/suite/package:package-suite :demo-tests))))
+           (list names (let ((rove:*report-stream* (make-broadcast-stream)))
+                         (remove-if (lambda (name) (rove:run-test name :style :none)) names))))",
+        "(let ((results (coerce (lisp-unit2::results (lisp-unit2:run-tests :package :demo-tests)) 'list)))
+           (flet ((names (results)
+                    (mapcar (lambda (result) (lisp-unit2::name (lisp-unit2::unit-test result))) results)))
+             (list (names results)
+                   (names (remove-if-not (lambda (result) (or (lisp-unit2::failed result) (lisp-unit2::errors result)))
+                                         results)))))",
+    ];
+    for (dialect, verdicts) in DIALECTS.iter().zip(verdicts) {
+        let name = dialect.framework;
+        // Those that hang or are ended are for run-tests alone.
+        let (ending, rest) = dialect.tests.split_at(dialect.tests.find("hangs").expect("one that hangs"));
+        let ending = &ending[..ending.rfind('(').expect("its form")];
+        let later = rest.find("later").map_or("", |at| &rest[rest[..at].rfind('(').expect("its form")..]);
+        let project =
+            Project::new(&format!("bare-{name}"), &format!("{name:?}"), dialect.perform, &format!("{ending}{later}"));
+        let mut server = Server::start_with(&["--structured-content"]);
+        server.initialize("2025-11-25");
+        server.evaluate(&format!("(progn {registry} t)"));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let content = structured(&mut server, json!({"system": "demo"}));
+        let tests = content["tests"].as_array().expect("tests");
+        let names = |failed: bool| {
+            let wanted =
+                tests.iter().filter(|test| !failed || ["failed", "error"].contains(&test["status"].as_str().unwrap()));
+            let mut names: Vec<_> = wanted
+                .map(|test| test["name"].as_str().expect("a name").rsplit(':').next().expect("one").to_owned())
+                .collect();
+            names.sort();
+            names.join(" ")
+        };
+        let program = format!(
+            "(progn {registry} (push #p{:?} asdf:*central-registry*) (asdf:load-system \"demo/tests\")
+               (let ((*print-case* :upcase))
+                 (format t \"~&~{{~{{~A~^ ~}}~^; ~}}~%\"
+                         (mapcar (lambda (names) (sort (mapcar #'string names) #'string<))
+                                 (eval (read-from-string {verdicts:?}))))))",
+            project.0.join(""),
+            verdicts = verdicts.replace('\n', " ")
+        );
+        if let Some(bare) = by_bare_sbcl(&program) {
+            assert_eq!(format!("{}; {}", names(false), names(true)), bare, "{name}: {content:#}");
         }
     }
 }

@@ -25,8 +25,9 @@ const PRINTED_FIRST: usize = 1500;
 const PRINTED_LAST: usize = 700;
 /// Names in a list of tests.
 const NAMES: usize = 20;
-/// Warnings that are shown.
-const WARNINGS: usize = 10;
+/// Warnings that are shown, and characters of each: the tools that load say more.
+const WARNINGS: usize = 3;
+const MAX_WARNING: usize = 160;
 
 /// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room.
 #[must_use]
@@ -39,7 +40,10 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     push_differences(target, outcome);
     let printed = printed_by_test_op(outcome);
     push_failures(target, outcome, max.saturating_sub(AROUND + length(&printed)));
-    if counts.failed + counts.errors > 0 && !outcome.records.iter().any(|record| record.kind == "suspects") {
+    if counts.failed + counts.errors > 0
+        && !ran_test_op_alone(&outcome.records)
+        && !outcome.records.iter().any(|record| record.kind == "suspects")
+    {
         target
             .push_str("\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.");
     }
@@ -69,11 +73,20 @@ fn counts_line(counts: &TestCounts) -> String {
     format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
 }
 
+/// True for the record of a test operation that is one test itself.
+fn is_test_op(record: &Record) -> bool {
+    record.kind == "test" && record.text("framework") == Some("ASDF")
+}
+
+/// True when there is no other test than a test operation, and so nothing that its suspects could be told by.
+pub(crate) fn ran_test_op_alone(records: &[Record]) -> bool {
+    records.iter().filter(|record| record.kind == "test").all(is_test_op)
+}
+
 /// What a test operation printed that is one test itself, the beginning and the end: no more is known of its tests. Empty
 /// without such a one.
 fn printed_by_test_op(outcome: &Outcome) -> String {
-    let mut tests = outcome.records.iter().filter(|record| record.kind == "test");
-    if !tests.any(|test| test.text("framework") == Some("ASDF")) {
+    if !outcome.records.iter().any(is_test_op) {
         return String::new();
     }
     let text = escape_markers(outcome.printed().trim());
@@ -309,7 +322,7 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     let target = sections.begin();
     target.push_str("[warnings]");
     for warning in outcome.warnings.iter().take(WARNINGS) {
-        let message = one_line(&clipped_message(&warning.message), MAX_MESSAGE);
+        let message = one_line(&clipped_message(&warning.message), MAX_WARNING);
         _ = write!(target, "\n{}: {message}", escape_markers(&warning.kind));
         if let (Some(file), Some(line)) = (&warning.file, warning.line) {
             _ = write!(target, " ({}:{line})", escape_markers(file));

@@ -9,10 +9,13 @@ use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Clipped, Field, Record, TestCounts};
 use crate::session::Aftermath;
-use crate::{Limits, Outcome};
+use crate::{Limits, Outcome, report};
 
 pub(super) const NAME: &str = "run-tests";
 
+/// What is said in place of the suspects of a test operation.
+const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and no test that passes to \
+    compare it with.";
 /// Suspects for each test that fails, at most.
 const MAX_SUSPECTS: u64 = 20;
 
@@ -147,7 +150,12 @@ fn run_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) 
         return Err("The tests are in no file of a system that is loaded, which another image could load.".to_owned());
     }
     let mut outcome = if beside.fresh { run_fresh(handle, &tests, &here)? } else { here };
-    if beside.suspects > 0 && !outcome.is_error() && has_failures(&outcome) {
+    if beside.suspects == 0 || outcome.is_error() || !has_failures(&outcome) {
+        return Ok(outcome);
+    }
+    if report::ran_test_op_alone(&outcome.records) {
+        outcome.notices.push(NOTHING_TO_COMPARE.to_owned());
+    } else {
         tests.suspects = beside.suspects;
         add_suspects(handle, &tests, &mut outcome);
     }
