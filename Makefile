@@ -51,7 +51,7 @@ lint: lint-tools sbcl ## Formatting, lints, documentation, generated code
 	scripts/lint.sh
 
 bench: bench-peers ## Measure; writes docs/benchmarks.md, its plot and the README's table
-	cargo bench
+	cargo bench --bench library -- --warm-up-time 1 --measurement-time 2
 	"$(dir $(PEERS))draw" "$(PEERS).tsv" "$${CARGO_TARGET_DIR:-target}/criterion" .
 
 bench-tools:
@@ -66,7 +66,7 @@ bench-peers: bench-tools sbcl ## Measure Lua, Python, steel, rhai and Swank besi
 	$(BUILD_PEERS) --features luajit
 	cp "$(dir $(PEERS))lua" "$(PEERS)-luajit"
 	rm -f "$(PEERS).tsv"
-	"$(PEERS)" measure $${SBCL_MCP_ROUNDS:-5} "$(PEERS)-lua54" "$(PEERS)-luajit" "$(PEERS).tsv"
+	"$(PEERS)" measure $${SBCL_MCP_ROUNDS:-3} "$(PEERS)-lua54" "$(PEERS)-luajit" "$(PEERS).tsv"
 
 figures: build ## The figures of the tools, each with what it is to be at most; and a working day's calls and characters
 	scripts/figures.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"

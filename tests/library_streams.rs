@@ -90,9 +90,6 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
                     assert_eq!(half.ok(), (n % 2 == 0).then_some(n / 2));
                     let list = lisp.value(vec![n; 10]).unwrap();
                     assert_eq!(lisp.call::<i64>("reduce", (lisp.function("+").unwrap(), &list)).unwrap(), 10 * n);
-                    if number == 0 {
-                        lisp.eval::<()>("(sb-ext:gc)").unwrap();
-                    }
                     std::thread::spawn(move || drop(list)).join().unwrap();
                     calls += 1;
                 }
@@ -100,8 +97,16 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
             })
         })
         .collect();
+    let mut collections = 0;
+    while Instant::now() < end {
+        lisp.eval::<()>("(sb-ext:gc)").unwrap();
+        collections += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(collections > 1, "{collections}");
     let calls: i64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
     assert!(calls > 16, "{calls}");
+    println!("{calls} rounds of calls and {collections} collections in {seconds} s");
 
     // A million handles leave no more behind than there were at once.
     lisp.enter(|cx| {

@@ -36,7 +36,7 @@ pub(crate) trait Program: Send + Sync + 'static {
     fn serve(&self, inside: &Inside, thread: u32) -> bool;
 
     /// Calls a function, whose answer it writes.
-    fn call(&self, inside: &Inside, function: u64, message: Words, answer: &mut Vec<u64>) -> CallStatus;
+    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Vec<u64>) -> CallStatus;
 
     /// Takes what a thread that works for the program prints, or warns of.
     fn event(&self, event: Event<'_>);
@@ -366,7 +366,7 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
     let mut reply = ANSWER.take();
     reply.clear();
     let place = CURRENT.get().and_then(|inside| inside.place);
-    let status = inside(masked.modes(), place, |program, inside| program.call(inside, function, message, &mut reply))
+    let status = inside(masked.modes(), place, |program, inside| program.call(inside, function, &message, &mut reply))
         .unwrap_or(CallStatus::Panicked);
     Place::set(place, Place::IN_LISP);
     // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message. The answer's buffer does not move when

@@ -222,6 +222,25 @@ fn shortened(text: &str) -> String {
 }
 
 /// Objects for Lisp, written one after another.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// use sbcl::{IntoLisp, Writer};
+///
+/// struct Point(f64, f64);
+///
+/// impl IntoLisp for Point {
+///     fn write(&self, writer: &mut Writer) {
+///         writer.vector(|writer| {
+///             self.0.write(writer);
+///             self.1.write(writer);
+///         });
+///     }
+/// }
+///
+/// assert_eq!(lisp.value(Point(1.0, 2.5))?.to_string(), "#(1.0d0 2.5d0)");
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Writer(pub(super) message::Writer);
 
@@ -365,6 +384,14 @@ fn with_inner(inner: &mut message::Writer, write: impl FnOnce(&mut Writer)) {
 }
 
 /// The arguments of a call: a tuple of up to eight, or an array, a slice or a vector of one type.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert_eq!(lisp.call::<i64>("+", (1, 2, 3))?, 6);
+/// assert_eq!(lisp.call::<i64>("+", [1, 2, 3])?, 6);
+/// assert_eq!(lisp.call::<i64>("+", &vec![1; 50])?, 50);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 pub trait Arguments {
     /// Writes them.
     #[doc(hidden)]
@@ -931,6 +958,14 @@ impl<T: Arguments + ?Sized> Arguments for &T {
 }
 
 /// A symbol by its names. Given to Lisp, it is interned.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// use sbcl::Symbol;
+///
+/// assert_eq!(lisp.eval::<Symbol>("'car")?, Symbol::new("COMMON-LISP", "CAR"));
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Symbol {
     /// Its package's name, `KEYWORD` for a keyword; `None` for a symbol of no package, which Lisp makes anew each time.
@@ -947,6 +982,12 @@ impl Symbol {
 }
 
 /// The keyword of this name, in whatever case: `keyword("rate")` is `:RATE`.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert!(lisp.call::<bool>("keywordp", (sbcl::keyword("rate"),))?);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[must_use]
 pub fn keyword(name: &str) -> Symbol {
     Symbol::new("KEYWORD", name.to_uppercase())
@@ -983,6 +1024,12 @@ impl IntoLisp for Symbol {
 }
 
 /// A quotient of two integers. Lisp gives it in lowest terms, the denominator positive; integers have the denominator 1.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert_eq!(lisp.eval::<sbcl::Ratio>("(/ 6 -4)")?, sbcl::Ratio { numerator: -3, denominator: 2 });
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ratio {
     /// What is divided.
@@ -1019,6 +1066,12 @@ impl IntoLisp for Ratio {
 }
 
 /// A complex number. Lisp has no complex rationals whose imaginary part is 0: they are real, and read as such here.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// assert_eq!(lisp.eval::<sbcl::Complex>("(sqrt -4)")?, sbcl::Complex { re: 0.0, im: 2.0 });
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Complex {
     /// The real part.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
@@ -21,6 +21,8 @@ const FIRST: u64 = 16;
 
 /// What was defined, by number. A name that is defined again keeps its number.
 static DEFINED: RwLock<Vec<Arc<Defined>>> = RwLock::new(Vec::new());
+/// How often that has changed.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// What a Rust function returns that fails.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -42,6 +44,8 @@ type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError>>;
 thread_local! {
     /// The functions that belong to this thread, by number.
     static LOCAL: RefCell<HashMap<u64, Local>> = RefCell::default();
+    /// What was defined after so many changes: looking there takes no lock. What is defined anew is not kept for that.
+    static KNOWN: RefCell<(u64, Vec<Weak<Defined>>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 /// A parameter of a Rust function, as Lisp sees it.
@@ -173,6 +177,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     });
     let number = {
         let mut all = DEFINED.write();
+        CHANGES.fetch_add(1, Ordering::AcqRel);
         match all.iter().position(|known| known.name.eq_ignore_ascii_case(name)) {
             Some(place) => {
                 all[place] = defined;
@@ -211,7 +216,15 @@ pub(super) fn name(function: u64) -> String {
 
 fn find(function: u64) -> Option<Arc<Defined>> {
     let place = usize::try_from(function.checked_sub(FIRST)?).ok()?;
-    DEFINED.read().get(place).cloned()
+    KNOWN.with_borrow_mut(|(changes, known)| {
+        if *changes != CHANGES.load(Ordering::Acquire) {
+            let all = DEFINED.read();
+            // No change is made meanwhile.
+            *changes = CHANGES.load(Ordering::Acquire);
+            *known = all.iter().map(Arc::downgrade).collect();
+        }
+        known.get(place).and_then(Weak::upgrade)
+    })
 }
 
 /// Calls a function for Lisp.

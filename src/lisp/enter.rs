@@ -84,6 +84,12 @@ impl Cx {
 
     /// Evaluates the forms in `code` and reads the values of the last one.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.enter(|cx| cx.eval::<i64>("(+ 1 2)"))?, 3);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Lisp::eval`](super::Lisp::eval).
     pub fn eval<T: FromLisp>(&self, code: &str) -> Result<T, Error> {
@@ -91,6 +97,12 @@ impl Cx {
     }
 
     /// Calls the function `name`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.enter(|cx| cx.call::<(i64, i64)>("floor", (17, 5)))?, (3, 2));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Lisp::call`](super::Lisp::call).
@@ -101,6 +113,13 @@ impl Cx {
 
     /// Looks up the function `name`.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let largest: i64 = lisp.enter(|cx| cx.function("max")?.call((3, 5, 4)))?;
+    /// assert_eq!(largest, 5);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Lisp::function`](super::Lisp::function).
     pub fn function(&self, name: &str) -> Result<Function, Error> {
@@ -108,6 +127,13 @@ impl Cx {
     }
 
     /// Makes a Lisp object of `object` and returns its handle.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let length: usize = lisp.enter(|cx| cx.call("length", (cx.value(vec!["a", "b"])?,)))?;
+    /// assert_eq!(length, 2);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When it names a package that there is none of.
@@ -162,6 +188,18 @@ impl Cx {
 
     /// Copies the octets of a vector into `target`, at the speed of memory.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let copy = lisp.enter(|cx| {
+    ///     let octets = cx.eval("(coerce #(1 2 3) '(vector (unsigned-byte 8)))")?;
+    ///     let mut copy = vec![0; cx.len(&octets)?];
+    ///     cx.copy_bytes(&octets, &mut copy)?;
+    ///     Ok(copy)
+    /// })?;
+    /// assert_eq!(copy, [1, 2, 3]);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When it is no vector of octets (`(unsigned-byte 8)`), or has not as many as `target` has room for.
     pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
@@ -173,6 +211,12 @@ impl Cx {
     }
 
     /// `object` as `prin1` has it, at most `limit` characters.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.enter(|cx| cx.print(&cx.eval("(list 1 2)")?, 100))?, "(1 2)");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When something unwinds.

@@ -11,6 +11,18 @@ use crate::error::BootError;
 use crate::image::program::Words;
 
 /// Why a call of the library failed.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// use sbcl::Error;
+///
+/// match lisp.eval::<i64>("(parse-integer \"12a\")") {
+///     Err(Error::Condition(condition)) if condition.is("parse-error") => println!("no number: {condition}"),
+///     Err(other) => return Err(other),
+///     Ok(number) => println!("{number}"),
+/// }
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -65,6 +77,14 @@ pub enum Error {
 
 impl Error {
     /// The condition, if it is one.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let error = lisp.eval::<i64>("(error \"on purpose\")").unwrap_err();
+    /// assert_eq!(error.condition().map(|condition| condition.message()), Some("on purpose"));
+    /// assert!(lisp.eval::<i64>("\"text\"").unwrap_err().condition().is_none());
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn condition(&self) -> Option<&Condition> {
         match self {
@@ -177,6 +197,14 @@ impl Condition {
     }
 
     /// The restarts that were there, the innermost first.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let error = lisp.eval::<()>("(restart-case (error \"no\") (try-later () :report \"Try later.\"))").unwrap_err();
+    /// let restart = &error.condition().unwrap().restarts()[0];
+    /// assert_eq!((restart.name.as_str(), restart.description.as_str()), ("TRY-LATER", "Try later."));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn restarts(&self) -> &[RestartOffer] {
         &self.restarts
@@ -189,6 +217,13 @@ impl Condition {
     }
 
     /// The frames as text, one a line.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let error = lisp.eval::<()>("(/ 1 0)").unwrap_err();
+    /// assert!(error.condition().unwrap().backtrace().contains("(/ 1 0)"));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn backtrace(&self) -> String {
         let lines: Vec<String> =
@@ -203,6 +238,13 @@ impl Condition {
     }
 
     /// What its slot `name` holds.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let error = lisp.eval::<()>("(car 7)").unwrap_err();
+    /// assert_eq!(error.condition().unwrap().slot::<i64>("datum")?, 7);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When there is no such slot, it is unbound, or holds something else.

@@ -38,6 +38,14 @@ impl Function {
 
     /// Calls it: directly on a Lisp thread, elsewhere on one of the threads that work for this program.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let join = lisp.eval::<sbcl::Function>("(lambda (&rest texts) (format nil \"~{~a~^, ~}\" texts))")?;
+    /// assert_eq!(join.call::<String>(("a", "b"))?, "a, b");
+    /// assert_eq!(join.call::<String>(vec!["a", "b", "c"])?, "a, b, c");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Condition`] when it fails, [`Error::Conversion`] when what it returns is no `T`; [`Error::Timeout`] and
     /// the like of the handle's options.
@@ -50,6 +58,12 @@ impl Function {
     }
 
     /// The function, or its name, as an object.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.function("car")?.value().to_string(), "CAR");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn value(&self) -> &Value {
         &self.value

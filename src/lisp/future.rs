@@ -112,6 +112,21 @@ impl<R> Drop for Call<R> {
 
 impl Lisp {
     /// Begins [`enter`](Self::enter) and does not wait for it.
+    ///
+    /// ```
+    /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     loop {
+    /// #         if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) { return value }
+    /// #         std::thread::yield_now();
+    /// #     }
+    /// # }
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let later = lisp.enter_async(|cx| cx.function("+")?.call::<i64>((1, 2)));
+    /// assert_eq!(block_on(later)?, 3);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     pub fn enter_async<R: Send + 'static>(
         &self,
         work: impl FnOnce(&Cx) -> Result<R, Error> + Send + 'static,
@@ -145,6 +160,21 @@ impl Lisp {
     }
 
     /// Begins [`call`](Self::call) and does not wait for it.
+    ///
+    /// ```
+    /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     loop {
+    /// #         if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) { return value }
+    /// #         std::thread::yield_now();
+    /// #     }
+    /// # }
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let later = lisp.call_async::<i64>("+", (1, 2));
+    /// assert_eq!(block_on(later)?, 3);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     pub fn call_async<T: FromLisp + Send + 'static>(
         &self,
         name: &str,

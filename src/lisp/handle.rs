@@ -120,6 +120,11 @@ impl Builder {
 
     /// Where what Lisp prints to `*standard-output*` goes: to this process' own standard output unless it is set. It must
     /// not call Lisp.
+    ///
+    /// ```no_run
+    /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     pub fn stdout(mut self, stream: impl Write + Send + 'static) -> Self {
         self.streams.stdout = Some(Mutex::new(Box::new(stream)));
         self
@@ -146,6 +151,11 @@ impl Builder {
     }
 
     /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set.
+    ///
+    /// ```no_run
+    /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     pub fn stdin(mut self, stream: impl Read + Send + 'static) -> Self {
         self.streams.stdin = Some(Mutex::new(Box::new(stream)));
         self
@@ -153,12 +163,27 @@ impl Builder {
 
     /// What is told of the warnings of code that is evaluated or loaded: their class and what they report. Unless it is
     /// set they are events of `tracing`, of the target `sbcl`. It must not call Lisp.
+    ///
+    /// ```no_run
+    /// let lisp = sbcl::Lisp::builder().on_warning(|class, text| eprintln!("{class}: {text}")).boot()?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     pub fn on_warning(mut self, hook: impl Fn(&str, &str) + Send + Sync + 'static) -> Self {
         self.streams.warnings = Some(Box::new(hook));
         self
     }
 
     /// Boots, which takes 10 to 30 ms.
+    ///
+    /// ```no_run
+    /// use sbcl::{BootError, Error};
+    ///
+    /// match sbcl::Lisp::builder().boot() {
+    ///     Err(Error::Boot(BootError::AlreadyBooted)) => println!("there is one"),
+    ///     other => drop(other?),
+    /// }
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Boot`]: [`BootError::AlreadyBooted`](crate::BootError::AlreadyBooted) when this process has an image, which [`Lisp::get_or_boot`] gives;
@@ -206,6 +231,13 @@ impl Lisp {
 
     /// The image of this process; it is booted if there is none. For tests, and libraries that share one.
     ///
+    /// ```
+    /// let (one, other) = (sbcl::Lisp::get_or_boot()?, sbcl::Lisp::get_or_boot()?);
+    /// one.load_str("(defparameter *of-all* 7)")?;
+    /// assert_eq!(other.eval::<i64>("*of-all*")?, 7);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Builder::boot`].
     pub fn get_or_boot() -> Result<Self, Error> {
@@ -218,6 +250,13 @@ impl Lisp {
     }
 
     /// The session that the same image serves: code and outcomes as text, one evaluation after another, with the debugger.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let outcome = lisp.session().evaluate(sbcl::Evaluation::new("(list 1 2)"));
+    /// assert_eq!(outcome.result.unwrap()[0].text, "(1 2)");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
@@ -246,6 +285,12 @@ impl Lisp {
 
     /// Evaluates the forms in `code`, in `COMMON-LISP-USER` or the handle's package, and reads the values of the last one.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.eval::<(i64, i64)>("(defvar *n* 17) (floor *n* 5)")?, (3, 2));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Condition`] when it fails, [`Error::Conversion`] when its values are no `T`.
     pub fn eval<T: FromLisp + Send>(&self, code: &str) -> Result<T, Error> {
@@ -253,6 +298,12 @@ impl Lisp {
     }
 
     /// Calls the function `name`, `package:name` or `(setf name)`, in any case.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.call::<String>("string-upcase", ("shout", sbcl::keyword("end"), 1))?, "Shout");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Condition`] when there is no such function, or it fails; [`Error::Conversion`] when what it returns is no
@@ -263,6 +314,13 @@ impl Lisp {
 
     /// Looks up the function `name`, as [`call`](Self::call) takes it.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let upcase = lisp.function("string-upcase")?;
+    /// assert_eq!(upcase.call::<String>(("shout",))?, "SHOUT");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Condition`] when there is none.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
@@ -270,6 +328,13 @@ impl Lisp {
     }
 
     /// Makes a Lisp object of `object` and returns its handle.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let list = lisp.value(vec![(1, "one"), (2, "two")])?;
+    /// assert_eq!(list.to_string(), r#"((1 "one") (2 "two"))"#);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Condition`] when it names a package that there is none of.
@@ -279,6 +344,13 @@ impl Lisp {
 
     /// Loads the forms in `code` as `load` does those of a file: `(in-package …)` holds until its end.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// lisp.load_str("(defpackage :rules (:use :cl)) (in-package :rules) (defun vat (n) (* n 1/5))")?;
+    /// assert_eq!(lisp.call::<i64>("rules::vat", (10,))?, 2);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Condition`] when one of them fails; those before it are done.
     pub fn load_str(&self, code: &str) -> Result<(), Error> {
@@ -286,6 +358,12 @@ impl Lisp {
     }
 
     /// Loads a file, source or compiled.
+    ///
+    /// ```no_run
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// lisp.load_file("rules.lisp")?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Condition`] when there is no such file, or one of its forms fails.
@@ -352,12 +430,28 @@ impl Lisp {
 
     /// A handle whose calls take at most `limit`, waiting for a thread included: then they fail with [`Error::Timeout`].
     /// Lisp unwinds, with its cleanup forms; a Rust function that Lisp has called is waited for.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// use std::time::Duration;
+    ///
+    /// let limited = lisp.with_timeout(Duration::from_millis(50));
+    /// assert!(matches!(limited.eval::<()>("(loop)"), Err(sbcl::Error::Timeout { .. })));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn with_timeout(&self, limit: Duration) -> Self {
         self.derive(|options| options.timeout = Some(limit))
     }
 
     /// A handle whose calls evaluate, and look functions up, in this package.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// lisp.load_str("(defpackage :inner (:use :cl)) (in-package :inner) (defun here () 7)")?;
+    /// assert_eq!(lisp.with_package("inner").call::<i64>("here", ())?, 7);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn with_package(&self, name: &str) -> Self {
         self.derive(|options| options.package = Some(name.to_owned()))
@@ -419,6 +513,19 @@ impl Lisp {
 }
 
 /// Ends calls from any thread: they fail with [`Error::Interrupted`].
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// let separate = lisp.separate();
+/// let stop = separate.interrupt_handle();
+/// let caller = std::thread::spawn(move || separate.eval::<()>("(loop)"));
+/// while !caller.is_finished() {
+///     stop.interrupt();
+///     std::thread::yield_now();
+/// }
+/// assert!(matches!(caller.join().unwrap(), Err(sbcl::Error::Interrupted)));
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct InterruptHandle {
     group: u64,

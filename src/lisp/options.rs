@@ -54,6 +54,15 @@ impl fmt::Debug for Options {
 }
 
 /// Which restart a handler chooses, and what it is given.
+///
+/// ```
+/// # let lisp = sbcl::Lisp::get_or_boot()?;
+/// use sbcl::Restart;
+///
+/// let careful = lisp.with_handler(|condition| condition.is("error").then(|| Restart::named("skip")));
+/// assert_eq!(careful.eval::<i64>("(restart-case (error \"no\") (skip () 7))")?, 7);
+/// # Ok::<(), sbcl::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Restart {
     name: String,

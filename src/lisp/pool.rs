@@ -18,7 +18,7 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task, Words};
+use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task};
 use crate::image::{Event, message};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
@@ -533,17 +533,17 @@ impl Program for Pool {
         }
     }
 
-    fn call(&self, inside: &Inside, function: u64, message: Words, answer: &mut Vec<u64>) -> CallStatus {
+    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Vec<u64>) -> CallStatus {
         let cx = Cx::new(*inside);
         let mut writer = Writer::new();
         let result = catch_unwind(AssertUnwindSafe(|| match function {
-            RUN => run_task(&cx, &message),
-            ASK => ask(&cx, &message, &mut writer),
+            RUN => run_task(&cx, message),
+            ASK => ask(&cx, message, &mut writer),
             READ_INPUT => {
                 output::read().write(&mut writer);
                 Ok(())
             }
-            _ => define::call(&cx, function, &message, &mut writer),
+            _ => define::call(&cx, function, message, &mut writer),
         }));
         let status = match result {
             Ok(Ok(())) => CallStatus::Values,
@@ -565,7 +565,7 @@ impl Program for Pool {
         answer.extend_from_slice(writer.0.words());
         let kept = writer.0.take_kept();
         // Those of the answer before are dropped outside: that is a program's own business.
-        let before = KEPT.with_borrow_mut(|last| std::mem::replace(last, kept));
+        let before = KEPT.replace(kept);
         drop(before);
         status
     }

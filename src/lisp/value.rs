@@ -46,6 +46,12 @@ impl Value {
     }
 
     /// `nil`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert!(lisp.call::<bool>("null", (sbcl::Value::nil(),))?);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     #[must_use]
     pub fn nil() -> Self {
         Self(Repr::Nil)
@@ -66,6 +72,14 @@ impl Value {
 
     /// Reads it as a `T`.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let list: sbcl::Value = lisp.eval("(list 1 2 3)")?;
+    /// assert_eq!(list.to::<Vec<i64>>()?, [1, 2, 3]);
+    /// assert!(list.to::<String>().is_err());
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Conversion`] when it is something else.
     pub fn to<T: FromLisp + Send>(&self) -> Result<T, Error> {
@@ -73,6 +87,12 @@ impl Value {
     }
 
     /// Its type as one writes it in Lisp, such as `(simple-vector 3)`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.eval::<sbcl::Value>("(vector 1 2 3)")?.type_of()?, "(simple-vector 3)");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When Lisp does not answer.
@@ -82,6 +102,14 @@ impl Value {
 
     /// It as `prin1` has it, at most `limit` characters, and where there are more, `…`.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let list: sbcl::Value = lisp.eval("(list 1 \"two\" #\\3)")?;
+    /// assert_eq!(list.print(100)?, "(1 \"two\" #\\3)");
+    /// assert_eq!(list.print(4)?, "(1 \"…");
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When Lisp does not answer. That an object cannot be printed is told in the text.
     pub fn print(&self, limit: usize) -> Result<String, Error> {
@@ -89,6 +117,14 @@ impl Value {
     }
 
     /// True when both are the same object, or equal numbers or characters: `eql`.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let (one, other) = (lisp.value("same")?, lisp.value("same")?);
+    /// assert!(one.eql(&one)? && !one.eql(&other)?);
+    /// assert!(one.equal(&other)? && one.equalp(&lisp.value("SAME")?)?);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When Lisp does not answer.
@@ -118,6 +154,12 @@ impl Value {
 
     /// How many elements a sequence has, or entries a hash table.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// assert_eq!(lisp.eval::<sbcl::Value>("(list 1 2 3)")?.len()?, 3);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// A `type-error` of anything else.
     #[allow(clippy::len_without_is_empty)]
@@ -128,6 +170,14 @@ impl Value {
     /// What a hash table, an association list or a property list has under `key`, or a sequence at that index. `None` when
     /// there is nothing; something that is `nil` is read as such.
     ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let prices: sbcl::Value = lisp.eval("'((\"apple\" . 30) (\"pear\" . 60))")?;
+    /// assert_eq!(prices.get::<i64>("pear")?, Some(60));
+    /// assert_eq!(prices.get::<i64>("plum")?, None);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When it is none of these, or what there is is no `T`.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
@@ -136,6 +186,14 @@ impl Value {
     }
 
     /// What the slot `name` of an instance, a structure or a condition holds. Neither case nor package of the name matter.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let point: sbcl::Value = lisp.eval("(defstruct guide-point x y) (make-guide-point :x 1 :y 2)")?;
+    /// assert_eq!(point.slot::<i64>("y")?, 2);
+    /// assert_eq!(point.slots()?, [("x".to_owned(), "1".to_owned()), ("y".to_owned(), "2".to_owned())]);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When there is no such slot, it is unbound, or what it holds is no `T`.
@@ -152,6 +210,13 @@ impl Value {
     }
 
     /// The elements of a list or a vector.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let all = lisp.eval::<sbcl::Value>("(list 1 \"two\")")?.elements()?;
+    /// assert_eq!((all[0].to::<i64>()?, all[1].to::<String>()?), (1, "two".to_owned()));
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When it is no sequence.

@@ -99,6 +99,15 @@ impl Served {
 ///
 /// Returns at once; a thread of its own serves the client, until it closes its end.
 ///
+/// ```no_run
+/// let lisp = sbcl::Lisp::boot()?;
+/// let socket = std::os::unix::net::UnixListener::bind("agent.socket")?;
+/// for stream in socket.incoming() {
+///     sbcl::mcp::spawn(&lisp, stream?)?;
+/// }
+/// # Ok::<(), sbcl::Error>(())
+/// ```
+///
 /// # Errors
 /// When the process has no descriptors or threads left.
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
