@@ -698,6 +698,32 @@ fn a_call_is_interrupted_from_another_thread() {
 }
 
 #[test]
+fn a_host_function_that_blocks_is_waited_for_and_then_its_call_ends() {
+    let lisp = lisp();
+    let (began, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    let returned = Arc::new(AtomicBool::new(false));
+    let is_returned = returned.clone();
+    lisp.define("host:block", "Wait until it may go on.", move || {
+        began.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+        is_returned.store(true, Ordering::SeqCst);
+    })
+    .unwrap();
+    let separate = lisp.separate();
+    let stop = separate.interrupt_handle();
+    let caller = std::thread::spawn(move || separate.eval::<()>("(host:block) (loop)"));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    stop.interrupt();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+    assert!(!caller.is_finished());
+    finish.send(()).unwrap();
+    assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
+    assert!(returned.load(Ordering::SeqCst));
+}
+
+#[test]
 fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
     let lisp = lisp();
     assert!(matches!(lisp.eval::<()>("(abort)"), Err(Error::Aborted)));

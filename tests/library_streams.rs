@@ -32,6 +32,7 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
     let warned = Mutex::new(move |class: &str, text: &str| writeln!(warned, "{class}: {text}").unwrap());
     let lisp = Lisp::builder()
         .heap(1 << 30)
+        .control_stack(16 << 20)
         .threads(2)
         .stdout(stdout.clone())
         .stderr(stderr.clone())
@@ -39,6 +40,12 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
         .on_warning(move |class, text| warned.lock().unwrap()(class, text))
         .boot()
         .unwrap();
+
+    let stack = "(- (sb-sys:sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-control-stack-end-slot))
+                    (sb-sys:sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-control-stack-start-slot)))";
+    let (stack, heap) = lisp.eval::<(i64, i64)>(&format!("(values {stack} (sb-ext:dynamic-space-size))")).unwrap();
+    // Some of it is not for calls.
+    assert!(((16 << 20) - 65536..=16 << 20).contains(&stack) && heap == 1 << 30, "{stack} {heap}");
 
     lisp.eval::<()>(r#"(format t "to stdout ~a" "λ")"#).unwrap();
     lisp.eval::<()>(r#"(format *error-output* "to stderr")"#).unwrap();
