@@ -78,7 +78,7 @@ mutants: build ## How well the suspects of run-tests find 100 seeded faults (SBC
 	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \
 	  /usr/share/common-lisp/source/cl-split-sequence:split-sequence
 
-dist: build ## Make the packages in target/dist and try each (fetches the packagers' tools once)
+dist: sbcl ## Make the packages in target/dist and try each (fetches their tools, as root an old Debian, once)
 	scripts/dist.sh
 
 clean: ## Remove what was built here (SBCL stays in the cache)

@@ -221,14 +221,17 @@ has loaded that; then FUNCTION is called again."
 
 ;;; The operation
 
-(defun set-registry (directory definition)
-  "Have ASDF look for systems in DIRECTORY first, a native namestring, or NIL; and know what the .asd file DEFINITION
-defines, or NIL."
-  (when directory
-    (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
-             asdf:*central-registry* :test #'equal))
-  (when definition
-    (asdf:load-asd (sb-ext:parse-native-namestring definition))))
+(defun find-definition (system directory definition fallback)
+  "Have ASDF look for SYSTEM in DIRECTORY first, a native namestring, or NIL; and know what the .asd file DEFINITION
+defines, or NIL; with FALLBACK only if it knows no such system. Return true if that was done."
+  (when (and (or directory definition)
+             (not (and fallback (asdf:find-system system nil))))
+    (when directory
+      (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
+               asdf:*central-registry* :test #'equal))
+    (when definition
+      (asdf:load-asd (sb-ext:parse-native-namestring definition)))
+    t))
 
 (defvar *looked-in* '()
   "Where the host has looked for a system besides: a list of strings.")
@@ -243,10 +246,7 @@ where else SYSTEM was looked for."
         (*looked-in* looked)
         (begin (monotonic-milliseconds)))
     (push-record "loading" :name (or system (shown-path path)))
-    (let* ((found (and system
-                       (or directory definition)
-                       (not (and fallback (asdf:find-system system nil)))
-                       (progn (set-registry directory definition) t)))
+    (let* ((found (and system (find-definition system directory definition fallback)))
            (loaded (if system (load-system system force) (progn (load-file path) nil)))
            (report *load-report*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))

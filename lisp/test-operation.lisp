@@ -461,9 +461,10 @@ with the packages of VERDICTS as records `load'."
       (when (intersection packages (packages-of-systems (list (asdf:find-system name))))
         (push-record "load" :name name)))))
 
-(define-operation :run-tests (evaluate &key system package name (timeout 60000) reload registry load way beside (suspects 0))
-  "Run the tests of SYSTEM, of PACKAGE, or of NAME, a test or a group, all strings; each may take TIMEOUT milliseconds. With
-RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
+(define-operation :run-tests (evaluate &key system directory definition fallback looked package name (timeout 60000)
+                                       reload registry load way beside (suspects 0))
+  "Run the tests of SYSTEM, which is found as by load, of PACKAGE, or of NAME, a test or a group, all strings; each may take
+TIMEOUT milliseconds. With RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
 that failed first, with the checks that failed, `check', after it. In another image than the session's, REGISTRY names
 directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage
 for each test that fails. WAY: tell how another image finds the files. BESIDE: run
@@ -472,7 +473,10 @@ here only what is loaded already."
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
   (let* ((run (make-test-run :limit timeout))
-         (system (and system (asdf:find-system (string-downcase system))))
+         (*looked-in* looked)
+         (system (and system
+                      (progn (find-definition system directory definition fallback)
+                             (asdf:find-system system))))
          (systems (and system (test-systems system)))
          (covered (and (plusp suspects)
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))

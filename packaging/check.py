@@ -9,6 +9,7 @@ mcp-proxy, lintian and dpkg-deb (where there is Debian), objdump, and Python wit
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -124,6 +125,10 @@ def debian(empty):
     package = only("*.deb")
     run(["dpkg-deb", "-x", package, empty / "root"], empty, os.environ["PATH"])
     serves([empty / "root/usr/bin/sbcl-mcp"], empty)
+    wanted = run(["dpkg-deb", "--field", package, "Depends"], empty, os.environ["PATH"])
+    version = re.search(r"libc6 \(>= (\d+)\.(\d+)\)", wanted)
+    if not version or tuple(map(int, version.groups())) > glibc.newest(empty / "root/usr/bin/sbcl-mcp"):
+        fail(f"{package.name} depends on {wanted.strip()}, which is more than its program asks for")
     for name in [
         "man/man1/sbcl-mcp.1.gz",
         "bash-completion/completions/sbcl-mcp",

@@ -5,6 +5,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+# VER_FLG_WEAK of elf.h.
+WEAK = 2
 # More than libsbcl has.
 LARGEST_LIBRARY = 4 << 20
 
@@ -23,8 +25,8 @@ def newest(program):
 
 
 def versions_of(file):
-    """The versions of the symbols that an ELF file cannot do without: weak ones are looked for only."""
-    listing = subprocess.run(["objdump", "-T", str(file)], text=True, capture_output=True).stdout
-    strong = [line for line in listing.splitlines() if "*UND*" in line and not line[16:].startswith("  w")]
-    found = re.findall(r"GLIBC_(\d+)\.(\d+)", "\n".join(strong))
-    return [(int(major), int(minor)) for major, minor in found]
+    """The versions that an ELF file cannot be loaded without: all it names, but for those that are marked as weak.
+    That all symbols of a version are weak is not enough: not every linker marks it then."""
+    listing = subprocess.run(["objdump", "-p", str(file)], text=True, capture_output=True).stdout
+    found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
+    return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

@@ -286,29 +286,6 @@ impl Outcome {
         self.result.is_err()
     }
 
-    /// This without the forms that defined something.
-    pub(crate) fn without_definitions(&self) -> Self {
-        Self {
-            evaluation: self.evaluation,
-            kept: self.kept,
-            notices: self.notices.clone(),
-            background: self.background.clone(),
-            stdout: self.stdout.clone(),
-            stderr: self.stderr.clone(),
-            turns: self.turns.clone(),
-            printed_before: self.printed_before,
-            warnings: self.warnings.clone(),
-            warnings_omitted: self.warnings_omitted,
-            result: self.result.clone(),
-            timing: self.timing,
-            held: self.held,
-            in_background: self.in_background,
-            defined: Vec::new(),
-            records: self.records.clone(),
-            errors: self.errors.clone(),
-        }
-    }
-
     /// How much memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
         let values = match &self.result {
@@ -317,6 +294,7 @@ impl Outcome {
         };
         let warnings = self.warnings.iter().map(|warning| 64 + warning.kind.len() + warning.message.text.len());
         let notices = self.notices.iter().map(|notice| 24 + notice.len());
+        let defined = self.defined.iter().map(|form| 48 + form.code.len() + form.package.len());
         let records = self.records.iter().map(Record::bytes);
         let output = self.stdout.text.len() + self.stderr.text.len() + self.background.text.len();
         512 + output
@@ -324,6 +302,7 @@ impl Outcome {
             + values
             + warnings.sum::<usize>()
             + notices.sum::<usize>()
+            + defined.sum::<usize>()
             + records.sum::<usize>()
             + self.errors.iter().map(|error| error.bytes()).sum::<usize>()
     }

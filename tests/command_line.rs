@@ -235,6 +235,8 @@ fn the_doctor_says_what_fails_and_what_helps() {
     let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
     let report = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(report.status.code(), Some(0), "{remedy}: {}", stdout(&report));
+    let report = Command::new("sh").args(["-c", &format!("ulimit -f 8; exec '{BINARY}' doctor")]).output().unwrap();
+    assert_eq!(found(&report, "FAILS")[0].0, "file size", "{}", stdout(&report));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ fn wait<T: Send + 'static>(begin: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> T {
 }
 
 fn eval(session: &Session, code: &str) -> Outcome {
-    wait(|reply| _ = session.submit(Evaluation::new(code), reply))
+    Arc::unwrap_or_clone(wait(|reply| _ = session.submit(Evaluation::new(code), reply)))
 }
 
 /// The values of `code`, which does not fail.
@@ -30,7 +31,7 @@ fn values(session: &Session, code: &str) -> Vec<String> {
 }
 
 /// Evaluates what fails and is held.
-fn hold(session: &Session, code: &str) -> Outcome {
+fn hold(session: &Session, code: &str) -> Arc<Outcome> {
     let evaluation = Evaluation { hold: true, ..Evaluation::new(code) };
     let outcome = wait(|reply| _ = session.submit(evaluation, reply));
     assert!(outcome.held, "{outcome:?}");
@@ -44,7 +45,7 @@ fn resume(session: &Session, restart: &str, values: &str) -> Result<Resumed, Hol
 /// What an evaluation came to that goes on by a restart.
 fn resumed(session: &Session, restart: &str, values: &str) -> Outcome {
     match resume(session, restart, values) {
-        Ok(Resumed::Outcome(outcome)) => outcome,
+        Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
         other => panic!("{other:?}"),
     }
 }
@@ -208,7 +209,7 @@ fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
     for code in ["(unwind-protect (progn (sb-thread:signal-semaphore *begun*) (sleep 600)) (setf *unwound* t))", "1"] {
         let sender = sender.clone();
         person.submit(Evaluation { timeout: sbcl::TimeLimit::None, ..Evaluation::new(code) }, move |outcome| {
-            drop(sender.send(outcome.result.map_err(|error| error.kind.clone())));
+            drop(sender.send(outcome.result.clone().map_err(|error| error.kind.clone())));
         });
     }
     let began = wait(|reply| {

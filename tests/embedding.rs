@@ -20,7 +20,7 @@ const CHILD: &str = "SBCL_TEST_CHILD";
 
 fn value(code: &str) -> String {
     let outcome = SESSION.evaluate(Evaluation::new(code));
-    outcome.result.unwrap_or_else(|error| panic!("{code}: {error:?}"))[0].text.clone()
+    outcome.result.as_ref().unwrap_or_else(|error| panic!("{code}: {error:?}"))[0].text.clone()
 }
 
 /// Runs the test `name` of this program in a child, which ends as it ends.
@@ -94,7 +94,7 @@ fn a_fault_of_the_host_on_a_lisp_thread_is_the_hosts() {
 #[test]
 fn a_fault_in_lisp_is_a_lisp_error() {
     let outcome = SESSION.evaluate(Evaluation::new("(sb-sys:sap-ref-8 (sb-sys:int-sap 0) 0)"));
-    assert_eq!(outcome.result.unwrap_err().kind, "SB-SYS:MEMORY-FAULT-ERROR");
+    assert_eq!(outcome.result.as_ref().unwrap_err().kind, "SB-SYS:MEMORY-FAULT-ERROR");
     assert_eq!(value("(+ 1 2)"), "3");
 }
 
@@ -109,7 +109,7 @@ fn arithmetic_of_the_host_does_not_trap_on_a_lisp_thread() {
     assert!(infinity.is_infinite() && nan.is_nan() && overflow.is_infinite());
     // Lisp's own traps are as they were.
     let outcome = SESSION.evaluate(Evaluation::new("(/ 1d0 (- 1d0 1d0))"));
-    assert_eq!(outcome.result.unwrap_err().kind, "DIVISION-BY-ZERO");
+    assert_eq!(outcome.result.as_ref().unwrap_err().kind, "DIVISION-BY-ZERO");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn what_was_cancelled_before_it_began_was_not_done() {
         session.frame_locals(0, move |reply| locals.send(reply.unwrap_err().to_string()).expect("somebody waits")),
         session.restart_frame(0, move |reply| {
             let outcome = reply.expect("an outcome of its own");
-            continued.send(outcome.result.unwrap_err().kind.clone()).expect("somebody waits");
+            continued.send(outcome.result.as_ref().unwrap_err().kind.clone()).expect("somebody waits");
         }),
     ];
     let expected = ["It was cancelled before it was done.", "It was cancelled before it was done.", "CANCELLED"];
@@ -156,13 +156,13 @@ fn what_was_cancelled_before_it_began_was_not_done() {
     }
     assert!(session.last_error().is_none());
     session.cancel(blocker);
-    assert_eq!(session.evaluate(Evaluation::new("(+ 1 2)")).result.expect("it succeeds")[0].text, "3");
+    assert_eq!(session.evaluate(Evaluation::new("(+ 1 2)")).result.as_ref().expect("it succeeds")[0].text, "3");
 }
 
 #[test]
 fn no_time_is_too_long() {
     let evaluation = Evaluation { timeout: TimeLimit::Of(Duration::MAX), ..Evaluation::new("(+ 1 2)") };
-    assert_eq!(SESSION.evaluate(evaluation).result.expect("it succeeds")[0].text, "3");
+    assert_eq!(SESSION.evaluate(evaluation).result.as_ref().expect("it succeeds")[0].text, "3");
     assert_eq!(value("(+ 1 2)"), "3");
 }
 

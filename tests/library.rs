@@ -892,10 +892,10 @@ fn the_session_is_on_the_same_image() {
     let lisp = lisp();
     lisp.load_str("(defparameter *shared* 12)").unwrap();
     let outcome = lisp.session().evaluate(sbcl::Evaluation::new("*shared*"));
-    assert_eq!(outcome.result.unwrap()[0].text, "12");
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "12");
     lisp.define("host:twice", "Double.", |n: i64| 2 * n).unwrap();
     let outcome = lisp.session().evaluate(sbcl::Evaluation::new("(host:twice *shared*)"));
-    assert_eq!(outcome.result.unwrap()[0].text, "24");
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "24");
 }
 
 #[test]

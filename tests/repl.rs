@@ -221,7 +221,12 @@ fn an_error_opens_a_level_of_the_debugger() {
         assert!(shown.contains(known), "{shown}");
     }
     assert!(!shown.contains("Tools: "), "{shown}");
-    assert!(terminal.answers(":bt 1", "[1] CL-USER>").starts_with("Backtrace for UNDEFINED-FUNCTION (1 of "));
+    // What is left out is asked for by commands, not by the tools' arguments.
+    let shown = terminal.answers(":bt 1", "[1] CL-USER>");
+    assert!(shown.starts_with("Backtrace for UNDEFINED-FUNCTION (1 of "), "{shown}");
+    assert!(shown.ends_with("\n3 more frames; :bt 4 shows them all."), "{shown}");
+    assert!(!terminal.answers(":frame 1", "[1] CL-USER>").contains("more frames"));
+    terminal.clear();
     assert!(terminal.answers(":frame 1", "[1] CL-USER>").contains("1: (TOTAL "));
     assert_eq!(terminal.answers(":locals", "[1] CL-USER>"), "PRICES = ((APPLE . 3) (PEAR . 4))");
     assert_eq!(terminal.answers("(length prices)", "[1] CL-USER>"), "=> 2");
@@ -247,6 +252,8 @@ fn an_error_opens_a_level_of_the_debugger() {
     terminal.answers(":abort", "CL-USER>");
     // A number is a number again.
     assert_eq!(terminal.answers("1", "CL-USER>"), "=> 1");
+    terminal.line("(Quit)");
+    terminal.shows("status 0");
 }
 
 #[test]
@@ -385,10 +392,10 @@ fn pipes_get_values_and_a_status() {
     assert!(unstarted.status.code() == Some(3) && said.contains("heap 5 is out of range"), "{said}");
 }
 
-/// Runs a command with a directory for sockets.
+/// Runs a command with a directory for sockets, in that.
 fn joined(runtime: &std::path::Path, arguments: &[&str], input: &str) -> (String, String, Option<i32>) {
     let mut command = Command::new(BINARY);
-    command.args(arguments).env("XDG_RUNTIME_DIR", runtime);
+    command.args(arguments).env("XDG_RUNTIME_DIR", runtime).current_dir(runtime);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A command that does not read is free not to.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
@@ -439,6 +446,13 @@ fn commands_join_an_image_that_runs() {
     let loaded = joined(&runtime, &["load", "--attach", file.to_str().unwrap()], "");
     assert!(loaded.0.contains("Loaded ") && loaded.2 == Some(0), "{loaded:?}");
     assert!(server.evaluate("(cl-user::loaded)").ends_with("=> :LOADED"));
+    // A system is looked for where the person is, not where the server is.
+    std::fs::write(runtime.join("few.asd"), "(defsystem few :depends-on (sb-rt) :components ((:file file)))").unwrap();
+    std::fs::write(&file, "(defpackage few (:use :cl :sb-rt)) (in-package few) (deftest one 1 1)").unwrap();
+    for (arguments, input) in [(&["test", "--attach", "few"][..], ""), (&["repl", "--attach"], ":test few\n")] {
+        let tested = joined(&runtime, arguments, input);
+        assert!(tested.0.contains("=> all pass  1 passed") && tested.2 == Some(0), "{tested:?}");
+    }
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
     assert_eq!(terminal.answers("(f 3)", "CL-USER>"), "=> 6");
     assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
@@ -493,11 +507,14 @@ fn load_and_test_have_statuses_for_scripts() {
     write("sums.asd", "(defsystem \"sums\" :depends-on (\"sb-rt\") :components ((:file \"sums\")))");
     let run = |arguments: &[&str]| {
         let mut command = Command::new(BINARY);
-        command.args(arguments).current_dir(&directory).env("CL_SOURCE_REGISTRY", directory.join(":"));
+        command.args(arguments).current_dir(&directory);
         let output = command.stdin(Stdio::null()).output().unwrap();
         (String::from_utf8(output.stdout).unwrap(), output.status.code())
     };
     write("sums.lisp", &test("2"));
+    // The definition is looked for where the person is, by both.
+    let (text, status) = run(&["test", "sums"]);
+    assert!(text.contains("2 passed, 0 failed") && status == Some(0), "{text}");
     let (text, status) = run(&["load", "sums", "--heap", "1G"]);
     assert!(text.starts_with("Loaded sums: ") && status == Some(0), "{text}");
     let (text, status) = run(&["test", "sums"]);

@@ -231,6 +231,30 @@ fn the_error_state_follows_the_tests() {
 }
 
 #[test]
+fn a_system_is_found_as_load_finds_it() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
+    let project = Project::new("found", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let other =
+        "(defsystem \"other-tests\" :depends-on (\"sb-rt\") :pathname \"tests\" :components ((:file \"tests\")))";
+    project.write("more.asd", other);
+    let root = project.0.display().to_string();
+    let mut server = Server::ready();
+    let missing = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(missing.contains("Not found in ") && missing.contains(", above it and one level below, "), "{missing}");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
+    assert_eq!(text, "directory: there is no directory /no-such-directory.");
+    // In it, in a file of another name, above it.
+    for (system, directory) in [("demo", ""), ("DEMO/TESTS", ""), ("other-tests", ""), ("demo", "/tests")] {
+        for fresh in [false, true] {
+            let mut server = Server::ready();
+            let arguments = json!({"system": system, "directory": format!("{root}{directory}"), "fresh": fresh});
+            let text = good(&mut server, "run-tests", arguments);
+            assert!(text.contains("=> all pass  1 passed, 0 failed"), "{system}: {text}");
+        }
+    }
+}
+
+#[test]
 fn what_is_not_there_is_an_error_with_near_names() {
     let mut server = Server::ready();
     let text = bad(&mut server, "run-tests", json!({}));

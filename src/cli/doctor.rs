@@ -30,6 +30,8 @@ const LITTLE_MEMORY: u64 = 512 << 20;
 const LITTLE_SPACE: u64 = 256 << 20;
 /// Fewer descriptors than this, too.
 const FEW_DESCRIPTORS: u64 = 256;
+/// Files that may not be as large as a checkpoint: in bytes.
+const SMALL_FILES: u64 = 64 << 20;
 /// Address space that threads take for their own allocations (malloc(3): 64 MiB each), if it is there.
 const MARGIN: u64 = 512 << 20;
 /// The least heap that is worth a try, and the stacks that leave room for one.
@@ -179,6 +181,10 @@ fn limits(findings: &mut Findings, config: &ImageConfig) {
         findings.note("open files", &allowed, "ulimit -n 1024, for code that opens many");
     } else {
         findings.fine("open files", &allowed);
+    }
+    // What processes share has no name, but it is a file.
+    if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < SMALL_FILES) {
+        findings.problem("file size", &format!("at most {} each", size(limit)), "ulimit -f unlimited");
     }
 }
 

@@ -53,7 +53,7 @@ const fn command(name: &'static str, arguments: &'static str, summary: &'static 
 /// The commands, as `:help` lists them.
 pub(super) const COMMANDS: [Command; 16] = [
     command(":help", "", "this list"),
-    command(":quit", "", "leave; so does Ctrl-D"),
+    command(":quit", "", "leave; so do Ctrl-D, (quit) and (exit)"),
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
     command(":test", "SYSTEM", "run the tests of a system, a package or a name"),
     command(":describe", "NAME", "what a symbol means, with its source"),
@@ -263,6 +263,10 @@ impl Repl {
 
     /// Does what was typed; true when that was to leave.
     fn take(&mut self, text: &str) -> Result<bool, Stop> {
+        // What one leaves other REPLs by. In a file it is code as any other: the server refuses it.
+        if self.interactive && ["(exit)", "(quit)"].contains(&text.to_lowercase().as_str()) {
+            return Ok(true);
+        }
         if self.level > 0 && text.parse::<u64>().is_ok() {
             self.restart(text)?;
             return Ok(false);
@@ -331,10 +335,10 @@ impl Repl {
                 self.show("reset-session", &json!({}))?;
                 self.level = 0;
             }
-            ":bt" => self.show("get-backtrace", &json!({"max-frames": number.unwrap_or(FRAMES)}))?,
+            ":bt" => self.show_frames(&json!({"max-frames": number.unwrap_or(FRAMES)}))?,
             ":frame" => {
                 self.frame = number.unwrap_or(self.frame);
-                self.show("get-backtrace", &json!({"from": self.frame, "max-frames": 1}))?;
+                self.show_frames(&json!({"from": self.frame, "max-frames": 1}))?;
             }
             ":locals" => self.show("frame-locals", &json!({"frame": number.unwrap_or(self.frame)}))?,
             ":restart" => self.restart(rest)?,
@@ -454,6 +458,21 @@ impl Repl {
     /// Calls a tool that only looks, and shows what it says.
     fn show(&mut self, tool: &str, arguments: &Value) -> Result<(), Stop> {
         let came = self.ask(tool, arguments)?;
+        self.report(came)
+    }
+
+    /// Shows frames of the last error. How to see more is said of this REPL's command, not of the tool's arguments.
+    fn show_frames(&mut self, arguments: &Value) -> Result<(), Stop> {
+        let mut came = self.ask("get-backtrace", arguments)?;
+        if let Came::Answer(answer) = &mut came
+            && let Some((frames, last)) = answer.text.trim_end().rsplit_once('\n')
+            && let Some((count, how)) = last.split_once("; ask ")
+        {
+            answer.text = match how.strip_prefix("for max-frames ").and_then(|rest| rest.split(' ').next()) {
+                Some(all) => format!("{frames}\n{count}; :bt {all} shows them all."),
+                None => frames.to_owned(),
+            };
+        }
         self.report(came)
     }
 
@@ -636,6 +655,7 @@ impl Repl {
             };
             let (message, frames) = error.split_once("\n\n[Backtrace]\n").unwrap_or((error, ""));
             self.print(Ink::Failure, &format!("{message}\n"))?;
+            let frames = frames.replace("more frames (get-backtrace shows them)", "more frames (:bt shows them)");
             self.print(Ink::Note, &format!("{frames}\n"))?;
             if !debugger.is_empty() {
                 self.print(
@@ -706,7 +726,6 @@ pub(super) fn test_failures(content: &Value) -> u64 {
 pub(super) fn load_arguments(what: &str) -> Value {
     let path = Path::new(what);
     let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
     match is_file {
         true => json!({"path": absolute(path)}),
         false => json!({"system": what, "directory": absolute(Path::new("."))}),
@@ -718,8 +737,13 @@ pub(super) fn test_arguments(what: &str) -> Value {
     match what.strip_suffix(':') {
         Some(package) => json!({"package": package}),
         None if what.contains(':') => json!({"name": what}),
-        None => json!({"system": what}),
+        None => json!({"system": what, "directory": absolute(Path::new("."))}),
     }
+}
+
+/// The path from the root on: a server that was joined may have another working directory.
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 /// True when a tool of the debugger says that there is nothing for it.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::tools::System;
 use crate::checkpoints::this_program;
 use crate::scratch::Scratch;
 use crate::session::operation::Operation;
@@ -36,7 +37,7 @@ pub(crate) fn allow(arguments: impl Iterator<Item = OsString>) {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Tests {
     /// One of these three.
-    pub(crate) system: Option<String>,
+    pub(super) system: Option<System>,
     pub(crate) package: Option<String>,
     pub(crate) name: Option<String>,
     /// Milliseconds a test may take.
@@ -53,8 +54,12 @@ pub(crate) struct Tests {
 impl Tests {
     /// What the Lisp side is asked to do.
     pub(crate) fn operation(&self) -> Operation {
-        Operation::new("run-tests")
-            .maybe("system", self.system.clone())
+        let operation = Operation::new("run-tests");
+        let operation = match &self.system {
+            Some(system) => system.of(operation),
+            None => operation,
+        };
+        operation
             .maybe("package", self.package.clone())
             .maybe("name", self.name.clone())
             .with("timeout", self.timeout)
@@ -67,7 +72,7 @@ impl Tests {
     /// What makes another image that the same can be run in, as code: tests need not be run again for that.
     pub(crate) fn evaluation(&self) -> Evaluation {
         let code = match &self.system {
-            Some(system) => format!("(asdf:load-system {:?}) ; and run-tests", system.to_lowercase()),
+            Some(system) => format!("{} ; and run-tests", system.code(None)),
             None => {
                 let name = self.package.as_ref().or(self.name.as_ref()).map_or("", String::as_str);
                 format!("(values) ; run-tests {}", name.replace('\n', " "))

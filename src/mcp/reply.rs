@@ -11,13 +11,13 @@ use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 #[derive(Debug)]
 pub(super) enum Reply {
     /// What an evaluation did.
-    Outcome(Box<Outcome>),
+    Outcome(Arc<Outcome>),
     /// What an evaluation did, and the calls that it came to.
-    Calls(Box<Outcome>),
+    Calls(Arc<Outcome>),
     /// What an evaluation did, and where it spent its time.
-    Profile(Box<Outcome>),
+    Profile(Arc<Outcome>),
     /// What tests came to.
-    Tests(Box<Outcome>),
+    Tests(Arc<Outcome>),
     /// An error to describe, if there is one.
     Error(Option<Arc<ErrorRecord>>),
     /// These frames of an error, if there is one.
@@ -60,14 +60,14 @@ impl Reply {
         let text = self.whole_text(max);
         if let Self::Calls(outcome) | Self::Profile(outcome) = self {
             // It is in its room already: what else is made of it is to be short, too.
-            **outcome = report::fitted(outcome, max);
+            *outcome = Arc::new(report::fitted(outcome, max));
             return text;
         }
         if text.len() <= max || text.chars().count() <= max {
             return text;
         }
         match self {
-            Self::Outcome(outcome) => **outcome = report::fitted(outcome, max),
+            Self::Outcome(outcome) => *outcome = Arc::new(report::fitted(outcome, max)),
             Self::Error(Some(error)) => *error = Arc::new(report::fitted_error(error, max)),
             Self::Page(page) => **page = Page::clone(page).fitted(max),
             _ => {}
@@ -121,6 +121,12 @@ impl Reply {
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
+        Arc::new(outcome).into()
+    }
+}
+
+impl From<Arc<Outcome>> for Reply {
+    fn from(outcome: Arc<Outcome>) -> Self {
         let has = |kind: &str| outcome.records.iter().any(|record| record.kind == kind);
         let make = match () {
             () if has("trace") => Self::Calls,
@@ -128,6 +134,6 @@ impl From<Outcome> for Reply {
             () if !outcome.is_error() && TestCounts::of(&outcome).is_some() => Self::Tests,
             () => Self::Outcome,
         };
-        make(Box::new(outcome))
+        make(outcome)
     }
 }

@@ -104,9 +104,9 @@ impl Restoring {
             } else {
                 Some(Operation::new("restore-form").with("package", &*entry.form.package))
             };
-            match session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
+            match &session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
                 Ok(_) => report.restored += 1,
-                Err(error) => report.failed.push((index, reason(&error))),
+                Err(error) => report.failed.push((index, reason(error))),
             }
         }
         status.set(Status::Restoring, 0);

@@ -68,7 +68,7 @@ pub(super) struct Finishing {
     pub(super) background: bool,
     end: JobEnd,
     before: Earlier,
-    reply: Reply<Outcome>,
+    reply: Reply<Arc<Outcome>>,
     /// Taken when it is cancelled.
     cancel: Option<Answer>,
 }
@@ -81,7 +81,7 @@ impl Session {
         operation: &Operation,
         evaluation: Evaluation,
         aftermath: Aftermath,
-        reply: Reply<Outcome>,
+        reply: Reply<Arc<Outcome>>,
     ) -> JobId {
         let due = Due { aftermath, session: self.clone() };
         self.submit_as(None, evaluation, Some(operation), Some(due), reply)
@@ -96,7 +96,7 @@ impl Due {
         (job, background, end): (u64, bool, JobEnd),
         before: Earlier,
         outcome: Outcome,
-        reply: Reply<Outcome>,
+        reply: Reply<Arc<Outcome>>,
     ) -> Answer {
         let Aftermath { work, cancel } = self.aftermath;
         let evaluation = outcome.evaluation;
@@ -130,7 +130,7 @@ impl Finishing {
     /// Answers as a cancelled one does.
     pub(super) fn abandon(self) -> Answer {
         let builder = OutcomeBuilder::new(self.evaluation, Arc::default(), Limits::default(), None);
-        answer(self.reply, builder.finish(JobEnd::Interrupted(Interrupt::Cancel)))
+        answer(self.reply, Arc::new(builder.finish(JobEnd::Interrupted(Interrupt::Cancel))))
     }
 }
 

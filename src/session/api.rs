@@ -135,7 +135,7 @@ impl Session {
     ///
     /// Must not be called from a `reply` closure: that runs on the thread that would do the work.
     #[must_use]
-    pub fn evaluate(&self, evaluation: Evaluation) -> Outcome {
+    pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         wait(|reply| {
             self.submit(evaluation, reply);
         })
@@ -144,7 +144,7 @@ impl Session {
     /// Queues an evaluation behind those submitted before; `reply` gets its outcome.
     ///
     /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
-    pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Outcome) + Send + 'static) -> JobId {
+    pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
         self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
@@ -155,14 +155,14 @@ impl Session {
         &self,
         operation: &Operation,
         evaluation: Evaluation,
-        reply: impl FnOnce(Outcome) + Send + 'static,
+        reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
     ) -> JobId {
         self.submit_as(None, evaluation, Some(operation), None, Box::new(reply))
     }
 
     /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Outcome {
+    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Arc<Outcome> {
         wait(|reply| {
             self.submit_operation(operation, evaluation, reply);
         })
@@ -176,7 +176,7 @@ impl Session {
         evaluation: Evaluation,
         operation: Option<&Operation>,
         due: Option<Due>,
-        reply: Reply<Outcome>,
+        reply: Reply<Arc<Outcome>>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
         let code: Arc<str> = code.into();
@@ -237,12 +237,12 @@ impl Session {
     /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait:
     /// `left` gets what there is of it when it does. That is soon; but not at all when it ends before, or as many are
     /// there as may be.
-    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Outcome) + Send + 'static) {
+    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
         let mut board = self.inner.board.lock();
         let leave = board.leave(id.0, Box::new(left));
         self.inner.leave_board(board);
         if let Leave::Waiting(reply) = leave {
-            reply(self.so_far(id));
+            reply(Arc::new(self.so_far(id)));
         }
     }
 

@@ -25,7 +25,6 @@ impl Inner {
     #[must_use]
     pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
         let is_background = running.is_background();
-        let connection = running.connection.clone();
         // Whatever was asked about what was held, it has gone on.
         let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
         if goes_on && end != JobEnd::Withdrawn && !running.unchanged && running.end_question() {
@@ -34,8 +33,8 @@ impl Inner {
         if running.holds {
             let time = self.limits.lock().hold;
             board.holds.extend(running.take_hold(Instant::now().checked_add(time)).map(|hold| *hold));
-            if connection.has_ended() {
-                let release = self.release(board, &connection, super::hold::RELEASED);
+            if running.connection.has_ended() {
+                let release = self.release(board, &running.connection, super::hold::RELEASED);
                 board.push(Lane::Evaluation, release);
             }
         }
@@ -49,6 +48,8 @@ impl Inner {
                 observer.inspects(None);
             }
         }
+        // Not cloned: both threads would write its count.
+        let connection = running.connection;
         if let Some(builder) = running.unwinding {
             self.unwound(&connection, *builder);
         }
@@ -84,7 +85,7 @@ impl Inner {
                         builder.detach();
                         let mut outcome = builder.finish(end);
                         self.evaluated_inside(&connection, &mut outcome);
-                        answer(reply, Ok(Resumed::Outcome(outcome)))
+                        answer(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
                     }
                     None => {
                         let before = Earlier::take(&mut builder);
@@ -316,8 +317,8 @@ impl Earlier {
 }
 
 /// Keeps an outcome. What this returns gives it to whoever waits for it.
-pub(super) fn keep(board: &mut Board, mut outcome: Outcome, reply: Reply<Outcome>) -> Answer {
-    let Ended { waiters, forgotten } = board.evaluations.end(&mut outcome);
+pub(super) fn keep(board: &mut Board, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
+    let Ended { outcome, waiters, forgotten } = board.evaluations.end(outcome);
     Box::new(move || {
         reply(outcome);
         waiters.into_iter().for_each(|answer| answer());

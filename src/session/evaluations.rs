@@ -68,9 +68,10 @@ struct Waiter {
     reply: Reply<Arc<Outcome>>,
 }
 
-/// What is to be done when an evaluation has ended, and its call is answered.
-#[derive(Default)]
+/// What is to be done when an evaluation has ended.
 pub(super) struct Ended {
+    /// What its call is answered with: what it came to since it was held, if it was.
+    pub(super) outcome: Arc<Outcome>,
     /// Those who waited for its end.
     pub(super) waiters: Vec<Answer>,
     /// What is not kept any longer. To take it apart would keep the call waiting.
@@ -159,23 +160,26 @@ impl Evaluations {
         }
     }
 
-    /// Keeps what an evaluation came to. The outcome says whether there is room for it.
+    /// Keeps what an evaluation came to, if there is room for it: the outcome says so.
     #[must_use]
-    pub(super) fn end(&mut self, outcome: &mut Outcome) -> Ended {
+    pub(super) fn end(&mut self, mut outcome: Outcome) -> Ended {
         let id = outcome.evaluation;
-        let Some(index) = self.find(id) else { return Ended::default() };
+        let Some(index) = self.find(id) else {
+            return Ended { outcome: Arc::new(outcome), waiters: Vec::new(), forgotten: Vec::new() };
+        };
         self.forget_outcome(index);
         let entry = &mut self.entries[index];
         entry.rest();
-        let mut whole = outcome.without_definitions();
-        if let Some(before) = entry.outcome.take() {
-            whole = Outcome::clone(&before).followed_by(whole);
-        }
-        let bytes = whole.bytes();
+        let before = entry.outcome.take();
+        let mut whole = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
+        let bytes = whole.as_ref().unwrap_or(&outcome).bytes();
         // What was held may have had to go meanwhile: then this is not the whole.
-        outcome.kept = bytes <= BYTES && whole.printed_before == 0;
-        whole.kept = outcome.kept;
-        let whole = Arc::new(whole);
+        outcome.kept = bytes <= BYTES && whole.as_ref().unwrap_or(&outcome).printed_before == 0;
+        if let Some(whole) = &mut whole {
+            whole.kept = outcome.kept;
+        }
+        let outcome = Arc::new(outcome);
+        let whole = whole.map_or_else(|| outcome.clone(), Arc::new);
         let mut forgotten = Vec::new();
         if outcome.kept {
             entry.bytes = bytes;
@@ -188,7 +192,7 @@ impl Evaluations {
         }
         let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
         let waiters = waiters.map(|waiter| -> Answer { answer(waiter.reply, whole.clone()) }).collect();
-        Ended { waiters, forgotten }
+        Ended { outcome, waiters, forgotten }
     }
 
     /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.

@@ -30,10 +30,9 @@ pub enum RestartDesignator {
 
 /// What became of a held evaluation by a restart.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub enum Resumed {
     /// It went on, and came to this.
-    Outcome(Outcome),
+    Outcome(Arc<Outcome>),
     /// The restart was the session's own `ABORT`, which does what [`Session::abort_held`] does.
     Aborted,
 }
@@ -123,7 +122,7 @@ impl Session {
         frame: u64,
         code: &str,
         timeout: TimeLimit,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+        reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
         let limits = *self.inner.limits.lock();
         let timeout = timeout.or(limits.timeout);
@@ -144,13 +143,17 @@ impl Session {
         &self,
         frame: u64,
         code: &str,
-        reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static,
+        reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
     ) -> JobId {
         self.resume(JobKind::ReturnFromFrame(frame), code, "", never_aborted(reply))
     }
 
     /// Calls the function of a frame of the held evaluation again, with the same arguments.
-    pub fn restart_frame(&self, frame: u64, reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> JobId {
+    pub fn restart_frame(
+        &self,
+        frame: u64,
+        reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
+    ) -> JobId {
         self.resume(JobKind::RestartFrame(frame), "", "", never_aborted(reply))
     }
 
@@ -171,7 +174,9 @@ impl Session {
 }
 
 /// The reply of what never aborts.
-fn never_aborted(reply: impl FnOnce(Result<Outcome, HoldError>) + Send + 'static) -> Reply<Result<Resumed, HoldError>> {
+fn never_aborted(
+    reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
+) -> Reply<Result<Resumed, HoldError>> {
     Box::new(|result| {
         reply(match result {
             Ok(Resumed::Outcome(outcome)) => Ok(outcome),

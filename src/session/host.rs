@@ -1,5 +1,6 @@
 //! What Lisp's threads ask for and tell.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,7 @@ impl Host for Inner {
             self.leave_board(board);
             self.deliver(outcome.map(|(connection, mut outcome)| {
                 connection.state().tell(&mut outcome);
-                super::answer(reply, outcome)
+                super::answer(reply, Arc::new(outcome))
             }));
             return true;
         }

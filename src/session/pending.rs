@@ -17,13 +17,13 @@ pub(super) enum PendingReply {
     /// Nobody waits.
     Nobody,
     /// An evaluation that has not begun.
-    Submitted(Submission, Reply<Outcome>),
+    Submitted(Submission, Reply<Arc<Outcome>>),
     /// An evaluation.
-    Evaluation(Box<OutcomeBuilder>, Reply<Outcome>),
+    Evaluation(Box<OutcomeBuilder>, Reply<Arc<Outcome>>),
     /// A held evaluation that goes on, unless the restart was ABORT.
     Resumed(Box<OutcomeBuilder>, Reply<Result<Resumed, HoldError>>),
     /// An evaluation inside a held one.
-    Inside(Box<OutcomeBuilder>, Reply<Result<Outcome, HoldError>>),
+    Inside(Box<OutcomeBuilder>, Reply<Result<Arc<Outcome>, HoldError>>),
     /// frame-locals.
     Locals(InspectionBuilder, Reply<Result<Vec<Local>, HoldError>>),
     /// abort-evaluation.

@@ -113,8 +113,13 @@ impl Session {
 
     /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
     /// of its own.
-    pub(crate) fn evaluate_again(&self, source: u64, evaluation: Evaluation, operation: Option<&Operation>) -> Outcome {
-        super::api::wait(|reply: Reply<Outcome>| {
+    pub(crate) fn evaluate_again(
+        &self,
+        source: u64,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+    ) -> Arc<Outcome> {
+        super::api::wait(|reply: Reply<Arc<Outcome>>| {
             self.submit_as(Some(source), evaluation, operation, None, reply);
         })
     }

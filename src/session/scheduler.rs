@@ -69,7 +69,7 @@ impl Request {
 pub(super) enum Place {
     Foreground,
     /// In the foreground until another thread is there for that; then this gets what it has printed so far.
-    Leaving(Reply<Outcome>),
+    Leaving(Reply<Arc<Outcome>>),
     Background,
 }
 
@@ -561,7 +561,7 @@ impl Board {
 
     /// A thread is there to take over the foreground: the evaluation there goes on in the background, and this gets what
     /// there is of it. `None` when there is none any more that is to leave.
-    pub(super) fn relieve(&mut self) -> Option<(u64, Reply<Outcome>)> {
+    pub(super) fn relieve(&mut self) -> Option<(u64, Reply<Arc<Outcome>>)> {
         let running = self.foreground()?;
         match std::mem::replace(&mut running.place, Place::Background) {
             Place::Leaving(reply) => {
@@ -577,7 +577,7 @@ impl Board {
 
     /// Has an evaluation in the foreground leave that as soon as there is another thread for it, or begin in the
     /// background if it waits: then the reply is given back.
-    pub(super) fn leave(&mut self, job: u64, reply: Reply<Outcome>) -> Leave {
+    pub(super) fn leave(&mut self, job: u64, reply: Reply<Arc<Outcome>>) -> Leave {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
         if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
@@ -604,7 +604,7 @@ pub(super) enum Leave {
     /// It does when there is a thread for that.
     Soon,
     /// It has not begun, and will not in the foreground.
-    Waiting(Reply<Outcome>),
+    Waiting(Reply<Arc<Outcome>>),
     /// It is over, or there are too many in the background.
     Stays,
 }

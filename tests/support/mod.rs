@@ -54,14 +54,17 @@ impl Lisp {
 
     pub(crate) fn run(&self, evaluation: Evaluation) -> Outcome {
         answer(evaluation.code.clone(), |sender| {
-            self.session.submit(evaluation, move |outcome| _ = sender.send(outcome));
+            self.session.submit(evaluation, move |outcome| _ = sender.send(Arc::unwrap_or_clone(outcome)));
         })
     }
 
     /// Starts an evaluation; the receiver gets its outcome.
     pub(crate) fn start(&self, code: &str) -> (JobId, mpsc::Receiver<Outcome>) {
         let (sender, receiver) = mpsc::channel();
-        (self.session.submit(Evaluation::new(code), move |outcome| _ = sender.send(outcome)), receiver)
+        (
+            self.session.submit(Evaluation::new(code), move |outcome| _ = sender.send(Arc::unwrap_or_clone(outcome))),
+            receiver,
+        )
     }
 
     /// Waits until the evaluation that was started last runs.

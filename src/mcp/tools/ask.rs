@@ -1,6 +1,7 @@
 //! `on-error: "ask"`: the person behind the client chooses how a failed evaluation goes on.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use rmcp::model::{
     ElicitRequest, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema, EnumSchema, ErrorData,
@@ -33,7 +34,7 @@ pub(super) struct Questions {
 #[derive(Debug)]
 struct Pending {
     number: u64,
-    outcome: Outcome,
+    outcome: Arc<Outcome>,
     asking: Asking,
 }
 
@@ -84,12 +85,12 @@ enum Choice {
     Decline,
 }
 
-fn answer(call: Call, outcome: Outcome) {
+fn answer(call: Call, outcome: impl Into<Reply>) {
     call.answer(Ok::<_, Fault>(outcome));
 }
 
 /// Lets the person decide for as long as the evaluation fails and is held; then answers.
-pub(super) fn settle(call: Call, asked: Asked, outcome: Outcome) {
+pub(super) fn settle(call: Call, asked: Asked, outcome: Arc<Outcome>) {
     let question = match &outcome.result {
         Err(error) if outcome.held && asked.rounds < ROUNDS => question(error),
         _ => return answer(call, outcome),
@@ -184,7 +185,7 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
 }
 
 /// Asks the client.
-fn request(call: Call, asked: Asked, mut outcome: Outcome, question: ElicitRequestParams) {
+fn request(call: Call, asked: Asked, outcome: Arc<Outcome>, question: ElicitRequestParams) {
     let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
     let (session, waiting) = (call.session().clone(), call.waiting());
     let (asking, hold) = (session.asking(), session.limits().hold);
@@ -201,6 +202,7 @@ fn request(call: Call, asked: Asked, mut outcome: Outcome, question: ElicitReque
                 return answer(call, failed("CANCELLED", text.to_owned()));
             }
         };
+        let mut outcome = Arc::unwrap_or_clone(outcome);
         outcome.notices.push(format!("The restart could not be asked for: {reason}."));
         outcome.held &= is_held(call.session(), &outcome);
         answer(call, outcome);
@@ -218,8 +220,9 @@ fn choice(result: &ElicitResult) -> Option<Choice> {
 
 /// Does what the person chose with the held evaluation that has this outcome; then asks again, or answers. What has waited
 /// for the answer to the question comes after that.
-fn follow(call: Call, asked: Asked, mut before: Outcome, result: &ElicitResult, asking: Asking) {
+fn follow(call: Call, asked: Asked, before: Arc<Outcome>, result: &ElicitResult, asking: Asking) {
     let (session, waiting) = (call.session().clone(), call.waiting());
+    let mut before = Arc::unwrap_or_clone(before);
     let job = match choice(result) {
         None => {
             // Not asked again: the same answer would come.
@@ -251,7 +254,7 @@ fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: R
     let restart = error.and_then(|error| error.restarts.iter().find(|restart| restart.number == number));
     let name = restart.map_or_else(String::new, |restart| restart.name.clone());
     let mut after = match after {
-        Ok(Resumed::Outcome(outcome)) => outcome,
+        Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
         Ok(Resumed::Aborted) => {
             before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
             return answer(call, Outcome { held: false, ..before });
@@ -272,5 +275,5 @@ fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: R
     } else {
         after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));
     }
-    settle(call, asked, before.followed_by(after));
+    settle(call, asked, Arc::new(before.followed_by(after)));
 }

@@ -1,5 +1,6 @@
 //! `background` and `wait`: evaluations whose calls need not wait for their end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -86,7 +87,7 @@ pub(super) fn evaluate(
     call: Call,
     job: Job,
     patience: Option<Duration>,
-    answer: impl FnOnce(Call, Outcome) + Send + 'static,
+    answer: impl FnOnce(Call, Arc<Outcome>) + Send + 'static,
 ) {
     let Job { mut evaluation, operation, reports } = job;
     let session = call.session().clone();
@@ -95,7 +96,7 @@ pub(super) fn evaluate(
     {
         return call.answer(Err::<Reply, _>(error));
     }
-    let submit = |evaluation, reply: Box<dyn FnOnce(Outcome) + Send>| match operation {
+    let submit = |evaluation, reply: Box<dyn FnOnce(Arc<Outcome>) + Send>| match operation {
         Some((operation, Some(aftermath))) => session.submit_operation_with(&operation, evaluation, aftermath, reply),
         Some((operation, None)) => session.submit_operation(&operation, evaluation, reply),
         None => session.submit(evaluation, reply),

@@ -1,6 +1,5 @@
 //! The tool evaluation: how far one is, what is kept of it, its end. Answers while one runs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
@@ -115,7 +114,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
         Action::Wait => {
             return later(move |call| {
                 wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
-                    session.when_over(id, move |outcome| answer(Reply::from(Arc::unwrap_or_clone(outcome))))
+                    session.when_over(id, move |outcome| answer(Reply::from(outcome)))
                 });
             });
         }

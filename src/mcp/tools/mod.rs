@@ -20,6 +20,7 @@ mod reset;
 mod profile;
 mod run_tests;
 mod symbol;
+mod system;
 mod tool_set;
 mod tracing;
 
@@ -43,6 +44,7 @@ use crate::rpc::inflight::Inflight;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
+pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
 
 /// What the tools work with.
@@ -274,7 +276,7 @@ fn call_now(call: Call, request: CallToolRequestParams) {
 /// Takes over what another client holds for debugging: evaluation `id`, or the one that there is.
 pub(super) fn take_over(call: Call, id: Option<u64>) {
     let taken = call.session().take_over(id);
-    call.answer(taken.map(Arc::unwrap_or_clone));
+    call.answer(taken);
 }
 
 /// What to say of a tool that there is not: near names, and all there are.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
+use super::system::System;
 use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Clipped, Field, Record, TestCounts};
@@ -23,20 +24,23 @@ const MAX_SUSPECTS: u64 = 20;
 const TIMEOUT: f64 = 60.0;
 
 const DESCRIPTION: &str = "Run the tests of a system or package, or the test or suite of a name: the counts; then, \
-    for each test that failed, file and line, the form, what was expected and what came, or the error with the first \
-    frames where it was signalled, and its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, \
-    sb-rt and RT; else runs the ASDF test-op as one test. Loads a system first if need be. Example: {\"system\": \
-    \"my-app\"}.";
+    for each test that failed, file and line, the form, what was expected and what came, or the error with frames and \
+    its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF \
+    test-op as one test. Loads a system first if need be. Example: {\"system\": \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
         "system": {
             "type": "string",
-            "description": "An ASDF system. One of system, package and name is needed.",
+            "description": "An ASDF system. Give this, package or name.",
+        },
+        "directory": {
+            "type": "string",
+            "description": "Where to look for its .asd file first.",
         },
         "package": {
             "type": "string",
-            "description": "Run the tests of this package.",
+            "description": "A package of tests.",
         },
         "name": {
             "type": "string",
@@ -47,7 +51,7 @@ pub(super) fn tool() -> Tool {
             "minimum": 0.1,
             "maximum": Limits::MAX_TIMEOUT_SECONDS,
             "default": TIMEOUT,
-            "description": "Seconds that each test may take; one that takes longer fails.",
+            "description": "Seconds for each test; one that takes longer fails.",
         },
         "reload": {
             "type": "boolean",
@@ -57,14 +61,14 @@ pub(super) fn tool() -> Tool {
         "fresh": {
             "type": "boolean",
             "default": false,
-            "description": "Run them in a new image that loads the files alone; name what differs.",
+            "description": "Run in a new image that loads the files alone; name what differs.",
         },
         "suspects": {
             "type": "integer",
             "minimum": 0,
             "maximum": MAX_SUSPECTS,
             "default": 0,
-            "description": "For each failing test, so many functions that few passing tests ran, with the lines that differ. Runs the tests once more.",
+            "description": "So many functions for each failing test that few passing ones ran, with the lines. Runs the tests once more.",
         },
     });
     background::add_properties(&mut properties);
@@ -85,6 +89,9 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
     if [&system, &package, &name].iter().filter(|given| given.is_some()).count() != 1 {
         return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
     }
+    let directory = arguments.optional_text("directory")?;
+    // Their case is nothing that one has to know.
+    let system = system.map(|name| System::find(&name.to_lowercase(), directory.as_deref())).transpose()?;
     let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
     let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
     let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
@@ -93,7 +100,8 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["system", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
+    let known =
+        &["system", "directory", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
     let tests = tests(&mut arguments)?;
     let fresh = arguments.flag("fresh")?;
