@@ -6,10 +6,10 @@
 //! let session = Session::start(&ImageConfig::default(), Limits::default())?;
 //! assert!(!session.evaluate(Evaluation::new("(defun square (x) (* x x))")).is_error());
 //! let outcome = session.evaluate(Evaluation::new("(square 12)"));
-//! assert_eq!(outcome.result.unwrap()[0].text, "144");
+//! assert_eq!(outcome.result.as_ref().unwrap()[0].text, "144");
 //!
 //! let outcome = session.evaluate(Evaluation::new("(/ 1 0)"));
-//! let error = outcome.result.unwrap_err();
+//! let error = outcome.result.as_ref().unwrap_err();
 //! assert_eq!(error.kind, "DIVISION-BY-ZERO");
 //! println!("{}", sbcl::report::backtrace(Some(&error), 20));
 //! # Ok::<(), sbcl::BootError>(())

@@ -254,7 +254,7 @@ impl Lisp {
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// let outcome = lisp.session().evaluate(sbcl::Evaluation::new("(list 1 2)"));
-    /// assert_eq!(outcome.result.unwrap()[0].text, "(1 2)");
+    /// assert_eq!(outcome.result.as_ref().unwrap()[0].text, "(1 2)");
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     #[must_use]
