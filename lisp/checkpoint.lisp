@@ -30,9 +30,9 @@ to allocate is closed first, or the collector would find holes in it. The world 
           (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
           (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
 
-(defun fork-image (&optional mutex)
+(defun fork-image (&optional mutexes)
   "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
-this thread only, a negative error number, or :BUSY when another thread holds MUTEX. Without interrupts.
+this thread only, a negative error number, or :BUSY when one of the MUTEXES is held. Without interrupts.
 fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may hold that is stopped in C code, for ever."
   (let ((process nil))
     (loop
@@ -40,7 +40,7 @@ fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may h
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (cond ((and mutex (/= 0 (sb-thread::mutex-state mutex)))
+          (cond ((loop for mutex in mutexes thereis (/= 0 (sb-thread::mutex-state mutex)))
                  (setf process :busy))
                 ((eql 0 (setf process (alien-funcall (extern-alien "_Fork" (function int)))))
                  (cut-off-threads))
@@ -73,15 +73,16 @@ that is not there. Others than these are of no use to a process that saves."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
-(defun fork-free-image (&optional mutex)
+(defun fork-free-image (&optional mutexes)
   "Do as FORK-IMAGE does until no lock is held in the child by a thread that it does not have, which is rare but where C code
-allocates all the time; 20 times at most. The second value is how long the last one has stopped the others, in milliseconds."
+allocates all the time; 20 times at most, and then it is an error as if the system had refused it (EDEADLK). The second value
+is how long the last one has stopped the others, in milliseconds."
   (loop for attempt from 1
         do (multiple-value-bind (in out) (sb-unix:unix-pipe)
              (unless in
                (return (values (- out) 0)))
              (let* ((begin (monotonic-milliseconds))
-                    (process (fork-image mutex))
+                    (process (fork-image mutexes))
                     (stopped (- (monotonic-milliseconds) begin)))
                (when (eql 0 process)
                  (take-c-locks)
@@ -92,9 +93,11 @@ allocates all the time; 20 times at most. The second value is how long the last 
                (sb-unix:unix-close out)
                (let ((free (or (eq process :busy) (minusp process) (answered-p in))))
                  (sb-unix:unix-close in)
-                 (when (or free (= attempt 20))
+                 (when free
                    (return (values process stopped)))
-                 (end-child process))))))
+                 (end-child process)
+                 (when (= attempt 20)
+                   (return (values -35 stopped))))))))
 
 (defun close-descriptors (first)
   "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
@@ -217,33 +220,42 @@ with LOCK and ERRORS, and a child of its own saves the image."
 (defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
   "Held while the process is copied: once at a time.")
 
-(defconstant +saving-seconds+ 300
+(defglobal **saving-seconds** 300
   "How long it may take to save an image.")
 
 (defconstant +pause-seconds+ 30
-  "How long it is waited until no thread compiles or defines a class.")
+  "How long it is waited until no thread compiles, interns, or defines a class.")
 
 (defun take-default-signals ()
-  "In the child, where the program's handlers have nothing to do, have its signals do what they do by default. Those
-that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
+  "In the child, where the program's handlers have nothing to do, have its signals do what they do by default, and none
+of them blocked. Those that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
   (loop for number from 1 to 64
         unless (member number '(4 5 6 7 8 11 12 23))
           ;; SIG_DFL. SIGKILL and others refuse it.
-          do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0)))
+          do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0))
+  (let ((none (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    (with-pinned-objects (none)
+      ;; SIG_SETMASK.
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
+                     2 (vector-sap none) 0))))
 
 (defun save-and-report (path report)
   "In the child, have a child of its own save the image in PATH, and end. The descriptor REPORT gets what that one says,
-and then how it ended, as waitpid(2) has it, in four octets: the program may wait for all its children itself."
+and then how it ended, as waitpid(2) has it, in four octets: the program may wait for all its children itself. Whoever
+kills this process kills that one, too, as does SIGALRM after **SAVING-SECONDS**."
   (take-default-signals)
   (dotimes (number 3)
     (alien-funcall (extern-alien "dup2" (function int int int)) report number))
   (close-descriptors 3)
-  (let ((saver (alien-funcall (extern-alien "_Fork" (function int))))
-        (status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+  (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
+  (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
+         (saver (alien-funcall (extern-alien "_Fork" (function int))))
+         (status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
     (when (eql 0 saver)
-      ;; PR_SET_PDEATHSIG, SIGKILL.
+      ;; PR_SET_PDEATHSIG, SIGKILL: of no use if that process is gone already.
       (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
-      (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) +saving-seconds+)
+      (unless (eql process (alien-funcall (extern-alien "getppid" (function int))))
+        (alien-funcall (extern-alien "_exit" (function void int)) 9))
       ;; What was in memory is for nobody but the owner.
       (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
       (setf **checkpoint** nil)
@@ -253,31 +265,44 @@ and then how it ended, as waitpid(2) has it, in four octets: the program may wai
       (sb-unix:unix-write 2 status 0 4))
     (alien-funcall (extern-alien "_exit" (function void int)) 0)))
 
+(defun copy-when-quiet (path report)
+  "Return the number of a child process that does as SAVE-AND-REPORT does, :BUSY when others have compiled, interned or
+defined classes for +PAUSE-SECONDS+ without a pause, or a negative error number. Without interrupts."
+  (let ((end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second)))
+        (mutexes (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*)))
+    (sb-impl::finalizer-thread-stop)
+    (unwind-protect
+         ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
+         (loop
+           (let ((process (fork-free-image mutexes)))
+             (when (eql 0 process)
+               (save-and-report path report))
+             (when (or (integerp process) (> (get-internal-real-time) end))
+               (return process)))
+           (sb-sys:with-interrupts (sleep 0.001)))
+      (sb-impl::finalizer-thread-start))))
+
 (defun save-for-program (path report)
   "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
-of it, as SAVE-AND-REPORT does. Return the child's process number. For any thread of the program's, while others go on:
-what those are doing is cut off in the child. None of them defines a class or compiles then, or it is an error: that one
-does not stop is waited for +PAUSE-SECONDS+."
-  (let ((process -1)
-        (end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second))))
-    (sb-thread:with-mutex (**saving-lock**)
-      (without-interrupts
-        (sb-impl::finalizer-thread-stop)
-        (unwind-protect
-             ;; To ask for the lock would be no use: whoever compiles again at once gets it first.
-             (loop
-               (setf process (fork-free-image sb-kernel::**world-lock**))
-               (cond ((eql 0 process)
-                      (save-and-report path report))
-                     ((or (integerp process) (> (get-internal-real-time) end))
-                      (return)))
-               (sb-sys:with-local-interrupts (sleep 0.001)))
-          (sb-impl::finalizer-thread-start))))
-    (cond ((eq process :busy)
-           (error "Other threads have compiled, or defined classes, for ~D seconds without a pause." +pause-seconds+))
-          ((minusp process)
-           (error "The process cannot be copied: ~A." (sb-int:strerror (- process)))))
-    process))
+of it, as SAVE-AND-REPORT does. Return the child's process number; who is interrupted before that has no child. For any
+thread of the program's, while others go on: what those are doing is cut off in the child, but where SBCL would be left in
+the middle of a definition: that is waited for, as COPY-WHEN-QUIET does."
+  (let ((process nil)
+        (given nil))
+    (unwind-protect
+         (progn
+           (sb-thread:with-mutex (**saving-lock**)
+             (without-interrupts
+               (setf process (sb-sys:allow-with-interrupts (copy-when-quiet path report)))))
+           (cond ((eq process :busy)
+                  (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
+                          pause." +pause-seconds+))
+                 ((minusp process)
+                  (error "The process cannot be copied: ~A." (sb-int:strerror (- process)))))
+           (setf given t)
+           process)
+      (when (and (not given) (typep process '(integer 1)))
+        (end-child process)))))
 
 (define-query :image-name (&key)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's

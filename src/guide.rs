@@ -264,9 +264,11 @@ pub mod saving {
     //! | threads, timers, files, sockets, foreign memory | gone |
     //!
     //! A copy of the process saves (`fork`). In it there is one thread, of Lisp's; nothing of the host runs there, and
-    //! no lock of the host's is waited for. The program may go on with whatever it does; where calls change something
-    //! in several steps, they are best not under way meanwhile. Where the process cannot be copied, nothing is saved:
-    //! without a copy, saving would end the process, with Rust's frames on Lisp's stacks.
+    //! no lock of the host's is waited for. The program may go on with whatever it does, but what calls change at that
+    //! moment, a hash table for instance, may be in the core half changed: have them and whoever saves hold a lock.
+    //!
+    //! There is no saving without a copy: it is refused where the process cannot be copied. It would end the process, with
+    //! the host's threads and Rust's frames on Lisp's stacks.
     //!
     //! A core is for the very build that saved it (of the crate, and of SBCL), under a heap of the same size. It may
     //! hold secrets: its file is its owner's alone.

@@ -735,8 +735,34 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
         let full = lisp.save(&core).expect_err("it does not fit");
         assert!(matches!(&full, Error::Save { path, .. } if *path == core), "{full:?}");
         limit(libc::RLIM_INFINITY);
+        // One whose hook does not end.
+        lisp.load_str(
+            "(sb-ext:unlock-package :sbcl-host) (setf sbcl-host::**saving-seconds** 1)
+             (push (lambda () (sb-ext:schedule-timer (sb-ext:make-timer #'list) 60) (loop)) sb-ext:*save-hooks*)",
+        )
+        .expect("it is loaded");
+        let late = lisp.save(&core).expect_err("it has no end");
+        assert!(matches!(&late, Error::Save { reason, .. } if reason.contains("too long")), "{late:?}");
+        lisp.eval::<()>("(pop sb-ext:*save-hooks*) (setf sbcl-host::**saving-seconds** 300)").expect("it is reset");
+        // One that is interrupted when there is a copy, whose number nobody learns.
+        lisp.load_str(
+            "(sb-int:encapsulate
+              'sbcl-host::fork-free-image 'interrupted
+              (lambda (function &rest arguments)
+                (let ((process (apply function arguments)))
+                  (when (typep process '(integer 1))
+                    (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (error \"interrupted\"))))
+                  process)))",
+        )
+        .expect("it is loaded");
+        let interrupted = lisp.save(&core).expect_err("it is interrupted");
+        assert!(interrupted.condition().is_some_and(|one| one.message() == "interrupted"), "{interrupted:?}");
+        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-free-image 'interrupted)").expect("it is reset");
         assert_eq!(std::fs::read_to_string(&core).expect("it is there"), "what was there");
         assert_eq!(std::fs::read_dir(core.parent().expect("one")).expect("it is there").count(), 1, "no draft is left");
+        // SAFETY: it takes numbers, and reads nothing.
+        let child = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) };
+        assert_eq!(child, -1, "a child is left");
         // Nothing happened to this one.
         assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
         lisp.save(&core).expect("it is saved");

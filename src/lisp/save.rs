@@ -5,14 +5,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
 use serde::{Deserialize, Serialize};
 
 use super::enter::Entry;
@@ -20,7 +20,7 @@ use super::error::Error;
 use super::handle::Lisp;
 use crate::error::BootError;
 
-/// How long the process that saves an image is waited for: a little longer than it has (`+saving-seconds+` of
+/// How long the process that saves an image is waited for: a little longer than it has (`**saving-seconds**` of
 /// `lisp/checkpoint.lisp`).
 const SAVING: Duration = Duration::from_secs(310);
 /// How much of what it says is kept, in bytes.
@@ -151,11 +151,13 @@ impl Lisp {
     /// `sb-ext:*save-hooks*` are run, in the copy, where functions of the program's are not there either.
     ///
     /// Calls that other threads are in meanwhile go on here, and are cut off in the core where they are, without their
-    /// cleanup forms; locks that they held are free there. Nothing that SBCL does by itself is cut off in the middle
-    /// (it neither collects garbage nor compiles then), but what your code changes in several steps may be: so make no
-    /// such calls meanwhile, or hold a lock of yours. Host threads may do what they like meanwhile, those that are in a
+    /// cleanup forms; locks that they held are free there. No collection, compilation, class definition or change of a
+    /// package is cut off: those are waited for. Any other change is, in the middle of it, too, be it of several objects
+    /// or of one hash table: what must be whole in the core must not be changed meanwhile, so have those who change it
+    /// and whoever saves hold a lock of yours. Host threads may do what they like meanwhile, those that are in a
     /// function that Lisp has called, too, and nothing of the host runs in the copy: none of its threads, no signal
-    /// handler, no `atexit` or `pthread_atfork` function, no destructor. It has none of its files open.
+    /// handler, no `atexit` or `pthread_atfork` function, no destructor. It has none of its files open. The copy is a
+    /// child of the host: one that waits for all its children may see it end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
     /// The file is readable by its owner only (0600): what was in memory may be secret. It is there as a whole or not
     /// at all, and replaces what was there. A host that ends before that leaves `PATH.…-….draft` behind. It boots under
@@ -179,8 +181,8 @@ impl Lisp {
     /// # Errors
     /// [`Error::Io`] when a file cannot be made at `path`; [`Error::Save`] when the copy did not save, on a full disk
     /// for instance, or took longer than 300 seconds; [`Error::Condition`] when the process cannot be copied, or other
-    /// threads compile, or define classes, for 30 seconds without a pause. What was at `path` before stays. This
-    /// handle's [limit](Self::with_timeout) is for the time until there is a copy.
+    /// threads compile, intern symbols or define classes for 30 seconds without a pause. What was at `path` before
+    /// stays. This handle's [limit](Self::with_timeout) is for the time until there is a copy: [`Error::Timeout`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -190,15 +192,15 @@ impl Lisp {
         let draft = Draft::new(path).map_err(at_path)?;
         let file = draft.path.to_str().ok_or_else(|| at_path(io::ErrorKind::InvalidFilename.into()))?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
-        let process: i32 = self.enter(|cx| cx.ask_with(Entry::Save, &(file, writer.as_raw_fd())))?;
+        let process = self.enter(|cx| cx.ask_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
         drop(writer);
+        // Without a copy that ends at once: whoever is interrupted has ended it.
+        let process = process.inspect_err(|_| drop(read_report(&reader, None)))?;
         // The host may have waited for it already, as for any child of its own.
         let process = Pid::from_raw(process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
-        let ended = read_report(&reader);
-        if let Some(process) = &process
-            && ended.is_ok()
-        {
-            let _ = waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(process)), WaitIdOptions::EXITED);
+        let ended = read_report(&reader, process.as_ref());
+        if let Some(process) = &process {
+            let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
         }
         let failed = |reason: String| Error::Save { path: path.to_owned(), reason };
         ended.map_err(failed)?;
@@ -207,8 +209,9 @@ impl Lisp {
     }
 }
 
-/// Waits for what `save-and-report` tells: what the process said that saves, and how it ended.
-fn read_report(reader: &OwnedFd) -> Result<(), String> {
+/// Waits for what `save-and-report` tells: what the process said that saves, and how it ended. The one that tells it,
+/// `process`, is ended if that takes too long.
+fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {
     let end = Instant::now() + SAVING;
     let mut report = Vec::new();
     let mut buffer = [0; 4096];
@@ -216,7 +219,10 @@ fn read_report(reader: &OwnedFd) -> Result<(), String> {
         let left = end.saturating_duration_since(Instant::now());
         let wait = Timespec::try_from(left).unwrap_or_default();
         match poll(&mut [PollFd::new(reader, PollFlags::IN)], Some(&wait)) {
-            Ok(0) if left.is_zero() => return Err("the process that saves it does not end".to_owned()),
+            Ok(0) if left.is_zero() => {
+                let _ = process.map(|process| pidfd_send_signal(process, Signal::KILL));
+                return Err("the process that saves it does not end".to_owned());
+            }
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             _ => {}
         }
@@ -234,7 +240,7 @@ fn read_report(reader: &OwnedFd) -> Result<(), String> {
         }
     }
     let Some((words, status)) = report.split_last_chunk::<4>() else {
-        return Err("the process that saves it was ended".to_owned());
+        return Err("the process that saves it was ended, or took too long".to_owned());
     };
     let words = String::from_utf8_lossy(words).trim().to_owned();
     let status = i32::from_le_bytes(*status);
