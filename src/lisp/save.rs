@@ -152,12 +152,12 @@ impl Lisp {
     ///
     /// Calls that other threads are in meanwhile go on here, and are cut off in the core where they are, without their
     /// cleanup forms; locks that they held are free there. No collection, compilation, class definition or change of a
-    /// package is cut off: those are waited for. Any other change is, in the middle of it, too, be it of several objects
-    /// or of one hash table: what must be whole in the core must not be changed meanwhile, so have those who change it
-    /// and whoever saves hold a lock of yours. Host threads may do what they like meanwhile, those that are in a
-    /// function that Lisp has called, too, and nothing of the host runs in the copy: none of its threads, no signal
-    /// handler, no `atexit` or `pthread_atfork` function, no destructor. It has none of its files open. The copy is a
-    /// child of the host: one that waits for all its children may see it end (`SIGCHLD`, `waitpid`), which does no harm.
+    /// package is cut off: those are waited for. Any other change is, be it of several objects or of one hash table:
+    /// what must be whole in the core must not be changed meanwhile, so have those who change it and whoever saves hold
+    /// a lock of yours. Host threads may do what they like, those that are in a function that Lisp has called, too, and
+    /// nothing of the host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork`
+    /// function, no destructor. It has none of its files open. The copy is a child of the host: one that waits for all
+    /// its children may see it end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
     /// The file is readable by its owner only (0600): what was in memory may be secret. It is there as a whole or not
     /// at all, and replaces what was there. A host that ends before that leaves `PATH.…-….draft` behind. It boots under
