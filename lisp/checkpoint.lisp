@@ -239,61 +239,63 @@ of them blocked. Those that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, S
       (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
                      2 (vector-sap none) 0))))
 
+(defun save-for-parent (path parent)
+  "In the child of the process PARENT, save the image in PATH, and end: at once when that one does."
+  ;; PR_SET_PDEATHSIG, SIGKILL: of no use if it is gone already.
+  (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
+  (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
+    (alien-funcall (extern-alien "_exit" (function void int)) 9))
+  ;; What was in memory is for nobody but the owner.
+  (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
+  (setf **checkpoint** nil)
+  (save-image path))
+
 (defun save-and-report (path report)
   "In the child, have a child of its own save the image in PATH, and end. The descriptor REPORT gets what that one says,
 and then how it ended, as waitpid(2) has it, in four octets: the program may wait for all its children itself. Whoever
 kills this process kills that one, too, as does SIGALRM after **SAVING-SECONDS**."
-  (take-default-signals)
-  (dotimes (number 3)
-    (alien-funcall (extern-alien "dup2" (function int int int)) report number))
-  (close-descriptors 3)
-  (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
-  (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
-         (saver (alien-funcall (extern-alien "_Fork" (function int))))
-         (status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
-    (when (eql 0 saver)
-      ;; PR_SET_PDEATHSIG, SIGKILL: of no use if that process is gone already.
-      (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
-      (unless (eql process (alien-funcall (extern-alien "getppid" (function int))))
-        (alien-funcall (extern-alien "_exit" (function void int)) 9))
-      ;; What was in memory is for nobody but the owner.
-      (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
-      (setf **checkpoint** nil)
-      (save-image path))
-    (with-pinned-objects (status)
-      (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) saver (vector-sap status) 0)
-      (sb-unix:unix-write 2 status 0 4))
-    (alien-funcall (extern-alien "_exit" (function void int)) 0)))
-
-(defun copy-when-quiet (path report)
-  "Return the number of a child process that does as SAVE-AND-REPORT does, :BUSY when others have compiled, interned or
-defined classes for +PAUSE-SECONDS+ without a pause, or a negative error number. Without interrupts."
-  (let ((end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second)))
-        (mutexes (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*)))
-    (sb-impl::finalizer-thread-stop)
-    (unwind-protect
-         ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
-         (loop
-           (let ((process (fork-free-image mutexes)))
-             (when (eql 0 process)
-               (save-and-report path report))
-             (when (or (integerp process) (> (get-internal-real-time) end))
-               (return process)))
-           (sb-sys:with-interrupts (sleep 0.001)))
-      (sb-impl::finalizer-thread-start))))
+  (unwind-protect
+       (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+         (take-default-signals)
+         (dotimes (number 3)
+           (alien-funcall (extern-alien "dup2" (function int int int)) report number))
+         (close-descriptors 3)
+         (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
+         (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
+                (saver (alien-funcall (extern-alien "_Fork" (function int)))))
+           (when (eql 0 saver)
+             (save-for-parent path process))
+           (with-pinned-objects (status)
+             (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
+                            saver (vector-sap status) 0)
+             (sb-unix:unix-write 2 status 0 4))))
+    ;; Nobody looks at this; in a child of its own that gets here nothing was saved.
+    (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
 (defun save-for-program (path report)
   "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
 of it, as SAVE-AND-REPORT does. Return the child's process number; who is interrupted before that has no child. For any
-thread of the program's, while others go on: what those are doing is cut off in the child, but where SBCL would be left in
-the middle of a definition: that is waited for, as COPY-WHEN-QUIET does."
+thread of the program's, while others go on: what those are doing is cut off in the child. None of them compiles, interns
+or defines a class then, or it is an error: that one does not stop is waited for +PAUSE-SECONDS+."
   (let ((process nil)
-        (given nil))
+        (given nil)
+        (end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second)))
+        (mutexes (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*)))
     (unwind-protect
          (progn
            (sb-thread:with-mutex (**saving-lock**)
              (without-interrupts
-               (setf process (sb-sys:allow-with-interrupts (copy-when-quiet path report)))))
+               (sb-impl::finalizer-thread-stop)
+               (unwind-protect
+                    ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
+                    (loop
+                      (setf process (fork-free-image mutexes))
+                      (cond ((eql 0 process)
+                             (save-and-report path report))
+                            ((or (integerp process) (> (get-internal-real-time) end))
+                             (return)))
+                      (sb-sys:with-local-interrupts (sleep 0.001)))
+                 (sb-impl::finalizer-thread-start))))
            (cond ((eq process :busy)
                   (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
                           pause." +pause-seconds+))

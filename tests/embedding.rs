@@ -749,10 +749,10 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
             "(sb-int:encapsulate
               'sbcl-host::fork-free-image 'interrupted
               (lambda (function &rest arguments)
-                (let ((process (apply function arguments)))
+                (multiple-value-bind (process stopped) (apply function arguments)
                   (when (typep process '(integer 1))
                     (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (error \"interrupted\"))))
-                  process)))",
+                  (values process stopped))))",
         )
         .expect("it is loaded");
         let interrupted = lisp.save(&core).expect_err("it is interrupted");
