@@ -76,7 +76,7 @@ figures: build ## The figures of the tools, each with what it is to be at most; 
 mutants: build ## How well the suspects of run-tests find 100 seeded faults (SBCL_MCP_MUTANTS: of each library)
 	scripts/mutants.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp" $${SBCL_MCP_MUTANTS:-34} \
 	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \
-	  /usr/share/common-lisp/source/cl-split-sequence:split-sequence
+	  /usr/share/common-lisp/source/iterate:iterate
 
 dist: sbcl ## Make the packages in target/dist and try each (fetches their tools, as root an old Debian, once)
 	scripts/dist.sh

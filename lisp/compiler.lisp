@@ -4,7 +4,8 @@
 
 ;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
 ;;; step conditions of debug 3 are what would cost), and a frame keeps the closure that it is a call of. It applies
-;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD.
+;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more speed than
+;;; debugging it would cost: SBCL makes calls of a function in its own definition local then, but not under debug 3.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
   "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
@@ -17,16 +18,43 @@
 (defglobal **evaluation-lexenv** nil
   "The lexical environment that was made last.")
 
+(defun speed-matters-p (policy debug)
+  "True when POLICY, under which the user's own code has DEBUG for the debug quality, asks for more speed than that."
+  (> (sb-c::policy-quality policy 'speed) debug))
+
 (defun make-evaluation-lexenv ()
   "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
 EVALUATED-FORM-P knows it and those made from it."
-  (let ((policy (values (sb-c::process-optimize-decl
-                         (if **debug-declaimed**
-                             '(optimize (sb-c::store-closure-debug-pointer 2))
-                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
-                               (sb-c::store-closure-debug-pointer 2)))
-                         sb-c::*policy*))))
-    (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv) :policy policy)))
+  (let* ((policy sb-c::*policy*)
+         (own (or **debug-declaimed** (speed-matters-p policy (sb-c::policy-quality policy 'debug)))))
+    (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
+                       :policy (values (sb-c::process-optimize-decl
+                                        (if own
+                                            '(optimize (sb-c::store-closure-debug-pointer 3))
+                                            '(optimize (debug 3) (sb-c:insert-step-conditions 0)
+                                              ;; As good as 3: by this POLICY-AS-DECLARED knows it.
+                                              (sb-c::store-closure-debug-pointer 2)))
+                                        policy)))))
+
+(defun policy-as-declared (process declaration policy)
+  "Return what PROCESS, which is SB-C::PROCESS-OPTIMIZE-DECL, makes of DECLARATION, of the user's code, and POLICY. Where
+that has the debug quality from MAKE-EVALUATION-LEXENV, and asks for more speed than the user for debugging, it is what it
+would be under bare SBCL."
+  (declare (type function process))
+  (flet ((quality (name) (sb-c::policy-quality policy name)))
+    (multiple-value-bind (declared qualities) (funcall process declaration policy)
+      (let* ((cached **evaluation-lexenv**)
+             ;; The compiler binds *POLICY* to that of the form.
+             (debug (and cached (sb-c::policy-quality (cached-lexenv-policy cached) 'debug))))
+        (values (cond ((not (and debug policy
+                                 (eql 3 (quality 'debug)) (eql 2 (quality 'sb-c::store-closure-debug-pointer))))
+                       declared)
+                      ((assoc 'debug qualities)
+                       (values (funcall process '(optimize (sb-c::store-closure-debug-pointer 3)) declared)))
+                      ((speed-matters-p declared debug)
+                       (values (funcall process `(optimize (debug ,debug)) declared)))
+                      (t declared))
+                qualities)))))
 
 (defun evaluation-lexenv ()
   "Return the lexical environment in which the user's forms are evaluated."

@@ -162,14 +162,13 @@ defined is made again by evaluating CODE."
                           (with-boundary () (find-user-package name))))))
         (funcall function))))
 
-(defun usable-stream-p (symbol input)
-  "True when what SYMBOL holds is an open stream, from which one can read if INPUT is true, else write to."
+(defun usable-stream-p (symbol target)
+  "True when what SYMBOL holds is an open stream that can do what the one in TARGET, a variable of SBCL's, is for."
   (let ((stream (symbol-value symbol)))
     (guarded (and (streamp stream)
                   (open-stream-p stream)
-                  (if input
-                      (input-stream-p stream)
-                      (output-stream-p stream)))
+                  (or (not (member target '(sb-sys:*stdin* sb-sys:*tty*))) (input-stream-p stream))
+                  (or (eq 'sb-sys:*stdin* target) (output-stream-p stream)))
         (failure)
       nil)))
 
@@ -183,7 +182,7 @@ defined is made again by evaluating CODE."
 
 (defun say-no-open-stream (symbol)
   "Say that SYMBOL, which was set to what it was at first, held no stream that can be used."
-  (say "~A held no open stream any more; it is what it was at first." symbol))
+  (say "~A held no open stream any more: it is what it was at first again." symbol))
 
 (defun check-own-streams ()
   "What CHECK-STANDARD-STREAMS does of the variables that SBCL's own standard streams are in: what the others lead to."
@@ -191,7 +190,7 @@ defined is made again by evaluating CODE."
     (destructuring-bind (symbol stream told) own
       (let ((held (symbol-value symbol)))
         (cond ((eq held stream))
-              ((not (usable-stream-p symbol (eq 'sb-sys:*stdin* symbol)))
+              ((not (usable-stream-p symbol symbol))
                (setf (symbol-value symbol) stream)
                (say-no-open-stream symbol))
               ((not (eq held told))
@@ -208,7 +207,7 @@ lead where they did at first that hold no open stream."
     (unless (unchanged-p variable)
       (let* ((symbol (standard-variable-symbol variable))
              (stream (symbol-value symbol)))
-        (cond ((not (usable-stream-p symbol (eq 'sb-sys:*stdin* (standard-variable-target variable))))
+        (cond ((not (usable-stream-p symbol (standard-variable-target variable)))
                (reset-standard-variable variable)
                (say-no-open-stream symbol))
               ((or (eq stream (standard-variable-told variable))
@@ -270,6 +269,15 @@ says what does it."
 (defvar *answers* '()
   "The objects that ANSWER is to return, one after another.")
 
+(defvar *own-tty* nil
+  "What SB-SYS:*TTY* held before something was typed there for a restart, while it is.")
+
+(defun forget-answers ()
+  "Have nothing be typed on *QUERY-IO* that was not read."
+  (when *own-tty*
+    (setf *answers* '()
+          sb-sys:*tty* (shiftf *own-tty* nil))))
+
 (defun call-detached (function)
   "Return the value of FUNCTION, called under copies of the connection's variables, which become the connection's if the
 host says that this evaluation has stayed in the foreground."
@@ -288,8 +296,10 @@ host says that this evaluation has stayed in the foreground."
   (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*answers* '())
+        (*own-tty* nil)
         ;; What is typed for a restart is for this evaluation alone.
-        (sb-sys:*tty* sb-sys:*tty*))
+        (sb-sys:*tty* sb-sys:*tty*)
+        (tty sb-sys:*tty*))
     (labels ((evaluate ()
                (evaluate-and-print (job-text job) (job-name job) (job-operation job)))
              (record ()
@@ -304,6 +314,10 @@ host says that this evaluation has stayed in the foreground."
                  (call-detached #'measure)
                  (prog1 (measure)
                    (keep-variables)))
+        (forget-answers)
+        ;; What the user's code has set it to stays, as under bare SBCL.
+        (unless (eq sb-sys:*tty* tty)
+          (setf (sb-ext:symbol-global-value 'sb-sys:*tty*) sb-sys:*tty*))
         (tell-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))))))

@@ -288,16 +288,12 @@ of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
 (defun type-answers (answers count)
   "Have the COUNT next places that ASSERT asks for on *QUERY-IO* get new values, those in ANSWERS, or keep their own."
   (setf *answers* answers
+        *own-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
                       (make-string-input-stream
                        (format nil "~{~:[n~;y~%(|SBCL-HOST|::|ANSWER|)~]~%~}"
                                (loop repeat count collect (and answers (progn (pop answers) t)))))
-                      (two-way-stream-output-stream sb-sys:*tty*))))
-
-(defun forget-answers ()
-  "Have nothing be typed on *QUERY-IO* that was not read."
-  (setf *answers* '()
-        sb-sys:*tty* (sb-ext:symbol-global-value 'sb-sys:*tty*)))
+                      sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
   "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They

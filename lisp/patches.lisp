@@ -376,6 +376,10 @@ what it defines, and the name of its parameter that says which."
       (and (eq sb-c::*handled-conditions* (sb-c::lexenv-handled-conditions lexenv))
            (eq sb-c::*disabled-package-locks* (sb-c::lexenv-disabled-package-locks lexenv))))))
 
+(define-patch sb-c::process-optimize-decl (spec policy)
+  #'policy-as-declared)
+
+
 (define-assumption "the slots of the compiler's record of what is undefined"
   (let* ((sb-c::*undefined-warnings* '())
          (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))

@@ -302,7 +302,7 @@ lists of a symbol and two streams, or NIL.")
           sb-sys:*stdout* **stdout**
           sb-sys:*stderr* **stderr**
           sb-sys:*tty* (make-two-way-stream stdin **stdout**)
-          **own-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr*)
+          **own-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*)
                                 collect (list symbol (symbol-value symbol) nil))))
   (mapc #'reset-standard-variable **standard-variables**))
 

@@ -205,37 +205,47 @@ around it, or its clause; or NIL."
                               (first form)))))))
       (setf form (and (consp form) (nth index (rest form)))))))
 
-(defun suspect-lines (suspect marks passing words number)
-  "Return lists of number and text of at most NUMBER lines of SUSPECT that make the difference, in order. MARKS are
-those of the failing test, PASSING is how many passing tests set each. Where there are more, those that decide, and
-those with WORDS, as from WEIGH-WORDS."
+(defun suspect-lines (suspect marks passing words number &optional (least 0))
+  "Return lists of number, text and how many passing tests ran it, of at most NUMBER lines of SUSPECT that make the
+difference, in order. MARKS are those of the failing test, PASSING is how many passing tests set each. Where there are
+more, those that decide, and those with WORDS, as from WEIGH-WORDS; with these, or where it would be less than LEAST lines,
+those that more passing tests ran, too."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
+         (fewest (suspect-passing suspect))
          (lines '()))
-    (flet ((note (position weight)
+    (flet ((note (position weight count)
              (let* ((line (values (line-and-column text position)))
+                    (weight (- weight (- (log (1+ count) 2) (log (1+ fewest) 2))))
                     (known (find line lines :key #'first)))
                (if known
-                   (setf (third known) (max weight (third known)))
-                   (push (list line (line-at text position) weight) lines)))))
+                   (setf (third known) (min count (third known))
+                         (fourth known) (max weight (fourth known)))
+                   (push (list line (line-at text position) count weight) lines)))))
       (loop for (mark branch . path) in (marked-form-marks form)
-            when (and (eql 1 (sbit marks mark)) (= (suspect-passing suspect) (aref passing mark)))
+            for count = (aref passing mark)
+            when (eql 1 (sbit marks mark))
               do (let ((condition (condition-position map text path)))
-                   (when condition (note condition 1/2)))
+                   (when condition (note condition 1/2 count)))
                  (case branch
                    ((:then :else)
-                    (note (or (branch-position map text path branch) (position-at-path map path)) 1/2))
+                    (note (or (branch-position map text path branch) (position-at-path map path)) 1/2 count))
                    (:expansion
                     (dolist (position (conditional-lines form))
-                      (note position 0)))
-                   (t (note (position-at-path map path) 0)))))
-    ;; That the form was begun says nothing.
-    (setf lines (or (remove (marked-form-line form) lines :key #'first) lines))
+                      (note position 0 count)))
+                   (t (note (position-at-path map path) 0 count)))))
     (dolist (line lines)
-      (incf (third line) (shared-words words (word-table (second line)))))
-    (let ((sorted (sort (sort lines #'< :key #'first) #'> :key #'third)))
-      (sort (mapcar #'butlast (subseq sorted 0 (min number (length sorted)))) #'< :key #'first))))
+      (incf (fourth line) (shared-words words (word-table (second line)))))
+    ;; That the form was begun says nothing.
+    (setf lines (or (remove (marked-form-line form) lines :key #'first) lines)
+          lines (sort (sort lines #'< :key #'first) #'> :key #'fourth))
+    (let ((telling (count-if (lambda (line)
+                               (destructuring-bind (count weight) (rest (rest line))
+                                 (or (= count fewest) (plusp weight))))
+                             lines)))
+      (sort (mapcar #'butlast (subseq lines 0 (min number (length lines) (max telling least))))
+            #'< :key #'first))))
 
 (defun branch-position (map text path branch)
   "Return the position of the BRANCH, :THEN or :ELSE, of the form at PATH in MAP, of TEXT, if that is an IF; or NIL."
@@ -287,12 +297,16 @@ those with WORDS, as from WEIGH-WORDS."
     table))
 
 (defun words-of (verdict)
-  "Return the words of what VERDICT says, each once."
-  (let ((table (make-hash-table :test 'equal)))
+  "Return the words of what VERDICT says, each once; but for the name of the condition's type, by which one finds what
+defines and signals it."
+  (let* ((table (make-hash-table :test 'equal))
+         (message (or (verdict-message verdict) ""))
+         (report (if (test-operation-p verdict) 0 (or (search ": " message) 0))))
     (flet ((add (text)
              (when text
                (map-words (lambda (word) (setf (gethash word table) t)) text))))
-      (add (verdict-message verdict))
+      (add (subseq message report))
+      (map-words (lambda (word) (remhash word table)) (subseq message 0 report))
       (dolist (check (verdict-checks verdict))
         (add (check-shown check)) (add (check-expected check)) (add (check-actual check)) (add (check-message check))))
     (loop for word being the hash-keys of table collect word)))
@@ -316,12 +330,15 @@ towards 0 the more do."
 
 (defun weigh (suspect words frames)
   "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
-as from WEIGH-WORDS, stand in it."
+as from WEIGH-WORDS, stand in it. Types are defined with few forms that may be wrong; a condition is called as the function
+that signals it may be, and has the words of its report: that tells nothing."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
-    (decf (suspect-score suspect)
-          (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
-             (min 4 (shared-words words (marked-form-words form)))))))
+    (if (form-heading-p form "(DEFINE-CONDITION" "(DEFSTRUCT" "(DEFCLASS")
+        (incf (suspect-score suspect))
+        (decf (suspect-score suspect)
+              (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
+                 (min 4 (shared-words words (marked-form-words form))))))))
 
 (defconstant +weighed-suspects+ 200
   "Of how many suspects of a test the source is looked at.")
@@ -355,38 +372,105 @@ many tests of either kind set each mark."
     ((1 2) 6)
     (t 3)))
 
+(defun least-lines (place)
+  "Return how many lines are shown of the suspect at PLACE, from 0, at least: what is around those that make the difference."
+  (if (zerop place) 9 0))
+
+(defun push-suspects-of (verdict suspects words passing packages directories)
+  "Push SUSPECTS for VERDICT as records `suspect', each with its lines after it, `line'. WORDS and PASSING are as for
+SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its files are told relative to."
+  (loop for suspect in suspects
+        for form = (suspect-form suspect)
+        for place from 0
+        do (push-record "suspect"
+                        :name (form-name form)
+                        :file (relative-file (marked-form-file form) directories)
+                        :line (marked-form-line form)
+                        :passing (suspect-passing suspect)
+                        :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
+                                  (and macros (format nil "~{~A~^, ~}" macros))))
+           (loop for (line code count) in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
+                                                                  (shown-lines place) (least-lines place))
+                                              (failure)
+                                            nil)
+                 do (push-record "line" :line line :code code
+                                        :passing (and (> count (suspect-passing suspect)) count)))))
+
+;;; Reports of a test operation that is one test: they are many, and those of one fault have one suspect.
+
+(defconstant +weighed-reports+ 300
+  "For how many reports suspects are looked for.")
+(defconstant +told-groups+ 3
+  "Of how many groups of reports with the same first suspect is told.")
+
+(defstruct (report-group (:copier nil) (:predicate nil))
+  "Reports with the same first suspect."
+  (count 0 :type index)
+  ;; The one that ran least, with its suspects and the words that are weighed.
+  (report nil :type (or null verdict))
+  (suspects '() :type list)
+  (words '() :type list))
+
+(defun group-reports (reports forms passing failing number)
+  "Return groups of those of REPORTS that tell of a failure, the largest first. The other arguments are as for SUSPECTS-OF."
+  (let ((groups '()))
+    (loop for report across (remove-if-not #'failed-p reports)
+          repeat +weighed-reports+
+          do (multiple-value-bind (suspects words) (suspects-of report forms passing failing number)
+               (when suspects
+                 (let ((group (find (suspect-form (first suspects)) groups
+                                    :key (lambda (group) (suspect-form (first (report-group-suspects group)))))))
+                   (unless group
+                     (setf group (make-report-group))
+                     (push group groups))
+                   (incf (report-group-count group))
+                   (when (or (null (report-group-report group))
+                             (< (count 1 (verdict-marks report)) (count 1 (verdict-marks (report-group-report group)))))
+                     (setf (report-group-report group) report
+                           (report-group-suspects group) suspects
+                           (report-group-words group) words))))))
+    (stable-sort (nreverse groups) #'> :key #'report-group-count)))
+
+(defun units-of (verdicts)
+  "Return the tests of VERDICTS with what they ran, in place of one that has reports those."
+  (coerce (loop for verdict across verdicts
+                append (cond ((plusp (length (verdict-reports verdict))) (coerce (verdict-reports verdict) 'list))
+                             ((verdict-marks verdict) (list verdict))))
+          'vector))
+
 (defun push-suspects (run systems number)
   "Push the first NUMBER suspects for each test of RUN that failed, of SYSTEMS' code, as records `suspects', with the
-name of the test, and `suspect', with its lines after it, `line'."
+name of the test, and `suspect', with its lines after it, `line'. Of a test operation with reports there is one `suspects'
+for some of these, which say what was PRINTED and how many MORE are like it; and none where there is nothing that passed to
+compare it with."
   (let* ((verdicts (test-run-verdicts run))
+         (units (units-of verdicts))
          (forms (marked-forms))
-         (passing (count-tests verdicts #'passed-p))
-         (failing (count-tests verdicts #'failed-p))
+         (passing (count-tests units #'passed-p))
+         (failing (count-tests units #'failed-p))
+         (compared (some #'passed-p units))
          (packages (packages-of-systems systems))
          (directories (loop for system in systems
                             for directory = (asdf:system-source-directory system)
                             when directory
                               collect (sb-ext:native-namestring directory))))
-    (with-source-files ()
-      (loop with *marked-files* = (make-hash-table :test 'equal)
-              initially (mark-expansions forms)
-            for verdict across verdicts
-            when (and (failed-p verdict) (verdict-marks verdict))
-              do (push-record "suspects" :name (verdict-title verdict))
-                 (multiple-value-bind (suspects words) (suspects-of verdict forms passing failing number)
-                   (loop for suspect in suspects
-                         for form = (suspect-form suspect)
-                         for place from 0
-                         do (push-record "suspect"
-                                         :name (form-name form)
-                                         :file (relative-file (marked-form-file form) directories)
-                                         :line (marked-form-line form)
-                                         :passing (suspect-passing suspect)
-                                         :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
-                                                   (and macros (format nil "~{~A~^, ~}" macros))))
-                            (loop for (line code)
-                                    in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
-                                                               (shown-lines place))
-                                           (failure)
-                                         nil)
-                                  do (push-record "line" :line line :code code))))))))
+    (flet ((tell (verdict suspects words)
+             (push-suspects-of verdict suspects words passing packages directories)))
+      (with-source-files ()
+        (loop with *marked-files* = (make-hash-table :test 'equal)
+                initially (mark-expansions forms)
+              for verdict across verdicts
+              do (cond ((or (not (failed-p verdict))
+                            (and (test-operation-p verdict) (not compared))))
+                       ((some #'failed-p (verdict-reports verdict))
+                        (loop for group in (group-reports (verdict-reports verdict) forms passing failing number)
+                              for report = (report-group-report group)
+                              repeat +told-groups+
+                              do (push-record "suspects" :name (verdict-title verdict)
+                                                         :printed (verdict-message report)
+                                                         :more (1- (report-group-count group)))
+                                 (tell report (report-group-suspects group) (report-group-words group))))
+                       ((verdict-marks verdict)
+                        (push-record "suspects" :name (verdict-title verdict))
+                        (multiple-value-call #'tell verdict
+                          (suspects-of verdict forms passing failing number)))))))))

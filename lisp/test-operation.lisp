@@ -72,59 +72,7 @@ its function returns what it would."
       (loop for (symbol) in entries
             do (sb-int:unencapsulate symbol 'run-tests)))))
 
-;;; What a test operation of no known framework says
-
-(defconstant +judged-output+ 4000
-  "How many of the last characters that a test operation prints are looked at.")
-
-(defun call-keeping-output (function)
-  "Return the values of FUNCTION as a list, and the last characters that it printed."
-  (declare (type function function))
-  (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t)))
-    (flet ((keep (string start end)
-             (let* ((start (max start (- end +judged-output+)))
-                    (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output+))))
-               (when (plusp superfluous)
-                 (let ((dropped (max 0 (- (length kept) +judged-output+))))
-                   (replace kept kept :start2 dropped)
-                   (decf (fill-pointer kept) dropped)))
-               (loop for index from start below end
-                     do (vector-push-extend (char string index) kept)))))
-      (flush-output)
-      (let ((values (let ((*on-output* #'keep))
-                      (multiple-value-prog1 (multiple-value-list (funcall function))
-                        (flush-output)))))
-        (values values kept)))))
-
-(defun tells-failure-p (line)
-  "True when LINE says that something failed, and not that nothing did."
-  (let ((words '()))
-    (loop with start = nil
-          for index from 0 to (length line)
-          for character = (and (< index (length line)) (char line index))
-          do (cond ((and character (alphanumericp character)) (unless start (setf start index)))
-                   (start (push (subseq line start index) words)
-                          (setf start nil))))
-    (setf words (nreverse words))
-    (flet ((none-p (word) (member word '("0" "no" "none" "zero" "without" "not") :test #'string-equal)))
-      (loop for (before-last before word after) on (list* "" "" words)
-            thereis (and word
-                         (eql 0 (search "fail" word :test #'char-equal))
-                         (notany #'none-p (remove nil (list before-last before after))))))))
-
-(defun judge-returned (verdict values printed)
-  "Have VERDICT, of a test operation that returned VALUES, say that it failed when those and the text PRINTED both do: ASDF
-asks for an error, but many return false."
-  (when (and values (null (first values)))
-    (let ((line (with-input-from-string (stream printed)
-                  (loop with last = nil
-                        for line = (read-line stream nil)
-                        while line
-                        do (when (tells-failure-p line) (setf last line))
-                        finally (return last)))))
-      (when line
-        (setf (verdict-status verdict) :failed
-              (verdict-message verdict) (format nil "It returned NIL and printed: ~A" (string-trim " " line)))))))
+;;; Test operations
 
 (defun perform-tests (system)
   "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
@@ -143,12 +91,16 @@ fails when it signals, is ended, or returns false and says so."
                                               (return-from perform))))
                         (multiple-value-bind (values printed)
                             (call-keeping-output
+                             verdict
                              (lambda ()
                                (call-taking-over
                                 (lambda ()
                                   (asdf:perform (asdf:make-operation 'asdf:test-op) system)))))
                           (when (= before (length verdicts))
                             (judge-returned verdict values printed)))))))
+    (if (= before (length verdicts))
+        (judge-reports verdict)
+        (setf (verdict-reports verdict) #()))
     (when (or (not (eq :passed (verdict-status verdict)))
               (and (= before (length verdicts)) (performs-tests-p system)))
       (conclude verdict))))

@@ -37,6 +37,8 @@
   ;; What it ran, a bit vector, where that is asked for; and the names of functions in the frames of the error.
   (marks nil :type (or null simple-bit-vector))
   (frames '() :type list)
+  ;; Of a test operation that is one test: what it printed, each a verdict of its own, in a vector.
+  (reports #() :type vector)
   ;; Errors that were signalled in it, newest first.
   (signalled '() :type list))
 
@@ -98,6 +100,10 @@
 (defun failed-p (verdict)
   "True when VERDICT is that of a test that failed."
   (member (verdict-status verdict) '(:failed :error)))
+
+(defun test-operation-p (verdict)
+  "True when VERDICT is that of a test operation that is one test."
+  (string= "ASDF" (verdict-framework verdict)))
 
 ;;; A run of tests
 

@@ -141,7 +141,9 @@ impl Checkpoints {
     /// A sentence: the directory cannot be made, or there are too many.
     pub(crate) fn begin(&self) -> Result<Draft, String> {
         if self.list().len() >= MAX_CHECKPOINTS {
-            return Err(format!("There are {MAX_CHECKPOINTS} checkpoints: delete one first."));
+            return Err(format!(
+                "There are {MAX_CHECKPOINTS} checkpoints, which is as many as may be: delete one first."
+            ));
         }
         self.make_directory().map_err(|error| {
             format!("The directory for checkpoints, {}, cannot be made: {error}.", self.directory.display())

@@ -134,10 +134,11 @@ enum Command {
     },
     /// A REPL for people, on an image of its own or that of a server that runs.
     ///
-    /// Forms of several lines, history, completion (Tab), the debugger when something fails; Ctrl-C interrupts, `:help`
-    /// lists commands. A person has time: --timeout is 0 unless it is given, --hold a day, --max-answer 1000000,
-    /// whatever stands below. From a pipe or a file, without prompts: each form's values are printed, and it exits with
-    /// status 1 when something failed, 2 for a wrong command line, and 3 when there is no server.
+    /// Forms of several lines, history, completion (Tab), the debugger when something fails; `:help` lists commands.
+    /// Ctrl-C interrupts what runs; twice within a second, it replaces the image and restores it. A person has time:
+    /// --timeout is 0 unless it is given, --hold a day, --max-answer 1000000, whatever stands below. From a pipe or a
+    /// file, without prompts: each form's values are printed, and it exits with status 1 when something failed, 2 for a
+    /// wrong command line, and 3 when there is no server.
     Repl {
         /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]

@@ -145,6 +145,22 @@ fn a_limit_that_leaves_no_room_is_told_of() {
     assert!(complaint.contains("address space") && complaint.contains("3906 MiB"), "{complaint}");
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn a_small_stack_of_the_main_thread_will_do() {
+    for (arguments, expected) in [
+        ("--version", sbcl::VERSION),
+        ("eval '(reduce (function *) (list 6 7))'", "=> 42\n"),
+        ("eval --read-only --no-network '(+ 1 2)'", "=> 3\n"),
+        ("doctor --heap 1G", "\nEverything works.\n"),
+        ("serve --no-supervisor </dev/null", ""),
+    ] {
+        let script = format!("ulimit -s 64; exec '{BINARY}' {arguments}");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(output.status.success() && stdout(&output).contains(expected), "{arguments}: {output:?}");
+    }
+}
+
 /// From too little address space to enough: it works, or says in a line what is missing.
 #[test]
 #[cfg(target_os = "linux")]

@@ -143,7 +143,7 @@ fn a_session_has_one_server() {
         assert!(end.stderr.contains("A session's name has at most 100 characters"), "{}", end.stderr);
     }
     let end = state.start(&["--session", "x", "--restore", "none"]).end();
-    assert!(end.stderr.contains("cannot be had with --restore"), "{}", end.stderr);
+    assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
 }
 
 #[test]

@@ -50,7 +50,22 @@ fn sbcls_own_streams_stay_set_too_which_is_told_once() {
     assert!(outcome.notices[0].starts_with("SB-SYS:*STDIN* stays set to another stream, from which is read."));
     lisp.values("(close sb-sys:*stdin*)");
     let notices = lisp.eval("(close sb-sys:*stdin*)").notices;
-    assert_eq!(notices, ["*STDIN* held no open stream any more; it is what it was at first."]);
+    assert_eq!(notices, ["*STDIN* held no open stream any more: it is what it was at first again."]);
+}
+
+#[test]
+fn the_terminal_stays_set_too() {
+    let lisp = fresh();
+    let typed = "(make-two-way-stream (make-string-input-stream (format nil \"y~%n~%\")) (make-broadcast-stream))";
+    lisp.values(&format!("(setf sb-sys:*tty* {typed})"));
+    let outcome = lisp.eval("(y-or-n-p \"Sure?\")");
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "T");
+    assert!(outcome.notices[0].starts_with("SB-SYS:*TTY* stays set to another stream"), "{:?}", outcome.notices);
+    assert_eq!(lisp.value("(sb-thread:join-thread (sb-thread:make-thread (lambda () (y-or-n-p \"Sure?\"))))"), "NIL");
+    lisp.values("(close sb-sys:*tty*)");
+    let outcome = lisp.eval("(print 1 *terminal-io*)");
+    assert_eq!(outcome.notices, ["*TTY* held no open stream any more: it is what it was at first again."]);
+    assert_eq!(outcome.stdout.text.trim(), "1");
 }
 
 #[test]

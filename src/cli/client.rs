@@ -31,8 +31,8 @@ pub(super) enum Event {
     Message(Value),
     /// It will say no more.
     Closed,
-    /// The user wants what runs to end.
-    Interrupted,
+    /// The user wants what runs to end, since this moment.
+    Interrupted(Instant),
 }
 
 /// Why there is no answer.
@@ -232,7 +232,7 @@ impl Client {
                         return result;
                     }
                 }
-                Some(Event::Interrupted) => {}
+                Some(Event::Interrupted(_)) => {}
                 Some(Event::Closed) => return Err(Failure::Closed),
                 None => return Err(Failure::Late),
             }
@@ -251,7 +251,7 @@ impl Client {
         while matches!(process.try_wait(), Ok(None)) {
             // Its stdout ends with it.
             match self.next(Some(end.saturating_duration_since(Instant::now()))) {
-                Some(Event::Message(_) | Event::Interrupted) => {}
+                Some(Event::Message(_) | Event::Interrupted(_)) => {}
                 Some(Event::Closed) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
                 _ => {
                     let _ = process.kill();

@@ -25,6 +25,8 @@ const FINE: i32 = 0;
 const FAILED: i32 = 1;
 const GONE: i32 = 3;
 
+/// How soon after the last Ctrl-C another one asks for more than that did.
+const TWICE: Duration = Duration::from_secs(1);
 /// How long an evaluation may take to end before the user is told what else there is.
 const SOON: Duration = Duration::from_millis(200);
 /// How long what is interrupted may take to unwind before the prompt comes back without it.
@@ -147,9 +149,22 @@ fn watch_interrupts(client: &Client) -> io::Result<()> {
     let interrupts = client.interrupts();
     let pass_on = move || {
         let mut byte = [0];
-        while matches!(receiver.read(&mut byte), Ok(1)) && interrupts.send(Event::Interrupted).is_ok() {}
+        while matches!(receiver.read(&mut byte), Ok(1)) && interrupts.send(Event::Interrupted(Instant::now())).is_ok() {
+        }
     };
     std::thread::Builder::new().name("interrupts".to_owned()).spawn(pass_on).map(drop)
+}
+
+/// The last Ctrl-C.
+#[derive(Debug)]
+struct CtrlC(Instant);
+
+impl CtrlC {
+    /// Takes note of another one; true when it comes within [`TWICE`] of the one before it.
+    fn again(&mut self, at: Instant) -> bool {
+        let before = std::mem::replace(&mut self.0, at);
+        at.saturating_duration_since(before) <= TWICE
+    }
 }
 
 /// Reads lines until they are a whole. `prompt`: shown before the first.
@@ -188,8 +203,10 @@ impl From<io::Error> for Stop {
 /// What came of a request.
 enum Came {
     Answer(Box<Answer>),
-    /// The user gave it up.
-    Interrupted,
+    /// The user gave it up. An evaluation that has not ended for that has cost its image.
+    Interrupted {
+        has_ended: bool,
+    },
     /// The server refused it, for this reason.
     Refused(String),
 }
@@ -366,7 +383,7 @@ impl Repl {
         }
         text.push_str(
             "Anything else is evaluated; in the debugger, in the frame that :frame chose.\n\
-             Tab completes. Ctrl-C interrupts; once more, where that takes long, replaces the image and restores it.\n",
+             Tab completes. Ctrl-C interrupts; twice within a second, it replaces the image and restores it.\n",
         );
         self.print(Ink::Plain, &text)
     }
@@ -450,7 +467,14 @@ impl Repl {
                 self.level = usize::from(answer.content["held"] == true);
                 self.frame = 0;
             }
-            Came::Interrupted | Came::Refused(_) => self.level = 0,
+            Came::Interrupted { has_ended } => {
+                self.level = 0;
+                if self.own && !has_ended {
+                    let client = Arc::clone(&self.client);
+                    self.tell_of_loss(&mut client.lock().unwrap_or_else(PoisonError::into_inner))?;
+                }
+            }
+            Came::Refused(_) => self.level = 0,
         }
         self.report(came)
     }
@@ -515,9 +539,8 @@ impl Repl {
                     Some(Err(_)) => return Err(Stop::Gone),
                     None => {}
                 },
-                Event::Interrupted => {
-                    self.interrupt(&mut client, id)?;
-                    return Ok(Came::Interrupted);
+                Event::Interrupted(at) => {
+                    return self.interrupt(&mut client, id, CtrlC(at));
                 }
                 Event::Closed => return Err(Stop::Gone),
             }
@@ -534,11 +557,11 @@ impl Repl {
         Ok(message.len())
     }
 
-    /// Ends request `id`. Where the user insists before that is over, the image is replaced.
-    fn interrupt(&mut self, client: &mut Client, id: u64) -> Result<(), Stop> {
+    /// Ends request `id`. Another Ctrl-C before that is over replaces the image, if it comes at once.
+    fn interrupt(&mut self, client: &mut Client, id: u64, mut pressed: CtrlC) -> Result<Came, Stop> {
         let params = json!({"requestId": id, "reason": "Ctrl-C"});
         client.notify("notifications/cancelled", &params).map_err(|_| Stop::Gone)?;
-        let begin = Instant::now();
+        let mut begin = Instant::now();
         // It is answered when what was cancelled is over.
         let settled = client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| Stop::Gone)?;
         let mut wait = SOON;
@@ -548,19 +571,33 @@ impl Repl {
                     if let Some(Ok(result)) = answered(message, settled) {
                         let answer = Answer::of(&result);
                         self.print(Ink::Failure, "; Interrupted.\n")?;
-                        if answer.text.starts_with("Backtrace for CANCELLED") {
+                        let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
+                            && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");
+                        if has_ended {
                             self.print(Ink::Note, &format!("{}\n", answer.text))?;
                         }
-                        return Ok(());
+                        return Ok(Came::Interrupted { has_ended });
                     }
                 }
-                Some(Event::Interrupted) => return self.replace(client),
+                Some(Event::Interrupted(at)) if pressed.again(at) => {
+                    self.replace(client)?;
+                    return Ok(Came::Interrupted { has_ended: true });
+                }
+                // The server interrupts it once a second until it is over: there is nothing to add.
+                Some(Event::Interrupted(_)) => (begin, wait) = (Instant::now(), SOON),
                 Some(Event::Closed) => return Err(Stop::Gone),
                 None if wait == SOON => {
                     wait = UNWINDING;
-                    self.print(Ink::Note, "; It is being interrupted. Ctrl-C once more replaces the image.\n")?;
+                    let more = match self.workers(client).is_empty() {
+                        true => "",
+                        false => " Ctrl-C twice within a second replaces the image.",
+                    };
+                    self.print(Ink::Note, &format!("; It is being interrupted.{more}\n"))?;
                 }
-                None => return self.print(Ink::Failure, "; It does not end.\n"),
+                None => {
+                    self.print(Ink::Failure, "; It does not end.\n")?;
+                    return Ok(Came::Interrupted { has_ended: true });
+                }
             }
         }
     }
@@ -568,7 +605,7 @@ impl Repl {
     /// Ends the process that holds the image, in whose place the server puts another one with what it can restore: a
     /// reset would forget all.
     fn replace(&mut self, client: &mut Client) -> Result<(), Stop> {
-        let workers = client.server().filter(|_| self.own).map(workers_of).unwrap_or_default();
+        let workers = self.workers(client);
         if workers.is_empty() {
             let why = if self.own { "there is no process for it alone" } else { "it is not this REPL's own" };
             return self.print(Ink::Failure, &format!("; The image cannot be replaced from here: {why}.\n"));
@@ -577,8 +614,12 @@ impl Repl {
             let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
         }
         self.print(Ink::Failure, "; The image was replaced.\n")?;
+        self.tell_of_loss(client)
+    }
+
+    /// Shows what became of the image before this one, which the first answer says: what was restored, what was lost.
+    fn tell_of_loss(&mut self, client: &mut Client) -> Result<(), Stop> {
         self.level = 0;
-        // The first answer says what was restored, and what was lost.
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| Stop::Gone)?;
         loop {
             match client.next(None).unwrap_or(Event::Closed) {
@@ -591,16 +632,22 @@ impl Repl {
                         return self.show_notices(&answer.content);
                     }
                 }
-                Event::Interrupted => {}
+                // It may wait for others.
+                Event::Interrupted(_) => return Ok(()),
                 Event::Closed => return Err(Stop::Gone),
             }
         }
     }
 
+    /// The processes that hold this REPL's image, if it is its own and they hold nothing else.
+    fn workers(&self, client: &Client) -> Vec<rustix::process::Pid> {
+        client.server().filter(|_| self.own).map(workers_of).unwrap_or_default()
+    }
+
     /// Shows what came of a request.
     fn report(&mut self, came: Came) -> Result<(), Stop> {
         match came {
-            Came::Interrupted => {
+            Came::Interrupted { .. } => {
                 self.failed = true;
                 Ok(())
             }
@@ -780,4 +827,20 @@ fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
         (of == parent).then(|| rustix::process::Pid::from_raw(pid)).flatten()
     });
     children.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ctrl_c_counts_twice_within_a_second_of_the_one_before() {
+        let begin = Instant::now();
+        let mut pressed = CtrlC(begin);
+        let presses =
+            [(1_001, false), (11_000, false), (12_000, true), (12_000, true), (13_001, false), (13_500, true)];
+        for (milliseconds, expected) in presses {
+            assert_eq!(pressed.again(begin + Duration::from_millis(milliseconds)), expected, "after {milliseconds} ms");
+        }
+    }
 }

@@ -234,7 +234,7 @@ impl Replay {
                     }
                     self.waiting.push_back(message);
                 }
-                Event::Interrupted => {}
+                Event::Interrupted(_) => {}
                 Event::Closed => return None,
             }
         }

@@ -79,10 +79,10 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
 /// Takes a session for this process, when its server before has saved it.
 ///
 /// # Errors
-/// A sentence: who has it, or why it cannot be had.
+/// A sentence: who has it, or why it cannot be used.
 pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(Durable, Lock), String> {
     if restore != Restore::Checkpoint {
-        return Err("--session goes on with the last checkpoint: it cannot be had with --restore.".to_owned());
+        return Err("--session goes on with the last checkpoint: it cannot be combined with --restore.".to_owned());
     }
     let durable = Durable::named(name)?;
     durable.make_directory()?;
@@ -90,7 +90,7 @@ pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(D
     let mut said = false;
     loop {
         let taken = Lock::take(durable.directory());
-        let holder = match taken.map_err(|error| format!("The session {:?} cannot be had: {error}.", durable.name))? {
+        let holder = match taken.map_err(|error| format!("The session {:?} cannot be used: {error}.", durable.name))? {
             Ok(mut lock) => {
                 lock.say(Doing::Serving);
                 tell_errors(&durable);

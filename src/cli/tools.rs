@@ -54,7 +54,7 @@ fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Fai
                     super::say(report.trim_end());
                 }
             }
-            Some(Event::Interrupted) | None => {}
+            Some(Event::Interrupted(_)) | None => {}
             Some(Event::Closed) => return Err(Failure::Closed),
         }
     }

@@ -34,10 +34,10 @@ impl Confinement {
         if self.read_only {
             // What is not there cannot be allowed. If it cannot be made, there are none.
             let directory = checkpoints.and_then(|checkpoints| checkpoints.make_directory().ok());
-            files::confine(directory).map_err(|reason| format!("--read-only cannot be had: {reason}"))?;
+            files::confine(directory).map_err(|reason| format!("--read-only is not possible here: {reason}"))?;
         }
         if self.no_network {
-            network::confine().map_err(|reason| format!("--no-network cannot be had: {reason}"))?;
+            network::confine().map_err(|reason| format!("--no-network is not possible here: {reason}"))?;
         }
         Ok(())
     }

@@ -54,12 +54,10 @@ struct Request {
 
 #[derive(Default)]
 pub(super) struct Pool {
-    queue: Mutex<VecDeque<Request>>,
+    queue: Mutex<Queue>,
     pushed: Condvar,
     /// How many requests wait.
     waiting: AtomicUsize,
-    /// How many threads sleep.
-    asleep: AtomicUsize,
     /// How many threads wait for requests, asleep or not.
     idle: AtomicUsize,
     /// How many requests were taken.
@@ -70,6 +68,22 @@ pub(super) struct Pool {
     calls: Mutex<Calls>,
     call_changed: Condvar,
     next_call: AtomicU64,
+}
+
+/// The requests that wait, and the threads that wait for them.
+#[derive(Default)]
+struct Queue {
+    requests: VecDeque<Request>,
+    /// How many threads look out for requests: each takes one before it sleeps.
+    awake: usize,
+    asleep: usize,
+}
+
+impl Queue {
+    /// True when a thread has to be woken, since there are more requests than threads that look out for them.
+    fn needs_another(&self) -> bool {
+        self.asleep > 0 && self.requests.len() > self.awake
+    }
 }
 
 /// The calls that wait or run, and when they are to be interrupted.
@@ -254,11 +268,12 @@ pub(super) fn interrupt_group(group: u64) {
 
 impl Pool {
     fn push(&self, request: Request) {
-        self.queue.lock().push_back(request);
+        let mut queue = self.queue.lock();
+        queue.requests.push_back(request);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) > 0 {
-            // The lock: one may be about to sleep.
-            drop(self.queue.lock());
+        let needs_another = queue.needs_another();
+        drop(queue);
+        if needs_another {
             self.pushed.notify_one();
         }
         self.look_if_crowded();
@@ -278,13 +293,24 @@ impl Pool {
     /// Waits for what thread `number` is to do next.
     fn next(&self, number: u32) -> Next {
         self.idle.fetch_add(1, Ordering::SeqCst);
+        self.queue.lock().awake += 1;
         let next = self.next_while_idle(number);
+        if !matches!(next, Next::Request(_)) {
+            // A request may count on this thread.
+            let mut queue = self.queue.lock();
+            queue.awake -= 1;
+            if queue.needs_another() {
+                drop(queue);
+                self.pushed.notify_one();
+            }
+        }
         self.idle.fetch_sub(1, Ordering::SeqCst);
         // Another one may count on this thread.
         self.look_if_crowded();
         next
     }
 
+    /// [`Pool::next`] of a thread that is awake; it is no more if this is a request.
     fn next_while_idle(&self, number: u32) -> Next {
         let is_spare = number > self.threads;
         let mut looks = 0;
@@ -293,12 +319,14 @@ impl Pool {
             if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
                 return Next::End;
             }
-            if self.waiting.load(Ordering::SeqCst) > 0
-                && let Some(request) = self.queue.lock().pop_front()
-            {
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-                self.taken.fetch_add(1, Ordering::Relaxed);
-                return Next::Request(request);
+            if self.waiting.load(Ordering::SeqCst) > 0 {
+                let mut queue = self.queue.lock();
+                if let Some(request) = queue.requests.pop_front() {
+                    queue.awake -= 1;
+                    self.waiting.fetch_sub(1, Ordering::SeqCst);
+                    self.taken.fetch_add(1, Ordering::Relaxed);
+                    return Next::Request(request);
+                }
             }
             looks += 1;
             if looks < LOOKS {
@@ -314,11 +342,13 @@ impl Pool {
                 continue;
             }
             let mut queue = self.queue.lock();
-            self.asleep.fetch_add(1, Ordering::SeqCst);
-            if queue.is_empty() {
+            if queue.requests.is_empty() {
+                queue.awake -= 1;
+                queue.asleep += 1;
                 self.pushed.wait(&mut queue);
+                queue.asleep -= 1;
+                queue.awake += 1;
             }
-            self.asleep.fetch_sub(1, Ordering::SeqCst);
             (looks, end) = (0, None);
         }
     }
@@ -459,8 +489,8 @@ impl Pool {
     /// Takes the first request that `matches` out of the queue.
     fn withdraw(&self, matches: impl Fn(&Request) -> bool) -> Option<Request> {
         let mut queue = self.queue.lock();
-        let place = queue.iter().position(matches)?;
-        let request = queue.remove(place)?;
+        let place = queue.requests.iter().position(matches)?;
+        let request = queue.requests.remove(place)?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         Some(request)
     }

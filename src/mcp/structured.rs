@@ -224,7 +224,7 @@ fn add_suspects(tests: &mut [Value], records: &[Record]) {
                 } else if let Some(suspect) = test["suspects"].as_array_mut().and_then(|known| known.last_mut())
                     && let Some(lines) = suspect["lines"].as_array_mut()
                 {
-                    lines.push(fields(record, &["line", "code"]));
+                    lines.push(fields(record, &["line", "code", "passing"]));
                 }
             }
             _ => {}
@@ -603,7 +603,7 @@ fn evaluation_properties() -> Value {
 fn tests_properties() -> Value {
     let status = json!({"type": "string", "enum": ["passed", "failed", "error", "skipped"]});
     let error = object(summary_properties(), &["type", "message", "time"]);
-    let line = object(json!({"line": count(), "code": text()}), &["line", "code"]);
+    let line = object(json!({"line": count(), "code": text(), "passing": count()}), &["line", "code"]);
     let suspect = json!({
         "name": text(),
         "file": text(),

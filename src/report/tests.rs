@@ -1,6 +1,7 @@
 //! What tests came to.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use super::escape::escape_markers;
 use super::fit::length;
@@ -11,6 +12,8 @@ use crate::outcome::{ErrorRecord, Frame, Outcome, Record, TestCounts};
 const MAX_FORM: usize = 300;
 const MAX_VALUE: usize = 400;
 const MAX_MESSAGE: usize = 400;
+/// Characters of the message of an error where another like it is shown.
+const MAX_ALIKE: usize = 120;
 const MAX_CALL: usize = 120;
 /// Up to so many characters a check takes one line.
 const ONE_LINE: usize = 110;
@@ -23,6 +26,8 @@ const AROUND: usize = 700;
 /// Characters of what a test operation printed.
 const PRINTED_FIRST: usize = 1500;
 const PRINTED_LAST: usize = 700;
+/// Up to so many lines that it printed are no reports on its tests.
+const FEW_LINES: usize = 2;
 /// Names in a list of tests.
 const NAMES: usize = 20;
 /// Warnings that are shown, and characters of each: the tools that load say more.
@@ -38,10 +43,10 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     let target = sections.begin();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
-    let printed = printed_by_test_op(outcome);
+    let (printed, whole) = printed_by_test_op(outcome);
     push_failures(target, outcome, max.saturating_sub(AROUND + length(&printed)));
     if counts.failed + counts.errors > 0
-        && !ran_test_op_alone(&outcome.records)
+        && (!ran_test_op_alone(&outcome.records) || outcome.printed().trim().lines().count() > FEW_LINES)
         && !outcome.records.iter().any(|record| record.kind == "suspects")
     {
         target
@@ -49,7 +54,7 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     }
     target.push_str(&printed);
     let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
-    if printed > 0 && outcome.kept {
+    if printed > 0 && outcome.kept && !whole {
         _ = write!(
             target,
             "\nThe tests printed {printed} characters: evaluation {{\"id\": {}, \"action\": \"output\"}} shows them.",
@@ -83,24 +88,26 @@ pub(crate) fn ran_test_op_alone(records: &[Record]) -> bool {
     records.iter().filter(|record| record.kind == "test").all(is_test_op)
 }
 
-/// What a test operation printed that is one test itself, the beginning and the end: no more is known of its tests. Empty
-/// without such a one.
-fn printed_by_test_op(outcome: &Outcome) -> String {
+/// What a test operation printed that is one test itself, the beginning and the end, as no more is known of its tests; and
+/// whether that is all. Lines of dots and the like, which show how far it is, are left out. Empty without such a test.
+fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !outcome.records.iter().any(is_test_op) {
-        return String::new();
+        return (String::new(), false);
     }
-    let text = escape_markers(outcome.printed().trim());
+    let printed = outcome.printed();
+    let lines = printed.lines().filter(|line| line.chars().any(char::is_alphanumeric));
+    let text = escape_markers(lines.collect::<Vec<_>>().join("\n").trim());
     let characters = length(&text);
     if characters == 0 {
-        return String::new();
+        return (String::new(), false);
     }
     if characters <= PRINTED_FIRST + PRINTED_LAST {
-        return format!("\nIt printed:\n{text}");
+        return (format!("\nIt printed:\n{text}"), true);
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
     let (first, last) = (&text[..at(PRINTED_FIRST)], &text[at(characters - PRINTED_LAST)..]);
     let omitted = characters - PRINTED_FIRST - PRINTED_LAST;
-    format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}")
+    (format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}"), false)
 }
 
 /// Tests that pass in the session or in the fresh image alone.
@@ -151,9 +158,13 @@ fn with_details(records: &[Record]) -> Vec<Test<'_>> {
     let mut of = None;
     for record in records {
         match record.kind.as_str() {
-            "suspects" => of = tests.iter().position(|test| name(test.record) == name(record)),
-            "suspect" | "line" => {
-                if let Some(test) = of.and_then(|of| tests.get_mut(of)) {
+            "suspects" | "suspect" | "line" => {
+                if record.kind == "suspects" {
+                    of = tests.iter().position(|test| name(test.record) == name(record));
+                }
+                if let Some(test) = of.and_then(|of| tests.get_mut(of))
+                    && (record.kind != "suspects" || record.text("printed").is_some())
+                {
                     test.suspects.push(record);
                 }
             }
@@ -170,18 +181,24 @@ fn has_failed(test: &Record) -> bool {
 fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let tests = with_details(&outcome.records);
     let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
+    let entries = entries(&failed, &outcome.errors);
     let mut room = max.saturating_sub(length(target));
-    for (index, test) in failed.iter().enumerate() {
-        let mut entry = failure(index + 1, test, &outcome.errors);
-        // Tests that fail alike have the same ones.
-        let alike =
-            failed[..index].iter().position(|other| !test.suspects.is_empty() && other.suspects == test.suspects);
-        match alike {
+    for (index, shown) in entries.iter().enumerate() {
+        let test = shown.test;
+        let mut entry = match shown.like {
+            Some(other) => like(index + 1, other + 1, test, &outcome.errors),
+            None => failure(index + 1, test, &outcome.errors),
+        };
+        push_alike(&mut entry, shown, &outcome.errors);
+        let same =
+            entries[..index].iter().position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
+        match same {
             Some(other) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
             None => push_suspects(&mut entry, &test.suspects),
         }
         if length(&entry) > room {
-            let names: Vec<_> = failed[index..].iter().map(|test| one_line(name(test.record), MAX_CALL)).collect();
+            let rest = entries[index..].iter().flat_map(|entry| std::iter::once(&entry.test).chain(&entry.alike));
+            let names: Vec<_> = rest.map(|test| one_line(name(test.record), MAX_CALL)).collect();
             let more = names.len();
             let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
             let rest = if more > 20 { ", …" } else { "" };
@@ -197,17 +214,100 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     }
 }
 
+/// The error that a test ended with.
+fn error_of<'a>(test: &Test<'_>, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a ErrorRecord> {
+    errors.get(usize::try_from(test.record.number("error")?).ok()?).map(Arc::as_ref)
+}
+
+/// What one entry of the list of failures tells of.
+struct Entry<'a, 'b> {
+    test: &'a Test<'b>,
+    /// The entry, from 0, whose test ended in the same way, but with other suspects.
+    like: Option<usize>,
+    /// The tests that ended in the same way, with the same suspects.
+    alike: Vec<&'a Test<'b>>,
+}
+
+/// The entries for the tests that failed. In the same way end those with an error of the same type in the same frames of
+/// the user's: what they have in common is told once. A check that failed is always told.
+fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
+    let way = |test: &Test<'_>| {
+        let error = error_of(test, errors)?;
+        let frames = error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES);
+        let frames: Vec<_> = frames.map(|frame| (frame.source.clone(), frame.code.clone())).collect();
+        let checks = test.details.iter().any(|detail| detail.kind == "check");
+        (!frames.is_empty() && !checks).then(|| (error.kind.clone(), frames))
+    };
+    let mut entries = Vec::<Entry<'a, 'b>>::new();
+    // Of each entry.
+    let mut ways = Vec::new();
+    for &test in failed {
+        let way = way(test);
+        let like = ways.iter().position(|other| way.is_some() && *other == way);
+        let same = entries
+            .iter()
+            .enumerate()
+            .position(|(index, entry)| like.is_some() && ways[index] == way && entry.test.suspects == test.suspects);
+        if let Some(same) = same {
+            entries[same].alike.push(test);
+        } else {
+            ways.push(way);
+            entries.push(Entry { test, like, alike: Vec::new() });
+        }
+    }
+    entries
+}
+
+/// What a test says that ended like another one: that, and what is its own.
+fn like(number: usize, other: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> String {
+    let mut entry = heading(number, test.record);
+    if let Some(error) = error_of(test, errors) {
+        let said = one_line(&said(test.record, error), MAX_ALIKE);
+        _ = write!(entry, "\n   {} {said} (E{}, in the frames of {other})", escape_markers(&error.kind), error.id);
+    }
+    entry
+}
+
+/// The tests that failed like the one of the entry: those whose errors say the same, and then each that says another thing.
+fn push_alike(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
+    let message = |test: &Test<'_>| error_of(test, errors).map(|error| said(test.record, error)).unwrap_or_default();
+    let known = message(entry.test);
+    let (same, other): (Vec<_>, Vec<_>) =
+        entry.alike.iter().take(NAMES).map(|test| (test, message(test))).partition(|(_, message)| *message == known);
+    let title = |test: &Test<'_>| one_line(name(test.record), MAX_CALL);
+    let mut lines = Vec::new();
+    if !same.is_empty() {
+        lines.push(same.iter().map(|(test, _)| title(test)).collect::<Vec<_>>().join(", "));
+    }
+    lines.extend(other.iter().map(|(test, message)| format!("{}: {}", title(test), one_line(message, MAX_ALIKE))));
+    if entry.alike.len() > NAMES {
+        lines.push(format!("and {} more", entry.alike.len() - NAMES));
+    }
+    for (index, line) in lines.iter().enumerate() {
+        _ = write!(target, "\n   {} {line}", if index == 0 { "Alike:" } else { "      " });
+    }
+}
+
 fn name(test: &Record) -> &str {
     test.text("name").unwrap_or_default()
 }
 
+/// The name of a test that failed and its place, after a newline.
+fn heading(number: usize, record: &Record) -> String {
+    let place = place(record).map_or_else(String::new, |place| format!("  {place}"));
+    format!("\n{number}. {}{place}", one_line(name(record), MAX_CALL))
+}
+
+/// What the error of a test says, without its type.
+fn said(record: &Record, error: &ErrorRecord) -> String {
+    let said = record.text("message").map_or_else(|| clipped_message(&error.message), str::to_owned);
+    said.strip_prefix(&format!("{}: ", error.kind)).map(str::to_owned).unwrap_or(said)
+}
+
 /// A test that failed, in some lines that each begin with a newline.
-fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>]) -> String {
+fn failure(number: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> String {
     let record = test.record;
-    let mut entry = format!("\n{number}. {}", one_line(name(record), MAX_CALL));
-    if let Some(place) = place(record) {
-        _ = write!(entry, "  {place}");
-    }
+    let mut entry = heading(number, record);
     let checks: Vec<_> = test.details.iter().filter(|detail| detail.kind == "check").collect();
     for detail in checks.iter().take(CHECKS) {
         push_check(&mut entry, detail);
@@ -217,13 +317,10 @@ fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>
     if more > 0 {
         _ = write!(entry, "\n   ... {more} more checks of this test failed");
     }
-    let error = record.number("error").and_then(|index| errors.get(usize::try_from(index).ok()?));
-    match (error, record.text("message")) {
-        (Some(error), message) => {
-            let said = message.map_or_else(|| clipped_message(&error.message), str::to_owned);
-            let said = said.strip_prefix(&format!("{}: ", error.kind)).unwrap_or(&said);
-            let kind = escape_markers(&error.kind);
-            _ = write!(entry, "\n   {kind} {} (E{}: get-backtrace has all)", one_line(said, MAX_MESSAGE), error.id);
+    match (error_of(test, errors), record.text("message")) {
+        (Some(error), _) => {
+            let (kind, said) = (escape_markers(&error.kind), one_line(&said(record, error), MAX_MESSAGE));
+            _ = write!(entry, "\n   {kind} {said} (E{}: get-backtrace has all)", error.id);
             for frame in error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES) {
                 push_frame(&mut entry, frame);
             }
@@ -238,10 +335,18 @@ fn failure(number: usize, test: &Test<'_>, errors: &[std::sync::Arc<ErrorRecord>
 fn push_suspects(entry: &mut String, suspects: &[&Record]) {
     let mut label = "Suspects: ";
     for record in suspects {
+        if let Some(printed) = record.text("printed") {
+            let more = record.number("more").unwrap_or(0);
+            let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+            _ = write!(entry, "\n   Before it printed {}{more}:", one_line(printed, MAX_CALL));
+            label = "Suspects: ";
+            continue;
+        }
         let line = record.number("line").unwrap_or(0);
         if record.kind == "line" {
             let code = record.text("code").unwrap_or_default();
-            _ = write!(entry, "\n               {line}: {}", one_line(code, MAX_FORM));
+            let passing = record.number("passing").map_or_else(String::new, |tests| format!("  ({tests} passing)"));
+            _ = write!(entry, "\n               {line}: {}{passing}", one_line(code, MAX_FORM));
             continue;
         }
         let file =

@@ -15,8 +15,8 @@ use crate::{Limits, Outcome, report};
 pub(super) const NAME: &str = "run-tests";
 
 /// What is said in place of the suspects of a test operation.
-const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and no test that passes to \
-    compare it with.";
+const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
+    no test that passes to compare it with.";
 /// Suspects for each test that fails, at most.
 const MAX_SUSPECTS: u64 = 20;
 
@@ -161,12 +161,8 @@ fn run_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) 
     if beside.suspects == 0 || outcome.is_error() || !has_failures(&outcome) {
         return Ok(outcome);
     }
-    if report::ran_test_op_alone(&outcome.records) {
-        outcome.notices.push(NOTHING_TO_COMPARE.to_owned());
-    } else {
-        tests.suspects = beside.suspects;
-        add_suspects(handle, &tests, &mut outcome);
-    }
+    tests.suspects = beside.suspects;
+    add_suspects(handle, &tests, &mut outcome);
     Ok(outcome)
 }
 
@@ -202,6 +198,11 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                     "suspect" | "line" => wanted,
                     _ => false,
                 }));
+                if report::ran_test_op_alone(&outcome.records)
+                    && !outcome.records.iter().any(|record| record.kind == "suspects")
+                {
+                    outcome.notices.push(NOTHING_TO_COMPARE.to_owned());
+                }
                 return;
             }
             Err(error) => format!("{}: {}", error.kind, error.message.text),
