@@ -203,8 +203,10 @@ impl From<io::Error> for Stop {
 /// What came of a request.
 enum Came {
     Answer(Box<Answer>),
-    /// The user gave it up.
-    Interrupted,
+    /// The user gave it up. An evaluation that has not ended for that has cost its image.
+    Interrupted {
+        has_ended: bool,
+    },
     /// The server refused it, for this reason.
     Refused(String),
 }
@@ -465,7 +467,14 @@ impl Repl {
                 self.level = usize::from(answer.content["held"] == true);
                 self.frame = 0;
             }
-            Came::Interrupted | Came::Refused(_) => self.level = 0,
+            Came::Interrupted { has_ended } => {
+                self.level = 0;
+                if self.own && !has_ended {
+                    let client = Arc::clone(&self.client);
+                    self.tell_of_loss(&mut client.lock().unwrap_or_else(PoisonError::into_inner))?;
+                }
+            }
+            Came::Refused(_) => self.level = 0,
         }
         self.report(came)
     }
@@ -531,8 +540,7 @@ impl Repl {
                     None => {}
                 },
                 Event::Interrupted(at) => {
-                    self.interrupt(&mut client, id, CtrlC(at))?;
-                    return Ok(Came::Interrupted);
+                    return self.interrupt(&mut client, id, CtrlC(at));
                 }
                 Event::Closed => return Err(Stop::Gone),
             }
@@ -550,7 +558,7 @@ impl Repl {
     }
 
     /// Ends request `id`. Another Ctrl-C before that is over replaces the image, if it comes at once.
-    fn interrupt(&mut self, client: &mut Client, id: u64, mut pressed: CtrlC) -> Result<(), Stop> {
+    fn interrupt(&mut self, client: &mut Client, id: u64, mut pressed: CtrlC) -> Result<Came, Stop> {
         let params = json!({"requestId": id, "reason": "Ctrl-C"});
         client.notify("notifications/cancelled", &params).map_err(|_| Stop::Gone)?;
         let mut begin = Instant::now();
@@ -563,13 +571,18 @@ impl Repl {
                     if let Some(Ok(result)) = answered(message, settled) {
                         let answer = Answer::of(&result);
                         self.print(Ink::Failure, "; Interrupted.\n")?;
-                        if answer.text.starts_with("Backtrace for CANCELLED") {
+                        let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
+                            && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");
+                        if has_ended {
                             self.print(Ink::Note, &format!("{}\n", answer.text))?;
                         }
-                        return Ok(());
+                        return Ok(Came::Interrupted { has_ended });
                     }
                 }
-                Some(Event::Interrupted(at)) if pressed.again(at) => return self.replace(client),
+                Some(Event::Interrupted(at)) if pressed.again(at) => {
+                    self.replace(client)?;
+                    return Ok(Came::Interrupted { has_ended: true });
+                }
                 // The server interrupts it once a second until it is over: there is nothing to add.
                 Some(Event::Interrupted(_)) => (begin, wait) = (Instant::now(), SOON),
                 Some(Event::Closed) => return Err(Stop::Gone),
@@ -581,7 +594,10 @@ impl Repl {
                     };
                     self.print(Ink::Note, &format!("; It is being interrupted.{more}\n"))?;
                 }
-                None => return self.print(Ink::Failure, "; It does not end.\n"),
+                None => {
+                    self.print(Ink::Failure, "; It does not end.\n")?;
+                    return Ok(Came::Interrupted { has_ended: true });
+                }
             }
         }
     }
@@ -598,8 +614,12 @@ impl Repl {
             let _ = rustix::process::kill_process(worker, rustix::process::Signal::KILL);
         }
         self.print(Ink::Failure, "; The image was replaced.\n")?;
+        self.tell_of_loss(client)
+    }
+
+    /// Shows what became of the image before this one, which the first answer says: what was restored, what was lost.
+    fn tell_of_loss(&mut self, client: &mut Client) -> Result<(), Stop> {
         self.level = 0;
-        // The first answer says what was restored, and what was lost.
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| Stop::Gone)?;
         loop {
             match client.next(None).unwrap_or(Event::Closed) {
@@ -612,7 +632,8 @@ impl Repl {
                         return self.show_notices(&answer.content);
                     }
                 }
-                Event::Interrupted(_) => {}
+                // It may wait for others.
+                Event::Interrupted(_) => return Ok(()),
                 Event::Closed => return Err(Stop::Gone),
             }
         }
@@ -626,7 +647,7 @@ impl Repl {
     /// Shows what came of a request.
     fn report(&mut self, came: Came) -> Result<(), Stop> {
         match came {
-            Came::Interrupted => {
+            Came::Interrupted { .. } => {
                 self.failed = true;
                 Ok(())
             }
