@@ -30,9 +30,9 @@ to allocate is closed first, or the collector would find holes in it. The world 
           (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
           (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
 
-(defun fork-image ()
+(defun fork-image (&optional mutexes)
   "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
-this thread only, or a negative error number. Without interrupts.
+this thread only, a negative error number, or :BUSY when one of the MUTEXES is held. Without interrupts.
 fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may hold that is stopped in C code, for ever."
   (let ((process nil))
     (loop
@@ -40,9 +40,12 @@ fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may h
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (setf process (alien-funcall (extern-alien "_Fork" (function int))))
-          (cond ((eql 0 process) (cut-off-threads))
-                ((minusp process) (setf process (- (sb-alien:get-errno)))))
+          (cond ((loop for mutex in mutexes thereis (/= 0 (sb-thread::mutex-state mutex)))
+                 (setf process :busy))
+                ((eql 0 (setf process (alien-funcall (extern-alien "_Fork" (function int)))))
+                 (cut-off-threads))
+                ((minusp process)
+                 (setf process (- (sb-alien:get-errno)))))
           (alien-funcall (extern-alien "release_gc_lock" (function void)))
           (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
       (when process
@@ -70,15 +73,16 @@ that is not there. Others than these are of no use to a process that saves."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
-(defun fork-free-image ()
+(defun fork-free-image (&optional mutexes)
   "Do as FORK-IMAGE does until no lock is held in the child by a thread that it does not have, which is rare but where C code
-allocates all the time; 20 times at most. The second value is how long the last one has stopped the others, in milliseconds."
+allocates all the time; 20 times at most, and then it is an error as if the system had refused it (EDEADLK). The second value
+is how long the last one has stopped the others, in milliseconds."
   (loop for attempt from 1
         do (multiple-value-bind (in out) (sb-unix:unix-pipe)
              (unless in
                (return (values (- out) 0)))
              (let* ((begin (monotonic-milliseconds))
-                    (process (fork-image))
+                    (process (fork-image mutexes))
                     (stopped (- (monotonic-milliseconds) begin)))
                (when (eql 0 process)
                  (take-c-locks)
@@ -87,11 +91,13 @@ allocates all the time; 20 times at most. The second value is how long the last 
                      (sb-unix:unix-write out octet 0 1)))
                  (return (values 0 0)))
                (sb-unix:unix-close out)
-               (let ((free (or (minusp process) (answered-p in))))
+               (let ((free (or (eq process :busy) (minusp process) (answered-p in))))
                  (sb-unix:unix-close in)
-                 (when (or free (= attempt 20))
+                 (when free
                    (return (values process stopped)))
-                 (end-child process))))))
+                 (end-child process)
+                 (when (= attempt 20)
+                   (return (values -35 stopped))))))))
 
 (defun close-descriptors (first)
   "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
@@ -122,13 +128,21 @@ allocates all the time; 20 times at most. The second value is how long the last 
       (setf (sb-thread::mutex-state mutex) 0
             (sb-thread::mutex-%owner mutex) 0))))
 
+(defun leave-exit-to-kernel ()
+  "Have exit(3), by which SBCL ends when it has saved, do nothing of what the host's process does at its end: what
+on_exit(3) has added last is called first."
+  (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
+                 (sb-sys:foreign-symbol-sap "_exit") 0))
+
 (defun save-image (path)
   "Save this image in the file PATH, a native namestring, and end the process: with status 0 when that is done. What fails is
 said on the process' standard error. Called in the child."
   (setf *saving* t
         **event** 0
         **next-job** 0)
+  (forget-program)
   (close-descriptors 3)
+  (leave-exit-to-kernel)
   (let ((failure "something left it"))
     (unwind-protect
          (handler-case
@@ -200,6 +214,97 @@ with LOCK and ERRORS, and a child of its own saves the image."
                                     (and (plusp timers) timers)))
     (dolist (thread threads)
       (push-record "thread" :name (thread-title thread)))))
+
+;;; For a program that embeds the image
+
+(defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
+  "Held while the process is copied: once at a time.")
+
+(defglobal **saving-seconds** 300
+  "How long it may take to save an image.")
+
+(defconstant +pause-seconds+ 30
+  "How long it is waited until no thread compiles, interns, or defines a class.")
+
+(defun take-default-signals ()
+  "In the child, where the program's handlers have nothing to do, have its signals do what they do by default, and none
+of them blocked. Those that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
+  (loop for number from 1 to 64
+        unless (member number '(4 5 6 7 8 11 12 23))
+          ;; SIG_DFL. SIGKILL and others refuse it.
+          do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0))
+  (let ((none (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    (with-pinned-objects (none)
+      ;; SIG_SETMASK.
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
+                     2 (vector-sap none) 0))))
+
+(defun save-for-parent (path parent)
+  "In the child of the process PARENT, save the image in PATH, and end: at once when that one does."
+  ;; PR_SET_PDEATHSIG, SIGKILL: of no use if it is gone already.
+  (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
+  (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
+    (alien-funcall (extern-alien "_exit" (function void int)) 9))
+  ;; What was in memory is for nobody but the owner.
+  (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
+  (setf **checkpoint** nil)
+  (save-image path))
+
+(defun save-and-report (path report)
+  "In the child, have a child of its own save the image in PATH, and end. The descriptor REPORT gets what that one says,
+and then how it ended, as waitpid(2) has it, in four octets: the program may wait for all its children itself. Whoever
+kills this process kills that one, too, as does SIGALRM after **SAVING-SECONDS**."
+  (unwind-protect
+       (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+         (take-default-signals)
+         (dotimes (number 3)
+           (alien-funcall (extern-alien "dup2" (function int int int)) report number))
+         (close-descriptors 3)
+         (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
+         (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
+                (saver (alien-funcall (extern-alien "_Fork" (function int)))))
+           (when (eql 0 saver)
+             (save-for-parent path process))
+           (with-pinned-objects (status)
+             (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
+                            saver (vector-sap status) 0)
+             (sb-unix:unix-write 2 status 0 4))))
+    ;; Nobody looks at this; in a child of its own that gets here nothing was saved.
+    (alien-funcall (extern-alien "_exit" (function void int)) 9)))
+
+(defun save-for-program (path report)
+  "Have a child process save the image in the file PATH, a native namestring, and tell the descriptor REPORT what becomes
+of it, as SAVE-AND-REPORT does. Return the child's process number; who is interrupted before that has no child. For any
+thread of the program's, while others go on: what those are doing is cut off in the child. None of them compiles, interns
+or defines a class then, or it is an error: that one does not stop is waited for +PAUSE-SECONDS+."
+  (let ((process nil)
+        (given nil)
+        (end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second)))
+        (mutexes (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*)))
+    (unwind-protect
+         (progn
+           (sb-thread:with-mutex (**saving-lock**)
+             (without-interrupts
+               (sb-impl::finalizer-thread-stop)
+               (unwind-protect
+                    ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
+                    (loop
+                      (setf process (fork-free-image mutexes))
+                      (cond ((eql 0 process)
+                             (save-and-report path report))
+                            ((or (integerp process) (> (get-internal-real-time) end))
+                             (return)))
+                      (sb-sys:with-local-interrupts (sleep 0.001)))
+                 (sb-impl::finalizer-thread-start))))
+           (cond ((eq process :busy)
+                  (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
+                          pause." +pause-seconds+))
+                 ((minusp process)
+                  (error "The process cannot be copied: ~A." (sb-int:strerror (- process)))))
+           (setf given t)
+           process)
+      (when (and (not given) (typep process '(integer 1)))
+        (end-child process)))))
 
 (define-query :image-name (&key)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's

@@ -276,6 +276,35 @@ such a symbol."
           collect (let ((name (if (consp parameter) (first parameter) parameter)))
                     (if (consp name) (second name) name))))
 
+(defstruct (program-function (:copier nil) (:predicate nil))
+  "A function that the program has defined. In an image that was saved and booted again it has no number until the
+program defines it there, too."
+  (number nil :type (or null (unsigned-byte 62))))
+
+(defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
+  "Those of all symbols.")
+
+(defglobal **boot** nil
+  "An object of this boot's own.")
+
+(defun fail-missing-function (name)
+  "Signal that the program that this image was booted by has no function NAME: the one that it was saved by had."
+  (fail-program-call 'rust:host-error
+                     (list name "it is of the program that saved this image, and not yet defined in this one")))
+
+(defun note-program-function (symbol number)
+  "Return the PROGRAM-FUNCTION of SYMBOL, which is now the program's NUMBER. Earlier definitions of it call that, too."
+  (let ((function (or (gethash symbol **program-functions**)
+                      (setf (gethash symbol **program-functions**) (make-program-function)))))
+    (setf (program-function-number function) number)
+    function))
+
+(defun forget-program-functions ()
+  "Have no function that was defined in the image before it was booted call one of this program's."
+  (loop for function being the hash-values of **program-functions**
+        do (setf (program-function-number function) nil))
+  (setf **boot** (list nil)))
+
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
 variables are written in SHAPES. A package that does not exist is made, and the name is exported."
@@ -285,6 +314,7 @@ variables are written in SHAPES. A package that does not exist is made, and the 
                       (or (user-package (subseq name 0 colon))
                           (make-package (string-upcase (subseq name 0 colon)) :use '()))))
          (symbol (symbol-named name t))
+         (function (note-program-function symbol number))
          (lambda-list (read-lambda-list lambda-list package)))
     (unless (eq package (find-package "COMMON-LISP-USER"))
       (export symbol package))
@@ -296,11 +326,14 @@ variables are written in SHAPES. A package that does not exist is made, and the 
                        `(sb-int:named-lambda ,symbol ,lambda-list
                           ,documentation
                           (declare (optimize speed (debug 1) (safety 1)))
-                          (call-program ,number
-                                        (lambda (scratch)
-                                          ,@(loop for variable in (parameter-variables lambda-list)
-                                                  for shape in shapes
-                                                  collect `(put-argument scratch ,variable ,shape)))))))))
+                          (let ((number (program-function-number ',function)))
+                            (if number
+                                (call-program number
+                                              (lambda (scratch)
+                                                ,@(loop for variable in (parameter-variables lambda-list)
+                                                        for shape in shapes
+                                                        collect `(put-argument scratch ,variable ,shape))))
+                                (fail-missing-function ,name))))))))
     (setf (documentation symbol 'function) documentation)
     nil))
 
@@ -308,15 +341,18 @@ variables are written in SHAPES. A package that does not exist is made, and the 
   "Return a function that calls the program's, NUMBER, with arguments that are written in SHAPES. REQUIRED of them have to
 be there."
   (declare (type index required) (type list shapes))
-  (lambda (&rest arguments)
-    (unless (<= required (length arguments) (length shapes))
-      (error 'sb-int:simple-program-error
-             :format-control "invalid number of arguments: ~D"
-             :format-arguments (list (length arguments))))
-    (call-program number
-                  (lambda (scratch)
-                    (loop for shape in shapes
-                          do (put-object scratch (pop arguments) shape))))))
+  (let ((boot **boot**))
+    (lambda (&rest arguments)
+      (unless (<= required (length arguments) (length shapes))
+        (error 'sb-int:simple-program-error
+               :format-control "invalid number of arguments: ~D"
+               :format-arguments (list (length arguments))))
+      (if (eq boot **boot**)
+          (call-program number
+                        (lambda (scratch)
+                          (loop for shape in shapes
+                                do (put-object scratch (pop arguments) shape))))
+          (fail-missing-function "a local function")))))
 
 ;;; What handles are asked for
 
@@ -430,7 +466,7 @@ a property list or an association list."
   '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
     interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
     copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
-    make-local-function borrow-octets)
+    make-local-function borrow-octets save-for-program)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)
@@ -451,6 +487,7 @@ a property list or an association list."
 (defun start-for-program (library)
   "Make this image ready for the program with LIBRARY, a struct sbcl_library."
   (declare (type system-area-pointer library))
+  (forget-program-functions)
   (grow-values)
   (dolist (entry *program-entries*)
     (make-handle entry))

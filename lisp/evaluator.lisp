@@ -80,25 +80,26 @@ this one."
         (form stream))
     (with-reader-settings (package readtable base float-format)
       (unwind-protect
-           (call-with-form-restarts
-            (lambda ()
-              (when (eq form stream)
-                (file-position stream start)
-                (setf form (read-form stream stream start))
-                (when (eq form stream)
-                  (return-from evaluate-next-form (values '() nil)))
-                (when *one-form*
-                  (push-record "read" :end (file-position stream))))
-              (let* ((end (file-position stream))
-                     (values (progn (setf - form) (evaluate-form form end))))
-                (check-failure)
-                (shiftf /// // / values)
-                (shiftf *** ** * (first values))
-                (unless (and (eql definitions (evaluation-definitions *evaluation*))
-                             (eq package *package*) (eq readtable *readtable*)
-                             (eql base *read-base*) (eq float-format *read-default-float-format*))
-                  (push-defining-form start end package))
-                (values values t))))
+           (flet ((evaluate ()
+                    (when (eq form stream)
+                      (file-position stream start)
+                      (setf form (read-form stream stream start))
+                      (when (eq form stream)
+                        (return-from evaluate-next-form (values '() nil)))
+                      (when *one-form*
+                        (push-record "read" :end (file-position stream))))
+                    (let* ((end (file-position stream))
+                           (values (progn (setf - form) (evaluate-form form end))))
+                      (check-failure)
+                      (shiftf /// // / values)
+                      (shiftf *** ** * (first values))
+                      (unless (and (eql definitions (evaluation-definitions *evaluation*))
+                                   (eq package *package*) (eq readtable *readtable*)
+                                   (eql base *read-base*) (eq float-format *read-default-float-format*))
+                        (push-defining-form start end package))
+                      (values values t))))
+             (declare (dynamic-extent #'evaluate))
+             (call-with-form-restarts #'evaluate))
         ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
         (unless (eq form stream)
           (shiftf +++ ++ + form))))))
@@ -220,28 +221,27 @@ lead where they did at first that hold no open stream."
 (defun evaluate-and-print (code package operation)
   "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not empty,
 says what does it."
-  (nth-value
-   1 (call-until-abandoned
-      (lambda ()
-        (let ((*code* code)
-              (*evaluated-forms* '())
-              (*placed-warnings* 0)
-              (*source-files* '())
-              (*known-places* :none))
-          ;; Not before there is where to unwind to.
-          (with-interrupts
-            (check-standard-streams)
-            (call-with-recorded-warnings
-             (lambda ()
-               (call-with-user-package
-                package
-                (lambda ()
-                  (let ((values (if (zerop (length operation))
-                                    (evaluate-forms code)
-                                    (run-operation operation code))))
-                    (current-package)
-                    (with-boundary ()
-                      (mapc #'push-value values)))))))))))))
+  (labels ((values-of-code ()
+             (let ((values (if (zerop (length operation))
+                               (evaluate-forms code)
+                               (run-operation operation code))))
+               (current-package)
+               (with-boundary ()
+                 (mapc #'push-value values))))
+           (in-its-package ()
+             (call-with-user-package package #'values-of-code))
+           (evaluate ()
+             (let ((*code* code)
+                   (*evaluated-forms* '())
+                   (*placed-warnings* 0)
+                   (*source-files* '())
+                   (*known-places* :none))
+               ;; Not before there is where to unwind to.
+               (with-interrupts
+                 (check-standard-streams)
+                 (call-with-recorded-warnings #'in-its-package)))))
+    (declare (dynamic-extent #'values-of-code #'in-its-package #'evaluate))
+    (nth-value 1 (call-until-abandoned #'evaluate))))
 
 (defun monotonic-milliseconds ()
   "Return the time since some moment in the past. GET-INTERNAL-REAL-TIME is the kernel's coarse clock: 4 ms a tick."
@@ -310,6 +310,7 @@ host says that this evaluation has stayed in the foreground."
                (if (logtest +evaluate-timing+ (job-flags job))
                    (run-timed #'record)
                    (record))))
+      (declare (dynamic-extent #'evaluate #'record #'measure))
       (prog1 (if (logtest +evaluate-detached+ (job-flags job))
                  (call-detached #'measure)
                  (prog1 (measure)

@@ -53,10 +53,12 @@ cleanup forms do to stop the unwinding.")
         (*kept* 0)
         (*interrupted* nil))
     (block evaluation
-      (let* ((*abandon* (lambda () (return-from evaluation)))
-             (value (funcall function)))
-        (unless *failed*
-          (return-from call-until-abandoned (values value t)))))
+      (flet ((abandon () (return-from evaluation)))
+        (declare (dynamic-extent #'abandon))
+        (let* ((*abandon* #'abandon)
+               (value (funcall function)))
+          (unless *failed*
+            (return-from call-until-abandoned (values value t))))))
     (let ((finish *finish*))
       (when finish
         ;; What the evaluation left on the stack would lie in the frames of what is called here, where a collection

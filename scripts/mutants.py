@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 SUSPECTS = 5
@@ -88,18 +87,24 @@ def line_of(text, position):
     return text.count("\n", 0, position) + 1
 
 
-def try_mutant(binary, directory, system, site, later):
+def rewrite(path, text):
+    """Gives the file at `path` this text, and has it be compiled again: time stamps count in seconds, and a mutant may take
+    any number of them."""
+    path.write_text(text)
+    for compiled in Path(os.environ["XDG_CACHE_HOME"]).rglob(f"{path.stem}.fasl"):
+        compiled.unlink()
+
+
+def try_mutant(binary, directory, system, site):
     """What is shown of one mutant: None when no test notices it, else rank of its function (or None) and of its line."""
     path, start, position, operator = site
     original = path.read_text(errors="replace")
     mutated = original[:position] + OPERATORS[operator] + original[position + len(operator):]
-    path.write_text(mutated)
-    os.utime(path, (later, later))
+    rewrite(path, mutated)
     try:
         failed = [test for test in run_tests(binary, directory, system) if test.get("suspects")]
     finally:
-        path.write_text(original)
-        os.utime(path, (later + 1, later + 1))
+        rewrite(path, original)
     if not failed:
         return None
     definition, line = line_of(original, start), line_of(original, position)
@@ -124,7 +129,7 @@ def run_tests(binary, directory, system):
     try:
         root = json.dumps(str(directory) + "/")
         server.call("evaluate-lisp", code=f"(progn (push {root} asdf:*central-registry*) t)")
-        result = server.call("run-tests", system=system, suspects=SUSPECTS, timeout=10)
+        result = server.call("run-tests", system=system, suspects=SUSPECTS, timeout=20)
         return result.get("structuredContent", {}).get("tests", [])
     except (OSError, RuntimeError):
         return []
@@ -142,18 +147,18 @@ def main():
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch).resolve() / system
             shutil.copytree(source, directory)
+            os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
             candidates = sites(directory)
             chosen.shuffle(candidates)
             tests = run_tests(binary, directory, system)
             if not tests or any(test["status"] in ("failed", "error") for test in tests):
                 print(f"{system}: {len(tests)} tests, which do not all pass without any mutant; left out", flush=True)
                 continue
-            later, of_library = time.time() + 10, 0
+            of_library = 0
             for site in candidates:
                 if of_library == count:
                     break
-                later += 10
-                shown = try_mutant(binary, directory, system, site, later)
+                shown = try_mutant(binary, directory, system, site)
                 if shown is None:
                     continue
                 of_library += 1

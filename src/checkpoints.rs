@@ -18,6 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
 use serde::{Deserialize, Serialize};
 
+use crate::build;
+
 /// How long a child may take to save an image, and a throw-away process to boot it.
 const SAVING: Duration = Duration::from_secs(300);
 const PROBING: Duration = Duration::from_secs(30);
@@ -449,11 +451,6 @@ fn wait_until(child: Pid, time: Duration) -> bool {
             _ => return true,
         }
     }
-}
-
-/// What no other build of this program is called.
-fn build() -> String {
-    format!("{} {} {}", crate::VERSION, crate::SBCL_VERSION, env!("SBCL_MCP_BUILD"))
 }
 
 /// This very program, even if its file has been replaced since.

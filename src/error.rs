@@ -82,6 +82,29 @@ pub enum BootError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The core was saved by a program with another SBCL, or another version of this crate. No other program boots it.
+    #[error("the core {} was saved by another build ({saved_by}); this program is of {this}", path.display())]
+    OtherBuild {
+        /// The core's file.
+        path: PathBuf,
+        /// The build that saved it: the crate's version, SBCL's, and what tells apart builds of these.
+        saved_by: String,
+        /// This one.
+        this: String,
+    },
+    /// The core was saved under a heap of another size. It takes the same one unless one is asked for.
+    #[error(
+        "the core {} was saved under a heap of {} MiB, and does not boot under one of {} MiB", path.display(),
+        saved >> 20, asked >> 20
+    )]
+    OtherHeap {
+        /// The core's file.
+        path: PathBuf,
+        /// The heap that it was saved under, in bytes.
+        saved: u64,
+        /// The one that was asked for, in bytes.
+        asked: u64,
+    },
     /// This program carries no core.
     #[error(
         "this program carries no SBCL core: it was built without the feature `core`, and made none of its own in its \

@@ -9,6 +9,7 @@
 //! | [`threads`] | what runs where, time limits, cancelling, futures |
 //! | [`output`] | what Lisp prints, and what it reads |
 //! | [`own_core`] | a program that has its Lisp compiled in |
+//! | [`saving`] | the image as a file, and going on with it in another process |
 //! | [`what_ends_the_process`] | the dangers, and what is done about each |
 //!
 //! The example `guided_tour` has it all on a page.
@@ -231,6 +232,46 @@ pub mod own_core {
     //! The crate `sbcl-build`, called by a program's build script, compiles an ASDF system or a directory of Lisp into the
     //! core that the program carries: the example `bundled` does so. Without the default feature `core` the plain one is not
     //! carried, too. [`Builder::core`](crate::Builder::core) names a directory with a core in place of either.
+}
+
+pub mod saving {
+    //! The image as a file, and going on with it in another process.
+    //!
+    //! [`Lisp::save`](crate::Lisp::save) writes the whole image, values included, while the program goes on;
+    //! [`Builder::core`](crate::Builder::core) boots it, in the time of any other boot.
+    //!
+    //! ```no_run
+    //! use sbcl::{BootError, Error, Lisp};
+    //!
+    //! let lisp = match Lisp::builder().core("app.core").boot() {
+    //!     // There is none, or another build of this program saved it: begin anew.
+    //!     Err(Error::Boot(BootError::OtherBuild { .. } | BootError::Core { .. })) => Lisp::boot()?,
+    //!     booted => booted?,
+    //! };
+    //! lisp.define("host:now", "Return the time.", || 7)?; // Functions in Rust are defined at each boot.
+    //! lisp.eval::<()>("(defvar *visits* 0) (incf *visits*)")?;
+    //! lisp.save("app.core")?;
+    //! # Ok::<(), Error>(())
+    //! ```
+    //!
+    //! | | in the core |
+    //! |---|---|
+    //! | variables, functions, closures, macros, packages, tables, classes, instances, loaded systems | as they were |
+    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | means nothing there; what only they kept is gone |
+    //! | a function that was [defined](crate::Lisp::define) in Rust | a `rust:host-error`, until it is defined again |
+    //! | a [local function](crate::Cx::local_function) | a `rust:host-error` for good |
+    //! | calls that other threads are in | cut off where they are, without cleanup forms; locks are free |
+    //! | threads, timers, files, sockets, foreign memory | gone |
+    //!
+    //! A copy of the process saves (`fork`). In it there is one thread, of Lisp's; nothing of the host runs there, and
+    //! no lock of the host's is waited for. The program may go on with whatever it does, but what calls change at that
+    //! moment, a hash table for instance, may be in the core half changed: have them and whoever saves hold a lock.
+    //!
+    //! There is no saving without a copy: it is refused where the process cannot be copied. It would end the process, with
+    //! the host's threads and Rust's frames on Lisp's stacks.
+    //!
+    //! A core is for the very build that saved it (of the crate, and of SBCL), under a heap of the same size. It may
+    //! hold secrets: its file is its owner's alone.
 }
 
 pub mod what_ends_the_process {

@@ -80,3 +80,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The version of SBCL that this crate is built with.
 pub const SBCL_VERSION: &str = "2.6.4";
+
+/// What no other build of this crate and its SBCL is called: a core that one has saved boots in no other.
+fn build() -> String {
+    format!("{VERSION} {SBCL_VERSION} {}", env!("SBCL_MCP_BUILD"))
+}

@@ -3,13 +3,15 @@
 //! What ends a process is done by a child: this test program, started again for one of its tests.
 #![allow(unsafe_code)]
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{LazyLock, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, TimeLimit, Value};
+use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
 
 static SESSION: LazyLock<Session> =
     LazyLock::new(|| Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots"));
@@ -473,4 +475,325 @@ fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
     sample_every(Duration::ZERO);
     assert!(SAMPLES.load(Ordering::SeqCst) >= before + 50, "{} samples", SAMPLES.load(Ordering::SeqCst) - before);
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
+}
+
+/// Runs the test `name` of this program in a child, for one `part` of it, which works on `core`.
+fn child_for(name: &str, part: &str, core: &Path) {
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", name, "--test-threads=1", "--nocapture"])
+        .env(CHILD, name)
+        .env("SBCL_TEST_PART", part)
+        .env("SBCL_TEST_CORE", core)
+        .output()
+        .expect("it starts");
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{part}: {:?}\n{out}\n{errors}", output.status);
+}
+
+/// The part that this child is to play, and its core.
+fn part() -> (String, PathBuf) {
+    let core = std::env::var_os("SBCL_TEST_CORE").expect("a child has one");
+    (std::env::var("SBCL_TEST_PART").expect("a child has one"), core.into())
+}
+
+/// A directory of a test's own, removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sbcl-saved-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).expect("it is made");
+        Self(path)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).expect("it is there").flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a call of a function of the program's fails with that is not there.
+fn missing(lisp: &Lisp, code: &str) {
+    let error = lisp.eval::<Value>(code).expect_err("it is not there");
+    let condition = error.condition().expect("a condition");
+    assert!(condition.is("rust:host-error"), "{condition}");
+    assert!(condition.message().contains("not yet defined in this one"), "{condition}");
+}
+
+#[test]
+fn an_image_that_is_saved_goes_on_in_another_process() {
+    let name = "an_image_that_is_saved_goes_on_in_another_process";
+    if !is_child(name) {
+        let directory = Directory::new("goes-on");
+        let core = directory.0.join("größe *[1].core");
+        child_for(name, "save", &core);
+        assert_eq!(directory.files(), ["größe *[1].core"]);
+        assert_eq!(std::fs::metadata(&core).expect("it is there").permissions().mode() & 0o777, 0o600);
+        child_for(name, "boot", &core);
+        child_for(name, "again", &core);
+        return;
+    }
+    let (part, core) = part();
+    let host = |lisp: &Lisp| lisp.define("host:twice", "Return twice N.", |n: i64| n * 2).expect("it is defined");
+    if part == "save" {
+        let lisp = Lisp::builder().heap(1 << 30).threads(3).boot().expect("SBCL boots");
+        host(&lisp);
+        lisp.load_str(
+            r#"(require :sb-md5)
+               (defpackage :shop (:use :cl) (:export #:price #:*table* #:*counter* #:basket #:*basket* #:items))
+               (in-package :shop)
+               (defvar *table* (make-hash-table :test 'equal))
+               (setf (gethash "pear" *table*) 3)
+               (defvar *objects* (make-hash-table :test 'eq))
+               (setf (gethash *table* *objects*) :the-table)
+               (defvar *counter* (let ((n 40)) (lambda () (incf n))))
+               (defun price (name &optional (count 1)) (* count (gethash name *table*)))
+               (defclass basket () ((items :initarg :items :accessor items)))
+               (defmethod describe-object :after ((basket basket) stream) (princ "a basket" stream))
+               (defvar *basket* (make-instance 'basket :items (list 1/3 2.5d0 "λ")))
+               (defvar *twice* (list #'host:twice))
+               (defun doubled (n) (host:twice n))
+               (defvar *hooked* nil)
+               (push (lambda () (setf *hooked* (list :ran (ignore-errors (host:twice 1))))) sb-ext:*save-hooks*)"#,
+        )
+        .expect("it is loaded");
+        lisp.enter(|cx| {
+            let local = cx.local_function(|| 7)?;
+            cx.call::<()>("set", (cx.eval::<Value>("(intern \"*LOCAL*\" :shop)")?, &local))
+        })
+        .expect("a local function is kept");
+        // Handles are none of its business, nor of the copy's.
+        let handle = lisp.eval::<Value>("(list 1 2)").expect("a handle");
+        let function = lisp.function("shop:price").expect("a function");
+        lisp.save(&core).expect("it is saved");
+        assert_eq!(function.call::<i64>(("pear", 2)).expect("a price"), 6);
+        assert_eq!(handle.to_string(), "(1 2)");
+        assert_eq!(lisp.eval::<i64>("(shop::doubled 21)").expect("the function is here"), 42);
+        assert!(lisp.eval::<Value>("shop::*hooked*").expect("a value").is_nil(), "hooks run in the copy only");
+        return;
+    }
+    // The heap is that of the core. Another function comes first: numbers mean nothing across processes.
+    let lisp = Lisp::builder().core(&core).threads(2).boot().expect("it boots");
+    lisp.define("host:wrong", "Not the one.", |_: Value| "wrong").expect("it is defined");
+    assert_eq!(lisp.eval::<u64>("(sb-ext:dynamic-space-size)").expect("a size"), 1 << 30);
+    assert_eq!(lisp.call::<i64>("shop:price", ("pear", 2)).expect("a price"), 6);
+    assert_eq!(lisp.eval::<i64>("(funcall shop:*counter*)").expect("a closure"), 41);
+    assert_eq!(
+        lisp.eval::<String>("(prin1-to-string (shop:items shop:*basket*))").expect("an object"),
+        "(1/3 2.5d0 \"λ\")"
+    );
+    assert_eq!(
+        lisp.eval::<Symbol>("(gethash shop:*table* shop::*objects*)").expect("an address"),
+        keyword("the-table")
+    );
+    assert!(
+        lisp.eval::<String>("(with-output-to-string (*standard-output*) (describe shop:*basket*))")
+            .expect("a method")
+            .contains("a basket")
+    );
+    assert_eq!(lisp.eval::<i64>("(length (sb-md5:md5sum-string \"a\"))").expect("a system"), 16);
+    assert_eq!(lisp.eval::<Value>("shop::*hooked*").expect("a value").to_string(), "(:RAN NIL)");
+    for code in
+        ["(shop::doubled 21)", "(host:twice 21)", "(funcall (first shop::*twice*) 21)", "(funcall shop::*local*)"]
+    {
+        missing(&lisp, code);
+    }
+    assert_eq!(
+        lisp.eval::<i64>("(handler-bind ((rust:host-error (lambda (c) c (use-value 7)))) (host:twice 21))").expect("7"),
+        7
+    );
+    host(&lisp);
+    for code in ["(shop::doubled 21)", "(host:twice 21)", "(funcall (first shop::*twice*) 21)"] {
+        assert_eq!(lisp.eval::<i64>(code).expect("it is there again"), 42);
+    }
+    let local = lisp.enter(|cx| {
+        let _local = cx.local_function(|| "another's")?;
+        Ok(cx.eval::<Value>("(funcall shop::*local*)").is_err())
+    });
+    assert!(local.expect("it is asked"));
+    if part == "boot" {
+        // An image that was booted so is saved as any other.
+        lisp.eval::<()>("(setf (gethash \"pear\" shop:*table*) 3) (setf shop::*hooked* nil)").expect("a value");
+        lisp.eval::<()>("(setf shop:*counter* (let ((n 40)) (lambda () (incf n))))").expect("a value");
+        lisp.save(&core).expect("it is saved over the one that it was booted from");
+    }
+}
+
+#[test]
+fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy() {
+    let name = "an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy";
+    if !is_child(name) {
+        let directory = Directory::new("meanwhile");
+        let core = directory.0.join("image.core");
+        child_for(name, "save", &core);
+        assert_eq!(directory.files(), ["image.core", "image.core.at-exit"], "one end of the host's, and no drafts");
+        assert_eq!(std::fs::read(core.with_extension("core.at-exit")).expect("it was written"), b"x");
+        child_for(name, "boot", &core);
+        return;
+    }
+    let (part, core) = part();
+    if part == "boot" {
+        let lisp = Lisp::builder().core(&core).boot().expect("it boots");
+        assert!(lisp.eval::<bool>("(and (= 1000 (hash-table-count *kept*)) (plusp *rounds*))").expect("a value"));
+        let entries = "(sb-ext:gc :full t) (loop for i below 1000 always (equal (gethash i *kept*) (list i)))";
+        assert!(lisp.eval::<bool>(entries).expect("a value"));
+        return;
+    }
+    static AT_EXIT: OnceLock<PathBuf> = OnceLock::new();
+    extern "C" fn at_exit() {
+        use std::io::Write;
+        let file = std::fs::File::options().append(true).create(true).open(AT_EXIT.get().expect("it is set"));
+        file.and_then(|mut file| file.write_all(b"x")).expect("it is written");
+    }
+    extern "C" fn reap(_: libc::c_int) {
+        // SAFETY: it takes a number, and reads nothing.
+        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+    }
+    AT_EXIT.set(core.with_extension("core.at-exit")).expect("once");
+    // SAFETY: plain functions, which live for ever.
+    unsafe {
+        libc::atexit(at_exit);
+        // It waits for whatever child there is.
+        libc::signal(libc::SIGCHLD, reap as extern "C" fn(libc::c_int) as libc::sighandler_t);
+    }
+    let lisp = Lisp::builder().heap(1 << 30).threads(6).boot().expect("SBCL boots");
+    lisp.load_str(
+        "(defvar *kept* (make-hash-table)) (dotimes (i 1000) (setf (gethash i *kept*) (list i)))
+         (defvar *rounds* 0) (defvar *over* nil)
+         (defvar *mutex* (sb-thread:make-mutex))
+         (defun work ()
+           (loop until *over*
+                 do (dotimes (i 50)
+                      (sb-thread:with-mutex (*mutex*) (incf *rounds*))
+                      (make-array (random 5000)) (make-list 100)
+                      (intern (format nil \"S~D\" (random 1000)) :keyword))
+                    ;; The copy saves on what they leave.
+                    (sleep 0.002)))",
+    )
+    .expect("it is loaded");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| lisp.eval::<()>("(work)").expect("it ends"));
+        }
+        // One that compiles, and one of the host's own.
+        let compile =
+            "(loop until *over* do (eval '(defclass c () (a))) (compile nil '(lambda (x) (1+ x))) (sleep 0.01))";
+        scope.spawn(|| lisp.eval::<()>(compile).expect("it ends"));
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                std::hint::black_box(vec![0_u8; 1 << 16]);
+            }
+        });
+        // From a thread of the host's, and from one of Lisp's.
+        let beside = lisp.save(&core);
+        let inside = lisp.enter(|_| lisp.save(&core));
+        let before = lisp.eval::<i64>("*rounds*").expect("others work");
+        while lisp.eval::<i64>("*rounds*").expect("others work") == before {}
+        over.store(true, Ordering::SeqCst);
+        lisp.eval::<()>("(setf *over* t)").expect("a value");
+        inside.and(beside).expect("both are saved");
+    });
+}
+
+#[test]
+fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
+    let name = "a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on";
+    if !is_child(name) {
+        let directory = Directory::new("errors");
+        let core = directory.0.join("image.core");
+        child_for(name, "save", &core);
+        child_for(name, "boot", &core);
+        return;
+    }
+    let (part, core) = part();
+    if part == "save" {
+        let lisp = Lisp::builder().heap(512 << 20).boot().expect("SBCL boots");
+        let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
+        assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
+        assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
+        std::fs::write(&core, "what was there").expect("it is written");
+        // As on a full disk: what is written past this fails.
+        let limit = |bytes| {
+            // SAFETY: plain numbers and a struct that is only read.
+            unsafe {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+                let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+                assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+            }
+        };
+        limit(4 << 20);
+        let full = lisp.save(&core).expect_err("it does not fit");
+        assert!(matches!(&full, Error::Save { path, .. } if *path == core), "{full:?}");
+        limit(libc::RLIM_INFINITY);
+        // One whose hook does not end.
+        lisp.load_str(
+            "(sb-ext:unlock-package :sbcl-host) (setf sbcl-host::**saving-seconds** 1)
+             (push (lambda () (sb-ext:schedule-timer (sb-ext:make-timer #'list) 60) (loop)) sb-ext:*save-hooks*)",
+        )
+        .expect("it is loaded");
+        let late = lisp.save(&core).expect_err("it has no end");
+        assert!(matches!(&late, Error::Save { reason, .. } if reason.contains("too long")), "{late:?}");
+        lisp.eval::<()>("(pop sb-ext:*save-hooks*) (setf sbcl-host::**saving-seconds** 300)").expect("it is reset");
+        // One that is interrupted when there is a copy, whose number nobody learns.
+        lisp.load_str(
+            "(sb-int:encapsulate
+              'sbcl-host::fork-free-image 'interrupted
+              (lambda (function &rest arguments)
+                (multiple-value-bind (process stopped) (apply function arguments)
+                  (when (typep process '(integer 1))
+                    (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (error \"interrupted\"))))
+                  (values process stopped))))",
+        )
+        .expect("it is loaded");
+        let interrupted = lisp.save(&core).expect_err("it is interrupted");
+        assert!(interrupted.condition().is_some_and(|one| one.message() == "interrupted"), "{interrupted:?}");
+        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-free-image 'interrupted)").expect("it is reset");
+        assert_eq!(std::fs::read_to_string(&core).expect("it is there"), "what was there");
+        assert_eq!(std::fs::read_dir(core.parent().expect("one")).expect("it is there").count(), 1, "no draft is left");
+        // SAFETY: it takes numbers, and reads nothing.
+        let child = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) };
+        assert_eq!(child, -1, "a child is left");
+        // Nothing happened to this one.
+        assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+        lisp.save(&core).expect("it is saved");
+        return;
+    }
+    let boot = |path: &Path| Lisp::builder().core(path).boot().expect_err("it is refused");
+    let bytes = std::fs::read(&core).expect("it is there");
+    let other = core.with_extension("other");
+    let is_unusable = |error: &Error| matches!(error, Error::Boot(BootError::Core { path, .. }) if *path == other);
+    for content in [&b""[..], b"no core", &bytes[..bytes.len() - 1], &bytes[bytes.len() / 2..]] {
+        std::fs::write(&other, content).expect("it is written");
+        let error = boot(&other);
+        assert!(is_unusable(&error), "{error:?}");
+    }
+    let version = format!("{} {}", sbcl::VERSION, sbcl::SBCL_VERSION);
+    let place = bytes.windows(version.len()).rposition(|window| window == version.as_bytes()).expect("its label");
+    let mut foreign = bytes.clone();
+    foreign[place] = b'9';
+    std::fs::write(&other, foreign).expect("it is written");
+    let error = boot(&other);
+    assert!(
+        matches!(&error, Error::Boot(BootError::OtherBuild { saved_by, .. }) if saved_by.starts_with('9')),
+        "{error:?}"
+    );
+    let error = Lisp::builder().heap(1 << 30).core(&core).boot().expect_err("another heap");
+    assert!(
+        matches!(error, Error::Boot(BootError::OtherHeap { saved, asked, .. }) if saved < asked && asked == 1 << 30),
+        "{error:?}"
+    );
+    assert!(error.to_string().ends_with("was saved under a heap of 512 MiB, and does not boot under one of 1024 MiB"));
+    // After all these another one may be tried.
+    let lisp = Lisp::builder().core(&core).boot().expect("it boots");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }

@@ -35,6 +35,7 @@ pub(super) enum Entry {
     StartThread,
     LocalFunction,
     BorrowOctets,
+    Save,
 }
 
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.

@@ -1,6 +1,7 @@
 //! What can go wrong between a program and its image, and Lisp's conditions.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::convert::{ConversionError, FromLisp, Reader};
@@ -52,6 +53,14 @@ pub enum Error {
     /// more of them.
     #[error("no Lisp thread: all are inside functions of the program, and none comes back")]
     NoThread,
+    /// The image could not be saved: the disk is full, a process could not be had, or the like.
+    #[error("the image was not saved in {}: {reason}", path.display())]
+    Save {
+        /// Where it was to be saved. What was there before still is.
+        path: PathBuf,
+        /// What the process that saves it said, or how it ended.
+        reason: String,
+    },
     /// SBCL could not be booted.
     #[error(transparent)]
     Boot(#[from] BootError),

@@ -16,6 +16,7 @@ use super::function::Function;
 use super::options::{Options, Restart};
 use super::output::{STREAMS, Streams, Traced};
 use super::pool;
+use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::session::Session;
@@ -52,6 +53,8 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 #[must_use = "nothing is booted before `boot` is called"]
 pub struct Builder {
     image: ImageConfig,
+    heap: Option<u64>,
+    core: Option<PathBuf>,
     threads: u32,
     spare_threads: u32,
     streams: Streams,
@@ -65,14 +68,22 @@ impl std::fmt::Debug for Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { image: ImageConfig::default(), threads: 1, spare_threads: 64, streams: Streams::default() }
+        Self {
+            image: ImageConfig::default(),
+            heap: None,
+            core: None,
+            threads: 1,
+            spare_threads: 64,
+            streams: Streams::default(),
+        }
     }
 }
 
 impl Builder {
-    /// The heap in bytes: 128 MiB to 64 GiB, 8 GiB unless it is set. It is address space until it is used.
+    /// The heap in bytes: 128 MiB to 64 GiB, 8 GiB unless it is set, or that of the saved core that is booted. It is
+    /// address space until it is used.
     pub fn heap(mut self, bytes: u64) -> Self {
-        self.image.heap = bytes;
+        self.heap = Some(bytes);
         self
     }
 
@@ -82,9 +93,10 @@ impl Builder {
         self
     }
 
-    /// A directory with `libsbcl.so` and `sbcl.core` in place of those that this program carries.
-    pub fn core(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.image.core_dir = Some(directory.into());
+    /// What to boot in place of the core that this program carries: a file that [`Lisp::save`] has made, or a directory
+    /// with `libsbcl.so` and `sbcl.core`.
+    pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
+        self.core = Some(path.into());
         self
     }
 
@@ -175,8 +187,23 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Boot`]: [`BootError::AlreadyBooted`](crate::BootError::AlreadyBooted) when this process has an image, which [`Lisp::get_or_boot`] gives;
-    /// sizes out of range; no usable core.
-    pub fn boot(self) -> Result<Lisp, Error> {
+    /// sizes out of range; no usable core; of a saved one [`OtherBuild`](crate::BootError::OtherBuild),
+    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) when it is no saved core or not
+    /// whole. After these another boot may be tried.
+    pub fn boot(mut self) -> Result<Lisp, Error> {
+        let saved = match self.core.take() {
+            Some(file) if file.is_file() => Some(file),
+            directory => {
+                self.image.core_dir = directory;
+                None
+            }
+        };
+        if let Some(file) = saved {
+            let heap = save::check(&file, self.heap)?;
+            self.image.image = Some(file);
+            self.heap = Some(heap);
+        }
+        self.image.heap = self.heap.unwrap_or(self.image.heap);
         let threads = self.threads.clamp(1, 256);
         // A second boot must not disturb the pool of the first: it fails before that is served.
         let program = pool::install(threads, self.spare_threads.min(256));

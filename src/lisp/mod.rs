@@ -12,6 +12,7 @@ mod handle;
 mod options;
 mod output;
 mod pool;
+mod save;
 mod serde;
 mod value;
 
