@@ -11,10 +11,12 @@
 mod lock;
 mod manifest;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, IoContext};
+use crate::files;
 use crate::key::Key;
 use crate::process::Log;
 use crate::progress::Progress;
@@ -112,6 +114,7 @@ impl Cache {
             std::fs::create_dir_all(directory).doing("making", directory)?;
         }
         let made = make(&work)
+            .and_then(|()| backdate(&work.result))
             .and_then(|()| manifest::write(&work.result))
             .and_then(|()| std::fs::rename(&work.result, entry).doing("publishing", entry));
         remove(&temporary)?;
@@ -149,6 +152,18 @@ fn remove(directory: &Path) -> Result<(), Error> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).doing("removing", directory),
         _ => Ok(()),
     }
+}
+
+/// Has the files look older than any build: cargo runs a build script again for a file that is newer than the last run's
+/// beginning, and so for what that run has made.
+fn backdate(directory: &Path) -> Result<(), Error> {
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for name in files::list(directory, |name| !directory.join(name).is_symlink())? {
+        let path = directory.join(name);
+        let dated = File::open(&path).and_then(|file| file.set_modified(long_ago));
+        dated.doing("dating", &path)?;
+    }
+    Ok(())
 }
 
 fn mark_used(entry: &Path) -> Result<(), Error> {

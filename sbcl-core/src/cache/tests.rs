@@ -1,7 +1,6 @@
 //! The cache with cheap stages.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use super::*;
 use crate::key::KeyBuilder;
@@ -41,6 +40,17 @@ fn concurrent_builds_do_the_work_once() {
         assert_eq!(std::fs::read_to_string(entry.join("file")).unwrap(), "whole");
     }
     assert_eq!(cache.root.join("tmp").read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_build_script_makes_is_older_than_its_run() {
+    let directory = Scratch::new("dates");
+    let begin = SystemTime::now();
+    let entry = build(&cache(&directory), &key("a"), &AtomicU32::new(0));
+    let modified = |name: &str| entry.join(name).metadata().unwrap().modified().unwrap();
+    assert!(modified("file") < begin && modified("file") > SystemTime::UNIX_EPOCH);
+    // By this one it is known which stages are not needed any more.
+    assert!(modified(USED) > begin);
 }
 
 #[test]
