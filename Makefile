@@ -39,7 +39,7 @@ kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idlenes
 
 checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
 	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test checkpoints model
-	cargo test --release --test checkpoints -- --ignored --nocapture two_hundred
+	cargo test --release --test checkpoints -- --ignored --nocapture
 
 checkpoint-figures: build ## What checkpoints cost, with ratios to a plain start: nothing else should run meanwhile
 	python3 scripts/checkpoint_figures.py

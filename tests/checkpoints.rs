@@ -375,6 +375,59 @@ fn loaded_libraries_and_their_tests_work_after_a_restore() {
     assert!(!text.contains("is up to date") && !text.contains(" compiled"), "{text}");
 }
 
+/// Their tests were loaded before the checkpoint, but for those of Hunchentoot, of which Debian has none.
+#[test]
+#[ignore = "minutes, most of them in Ironclad's tests: make checkpoint-model"]
+fn large_libraries_and_their_tests_work_after_a_restore() {
+    if !are_installed(&["cl-ppcre", "ironclad", "hunchentoot"]) {
+        return;
+    }
+    let state = State::new("large-libraries");
+    let mut server = state.serve(&[]);
+    for system in ["cl-ppcre/test", "ironclad/tests", "hunchentoot"] {
+        load(&mut server, system);
+    }
+    server.evaluate(
+        "(hunchentoot:define-easy-handler (hello :uri \"/hello\") (name) (format nil \"hello ~a\" name))
+         (defvar *acceptor* (make-instance 'hunchentoot:easy-acceptor :address \"127.0.0.1\" :port 0
+                              :access-log-destination nil :message-log-destination nil))
+         (defun fetch (path)
+           (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+             (sb-bsd-sockets:socket-connect socket #(127 0 0 1) (hunchentoot:acceptor-port *acceptor*))
+             (with-open-stream (stream (sb-bsd-sockets:socket-make-stream socket :input t :output t))
+               (format stream \"GET ~a HTTP/1.0~c~c~c~c\" path #\\return #\\newline #\\return #\\newline)
+               (finish-output stream)
+               (loop for line = (read-line stream nil) while line finally (return last) for last = line))))
+         (defun digest (text)
+           (ironclad:byte-array-to-hex-string
+            (ironclad:digest-sequence :sha256 (ironclad:ascii-string-to-byte-array text))))",
+    );
+    let used = |server: &mut Server| {
+        let text = server.evaluate(
+            "(hunchentoot:start *acceptor*) (prog1 (fetch \"/hello?name=you\") (hunchentoot:stop *acceptor*))",
+        );
+        assert!(text.ends_with("=> \"hello you\""), "{text}");
+        let digest = "=> \"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\"";
+        assert_eq!(server.evaluate("(digest \"abc\")"), digest);
+        let code = "(cl-ppcre:regex-replace-all \"(a+)(b)\" \"xaabyab\" \"\\\\2\\\\1\")";
+        assert_eq!(server.evaluate(code), "=> \"xbaayba\"\n=> T");
+    };
+    // A server that was started and stopped is in it, as is what it serves.
+    used(&mut server);
+    let saved = save(&mut server, "loaded");
+    assert!(!saved.contains("thread"), "{saved}");
+    restore_and_lose(&mut server, "loaded");
+    used(&mut server);
+    for system in ["cl-ppcre", "ironclad"] {
+        let begin = std::time::Instant::now();
+        let text = good(&mut server, "run-tests", json!({"system": system, "timeout": 3000}));
+        println!("{system}: {} in {:?}", text.lines().next().unwrap(), begin.elapsed());
+        assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
+        assert!(!text.contains(" compiled"), "{text}");
+    }
+    used(&mut server);
+}
+
 fn restore_again_and_again(times: u32) {
     let state = State::new(&format!("many-{times}"));
     let mut server = state.serve(&[]);

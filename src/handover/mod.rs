@@ -117,11 +117,6 @@ impl Unrestored {
         Self { form: entry.form.clone(), reason: reason.to_owned() }
     }
 
-    /// One that is not tried again, since it costs the image.
-    pub(crate) fn deadly(entry: &Entry) -> Self {
-        Self::new(entry, "it takes the image down")
-    }
-
     /// True when nobody misses it after `form`: that is the same, defines the same name in the same way, or drops the name.
     pub(crate) fn is_made_good_by(&self, form: &DefiningForm) -> bool {
         if self.form == *form {
@@ -169,7 +164,7 @@ pub(crate) struct CrashReport {
     /// What could be said of an evaluation that did not let itself be stopped.
     pub(crate) stuck: Option<Box<Outcome>>,
     /// Forms that took an image down as they were being restored; they are not tried again.
-    pub(crate) deadly: Vec<Entry>,
+    pub(crate) deadly: Vec<Unrestored>,
 }
 
 /// What an evaluation did to the errors.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::restoring::Report;
 use super::worker::Returned;
-use crate::handover::{CrashReport, Entry, Resumed, Unrestored, WorkerInit};
+use crate::handover::{CrashReport, Resumed, Unrestored, WorkerInit};
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
 use crate::session::recovery::failed;
@@ -57,9 +57,9 @@ pub(super) fn before(init: &WorkerInit, report: &Report) -> Before {
 /// The forms that this image could not restore.
 pub(super) fn failures(init: &WorkerInit, report: &Report) -> Vec<Unrestored> {
     let journal = init.journal.as_deref().unwrap_or_default();
-    let deadly = init.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
+    let deadly = init.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter().cloned();
     let failed = report.failed.iter().map(|(index, reason)| Unrestored::new(&journal[*index], reason));
-    deadly.map(Unrestored::deadly).chain(failed).collect()
+    deadly.chain(failed).collect()
 }
 
 pub(super) fn unrestored_line(unrestored: &Unrestored) -> String {
@@ -135,7 +135,7 @@ fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
 }
 
 /// What was restored: the checkpoint, and the forms since.
-fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Entry]) -> String {
+fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Unrestored]) -> String {
     let journal = init.journal.as_deref().unwrap_or_default();
     let dropped = if init.checkpoint.is_some() { 0 } else { init.dropped };
     let total = journal.len() + deadly.len() + dropped;

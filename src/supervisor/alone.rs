@@ -302,7 +302,7 @@ impl Memory for Alone {
                 let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
                 let crash = Crash::new("did not react to being interrupted and was ended").during(outcome);
                 let crash = if state.restored { crash } else { crash.by_form() };
-                state.recovery.lose(&state.status, state.restored, crash);
+                state.recovery.lose(&state.status, state.restored, &crash);
                 state.recovery.try_images();
             }
             _ => state.recovery.note(frame),

@@ -32,13 +32,18 @@ pub(super) struct Crash {
     pub(super) cause: String,
     /// What can be said of the evaluation.
     outcome: Option<Box<Outcome>>,
-    /// The form that was being restored is what did it.
-    by_form: bool,
+    /// So many workers may be lost like this at the same form of a restore before that form is left out.
+    tries: u32,
 }
+
+/// The tries of a form when the image ended, and when it was killed by a signal that others send: nobody can tell whether
+/// it was the form, but a form does it each time.
+const TRIES: u32 = 2;
+const TRIES_IF_KILLED: u32 = 3;
 
 impl Crash {
     pub(super) fn new(cause: impl Into<String>) -> Self {
-        Self { cause: cause.into(), outcome: None, by_form: false }
+        Self { cause: cause.into(), outcome: None, tries: TRIES }
     }
 
     /// The evaluation that ran came to `outcome`.
@@ -48,7 +53,20 @@ impl Crash {
 
     /// It was the form that was being restored, not somebody from outside.
     pub(super) fn by_form(self) -> Self {
-        Self { by_form: true, ..self }
+        Self { tries: 1, ..self }
+    }
+
+    /// It may have been somebody from outside.
+    pub(super) fn killed(self) -> Self {
+        Self { tries: TRIES_IF_KILLED, ..self }
+    }
+
+    /// Why a form is left out.
+    fn reason(&self, times: u32) -> String {
+        match self.tries {
+            TRIES_IF_KILLED => format!("the image was killed {times} times while it was evaluated again"),
+            _ => "it takes the image down".to_owned(),
+        }
     }
 }
 
@@ -92,8 +110,8 @@ pub(super) struct RecoveryState {
     saving: VecDeque<(String, u64)>,
     /// What the next image may begin with: the last one, else the one before.
     bases: VecDeque<Base>,
-    /// The form that was being restored when the last worker was lost.
-    suspect: Option<usize>,
+    /// The form that was being restored when the last worker was lost, and how often in a row it was this one.
+    suspect: Option<(usize, u32)>,
     /// What the next worker is told besides.
     next: WorkerInit,
 }
@@ -274,8 +292,7 @@ impl RecoveryState {
     /// Takes a worker's word on what it could not restore, which will not be tried again. It is to get the lines now.
     pub(super) fn resume(&mut self, restored: &Restored) {
         let mark = self.bases.back().map_or(0, |base| base.mark);
-        let deadly = self.next.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter();
-        let mut unrestored: Vec<_> = deadly.map(Unrestored::deadly).collect();
+        let mut unrestored = self.next.crash.as_ref().map_or(Vec::new(), |crash| crash.deadly.clone());
         if let Some(journal) = self.journal.as_mut().filter(|_| !restored.failed.is_empty()) {
             let since = journal.since(mark);
             let failed = restored.failed.iter();
@@ -293,8 +310,7 @@ impl RecoveryState {
 
     /// Remembers that the image of a worker was lost, which had restored what there was or not. True when that is a step
     /// forward: a form that is being restored is suspected of it, or found guilty.
-    pub(super) fn lose(&mut self, status: &WorkerStatus, restored: bool, crash: Crash) -> bool {
-        let Crash { cause, outcome, by_form } = crash;
+    pub(super) fn lose(&mut self, status: &WorkerStatus, restored: bool, lost: &Crash) -> bool {
         self.keep.clear();
         let begun = self.begun(status);
         let in_flight = begun > status.get(Status::Ended);
@@ -302,7 +318,8 @@ impl RecoveryState {
         // A job that no line asked for is the server's own.
         let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
         // Nobody has asked for what is restored.
-        let stuck = outcome.filter(|_| restored);
+        let stuck = lost.outcome.clone().filter(|_| restored);
+        let cause = lost.cause.clone();
         let mut crash = CrashReport { cause, in_flight, connection, background, stuck, deadly: Vec::new() };
         let mut further = false;
         if restored {
@@ -314,13 +331,19 @@ impl RecoveryState {
             let restoring = usize::try_from(status.get(Status::Restoring)).unwrap_or(0);
             let mark = self.bases.back().map_or(0, |base| base.mark);
             match restoring.checked_sub(1) {
-                Some(place) if by_form || self.suspect == Some(place) => {
-                    self.suspect = None;
-                    crash.deadly.extend(self.journal.as_mut().and_then(|journal| journal.take(mark, place)));
-                    further = true;
+                Some(place) => {
+                    let before = self.suspect.filter(|(suspect, _)| *suspect == place).map_or(0, |(_, times)| times);
+                    let times = before + 1;
+                    if times < lost.tries {
+                        further = before > 0 || self.suspect.is_none();
+                        self.suspect = Some((place, times));
+                    } else {
+                        self.suspect = None;
+                        let form = self.journal.as_mut().and_then(|journal| journal.take(mark, place));
+                        crash.deadly.extend(form.map(|form| Unrestored::new(&form, &lost.reason(times))));
+                        further = true;
+                    }
                 }
-                // Once it may have been killed by somebody.
-                Some(place) => further = self.suspect.replace(place).is_none(),
                 // The checkpoint did not come up: the one before it may.
                 None => drop(self.bases.pop_back()),
             }

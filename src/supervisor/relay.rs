@@ -13,7 +13,7 @@ use super::recovery::{Crash, RecoveryState};
 use super::restart_policy::{RestartPolicy, Stage};
 use super::shutdown::Shutdown;
 use super::watchdog::Watchdog;
-use super::worker_process::{self, WorkerProcess, cause};
+use super::worker_process::{self, WorkerProcess, cause, may_be_from_outside};
 use super::{Options, messages, processes};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
@@ -316,6 +316,7 @@ impl Relay {
             }
         }
         let crash = Crash::new(cause(status));
+        let crash = if may_be_from_outside(status) { crash.killed() } else { crash };
         let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
         Err(Verdict::Replace(
             crash.during(by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()))),
@@ -433,7 +434,7 @@ impl Relay {
             _ => Stage::Unstarted,
         };
         if let Some(worker) = worker
-            && self.recovery.lose(&worker.status, worker.restored, crash)
+            && self.recovery.lose(&worker.status, worker.restored, &crash)
         {
             self.start_at = Instant::now();
             return;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use rustix::io::FdFlags;
-use rustix::process::{Pid, WaitStatus};
+use rustix::process::{Pid, Signal, WaitStatus};
 
 use crate::checkpoints::this_program;
 use crate::durable::Durable;
@@ -146,4 +146,11 @@ pub(super) fn cause(status: WaitStatus) -> String {
         Some(status) => format!("ended its process with status {status}"),
         None => "ended".to_owned(),
     }
+}
+
+/// True when a process was ended by a signal that people and programs send to one another. None of these is what becomes
+/// of a fault in the process itself.
+pub(super) fn may_be_from_outside(status: WaitStatus) -> bool {
+    let sent = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+    status.terminating_signal().is_some_and(|signal| sent.iter().any(|one| one.as_raw() == signal))
 }
