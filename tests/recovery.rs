@@ -184,6 +184,24 @@ fn a_cancellation_that_dies_with_the_worker_holds() {
     assert_eq!(batch.iter().map(|answer| &answer["id"]).collect::<Vec<_>>(), [2]);
 }
 
+#[test]
+fn whoever_asks_behind_a_cancellation_that_costs_the_image_is_told_of_it() {
+    let (gate, marker) = (Temporary::new("cancelled-gate"), Temporary::new("cancelled-restored"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let id = server.post_running("(sb-sys:without-interrupts", "(loop))", 0.0);
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    let question = server.post_call("describe-last-error", json!({}));
+    until("it is being restored", || marker.0.exists());
+    let late = server.post_call("get-backtrace", json!({"max-frames": 3}));
+    // Others are answered meanwhile.
+    assert!(good(&mut server, "configure-limits", json!({})).contains("timeout"));
+    std::fs::remove_file(&gate.0).unwrap();
+    let text = server.outcome(question).0;
+    assert!(text.starts_with("Error: CANCELLED") && text.contains("did not react to being interrupted"), "{text}");
+    let text = server.outcome(late).0;
+    assert!(text.contains("CANCELLED"), "{text}");
+}
+
 // ---- Workers that do not come up
 
 /// A server over pipes of its own.

@@ -167,6 +167,14 @@ pub(crate) struct CrashReport {
     pub(crate) deadly: Vec<Unrestored>,
 }
 
+impl CrashReport {
+    /// True when it was given up since an evaluation did not end that had been cancelled.
+    pub(crate) fn was_cancelled(&self) -> bool {
+        let error = self.stuck.as_ref().and_then(|outcome| outcome.result.as_ref().err());
+        self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
+    }
+}
+
 /// What an evaluation did to the errors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ErrorChange {

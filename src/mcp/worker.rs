@@ -60,6 +60,8 @@ pub(super) struct Worker {
     guests: Arc<BTreeMap<u64, Errors>>,
     /// Known once the image is as it was.
     before: Arc<OnceLock<Before>>,
+    /// The connection whose evaluation, which was cancelled, the image before was given up for.
+    cancelled: Option<u64>,
     /// What became of this connection's evaluations, if that is an error of its own.
     lost: Arc<OnceLock<Outcome>>,
     /// An answer has told of the loss.
@@ -111,6 +113,12 @@ impl Worker {
         if connection == 0 {
             before.resumed.iter().for_each(|resumed| session.add_notice(resumed.clone()));
         }
+    }
+
+    /// True when the image before was given up since an evaluation of this connection's, which was cancelled, did not end:
+    /// once the image is as it was, that is the last error.
+    pub(super) fn has_cancelled(&self, session: &Session) -> bool {
+        self.cancelled == Some(session.connection_number())
     }
 
     /// True until the image is as it was.
@@ -289,6 +297,7 @@ pub(super) fn take_over(
         activity,
         guests: Arc::new(init.guests.iter().map(|(number, guest)| (*number, guest.errors.clone())).collect()),
         before: Arc::default(),
+        cancelled: init.crash.as_ref().filter(|crash| crash.was_cancelled()).map(|crash| crash.connection),
         // Forms that were evaluated again are in no checkpoint.
         saved_through: Arc::new(AtomicU64::new(if forms > 0 { u64::MAX } else { init.evaluations })),
         unrestored,

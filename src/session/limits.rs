@@ -123,12 +123,13 @@ impl Inner {
                 deadline => next.extend(deadline),
             }
             let Some(Interruption { since, collected_at, .. }) = running.interruption else { continue };
-            if since + INTERRUPTION_GRACE <= now {
-                // Nobody else answers the questions that wait for its end.
+            let is_stuck = self.observer.get().is_some() && running.is_stuck(now);
+            if since + INTERRUPTION_GRACE <= now && !is_stuck {
+                // Nobody else answers the questions that wait for its end; but the next image does.
                 settled.append(&mut running.settled);
             }
             if let Some(observer) = self.observer.get() {
-                if running.is_stuck(now) {
+                if is_stuck {
                     stuck = Some(running.id);
                 } else {
                     next.push((collected_at.unwrap_or(since) + INTERRUPTION_GRACE).min(now + COLLECTION_WATCH));

@@ -194,14 +194,23 @@ const REPEATABLE: [&str; 11] = [
     limits::NAME,
 ];
 
-/// Tools that answer while an image is being restored.
+/// Tools that answer while an image is being restored; those about errors not when it is yet to be told what became of an
+/// evaluation that was cancelled.
 const MEANWHILE: [&str; 5] =
     [errors::DESCRIBE_NAME, errors::BACKTRACE_NAME, errors::HISTORY_NAME, reset::NAME, limits::NAME];
+
+fn is_about_errors(tool: &str) -> bool {
+    matches!(tool, errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME)
+}
 
 /// Calls a tool, as soon as the image is as it was.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
     match call.context.worker.clone() {
-        Some(worker) if !MEANWHILE.contains(&&*request.name) && worker.is_restoring() => {
+        Some(worker)
+            if worker.is_restoring()
+                && (!MEANWHILE.contains(&&*request.name)
+                    || is_about_errors(&request.name) && worker.has_cancelled(call.session())) =>
+        {
             let progress = worker.clone();
             call.waiting().report_waiting(move || progress.progress());
             worker.when_restored(move |restoration| match restoration {
