@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes the packages: packaging/build.py PROGRAM OUTPUT
 
-PROGRAM is the built release binary, OUTPUT a directory that is made anew. Version, description and names come from
-Cargo.toml alone. Needs cargo, cargo-deb, npm, wheel, mcpb and objdump on the PATH; scripts/dist.sh sees to that.
+PROGRAM is what `cargo build --release` has made in this environment, OUTPUT a directory that is made anew. Version,
+description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the PATH;
+scripts/dist.sh sees to that.
 """
 
 import hashlib
@@ -15,8 +16,6 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-
-import glibc
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
@@ -115,34 +114,9 @@ def npm(program, crate, output, scratch):
         run("npm", "pack", "--pack-destination", output, directory=scratch / package)
 
 
-def wheel(program, crate, output, scratch):
-    """A wheel with the program alone, tagged with the C library that it needs (PEP 600)."""
-    tree = scratch / f"sbcl_mcp-{crate['version']}"
-    information = tree / f"sbcl_mcp-{crate['version']}.dist-info"
-    install(program, tree / f"sbcl_mcp-{crate['version']}.data/scripts/sbcl-mcp", executable=True)
-    major, minor = glibc.newest(program)
-    fields = {
-        "Metadata-Version": "2.4",
-        "Name": "sbcl-mcp",
-        "Version": crate["version"],
-        "Summary": crate["description"],
-        "License-Expression": crate["license"],
-        "Keywords": ",".join(crate["keywords"]),
-        "Requires-Python": ">=3.8",
-        "Description-Content-Type": "text/markdown",
-    }
-    text = "".join(f"{name}: {value}\n" for name, value in fields.items())
-    text += "".join(f"License-File: {licence.name}\n" for licence in LICENCES)
-    # The registry of MCP servers looks for the last line.
-    text += f"\n{(PACKAGING / 'python/README.md').read_text()}\n<!-- mcp-name: {crate['metadata']['mcp']['name']} -->\n"
-    for licence in LICENCES:
-        install(licence, information / "licenses" / licence.name)
-    (information / "METADATA").write_text(text)
-    (information / "WHEEL").write_text(
-        "Wheel-Version: 1.0\nGenerator: sbcl-mcp\nRoot-Is-Purelib: false\n"
-        f"Tag: py3-none-manylinux_{major}_{minor}_{platform.machine()}\n"
-    )
-    run("wheel", "pack", tree, "--dest-dir", output)
+def wheel(program, output):
+    """A wheel with the program alone: pyproject.toml. cargo finds it built; maturin looks what it asks of the C library."""
+    run("maturin", "build", "--release", "--offline", "--target-dir", program.parent.parent, "--out", output)
 
 
 def bundle(program, crate, output, scratch):
@@ -184,7 +158,7 @@ def main():
         ),
         "Debian package": lambda: debian(output),
         "npm packages": lambda: npm(program, of_crate, output, scratch / "npm"),
-        "wheel": lambda: wheel(program, of_crate, output, scratch / "wheel"),
+        "wheel": lambda: wheel(program, output),
         "MCP bundle": lambda: bundle(program, of_crate, output, scratch / "mcpb"),
         "server.json": lambda: server_json(of_crate, output),
         "checksums": lambda: checksums(output),

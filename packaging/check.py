@@ -6,6 +6,7 @@ nothing on the PATH but what it needs: Node.js or Python. Nothing is fetched. Ne
 mcp-proxy, lintian and dpkg-deb (where there is Debian), objdump, and Python with jsonschema and uv.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -78,6 +79,19 @@ def only(pattern):
     return found[0]
 
 
+@functools.cache
+def program_of_archive():
+    with tarfile.open(only("*-linux.tar.xz")) as archive:
+        (member,) = (member for member in archive if member.name.endswith("/sbcl-mcp"))
+        return archive.extractfile(member).read()
+
+
+def holds_the_program(package, program):
+    """What was built and tried is in each package as it is."""
+    if program.read_bytes() != program_of_archive():
+        fail(f"{package.name} has another program than the archive")
+
+
 def directory_of(*programs):
     """A directory to put on the PATH: these programs of this machine's are all that is in it."""
     directory = Path(tempfile.mkdtemp(dir=SCRATCH))
@@ -125,6 +139,7 @@ def debian(empty):
     package = only("*.deb")
     run(["dpkg-deb", "-x", package, empty / "root"], empty, os.environ["PATH"])
     serves([empty / "root/usr/bin/sbcl-mcp"], empty)
+    holds_the_program(package, empty / "root/usr/bin/sbcl-mcp")
     wanted = run(["dpkg-deb", "--field", package, "Depends"], empty, os.environ["PATH"])
     version = re.search(r"libc6 \(>= (\d+)\.(\d+)\)", wanted)
     if not version or tuple(map(int, version.groups())) > glibc.newest(empty / "root/usr/bin/sbcl-mcp"):
@@ -154,18 +169,24 @@ def npm(empty):
     serves(["npx", "--no-install", "sbcl-mcp"], empty, path)
     # The launcher ends as the program does.
     run(["npx", "--no-install", "sbcl-mcp", "eval", "(car 1)"], empty, path, status=1)
-    shutil.rmtree(next((empty / "node_modules").glob("sbcl-mcp-*")))
+    own = next((empty / "node_modules").glob("sbcl-mcp-*"))
+    holds_the_program(own, own / "bin/sbcl-mcp")
+    shutil.rmtree(own)
     if "is not installed" not in run(["npx", "--no-install", "sbcl-mcp"], empty, path, status=1):
         fail("the launcher does not say that its platform's package is missing")
 
 
 def wheel(empty):
     package = only("*.whl")
-    if "manylinux" not in package.name:
-        fail(f"{package.name} is for no Linux but this one")
+    tag = re.search(r"-manylinux_(\d+)_(\d+)_", package.name) or fail(f"{package.name} is for no Linux but this one")
     run([sys.executable, "-m", "venv", empty / "venv"], empty)
     run([empty / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index", package], empty)
-    serves([empty / "venv/bin/sbcl-mcp"], empty)
+    program = empty / "venv/bin/sbcl-mcp"
+    serves([program], empty)
+    holds_the_program(package, program)
+    # maturin does not see the libsbcl within.
+    if tuple(map(int, tag.groups())) < glibc.newest(program):
+        fail(f"{package.name} has a program that asks for more")
     uvx = shutil.which("uvx") or fail("uv is not installed")
     serves([uvx, "--offline", "--python", sys.executable, "--from", package, "sbcl-mcp"], empty)
 
@@ -177,6 +198,7 @@ def bundle(empty):
     server = json.loads((empty / "bundle/manifest.json").read_text())["server"]["mcp_config"]
     command = [word.replace("${__dirname}", str(empty / "bundle")) for word in [server["command"], *server["args"]]]
     serves(command, empty)
+    holds_the_program(package, empty / "bundle/server/sbcl-mcp")
 
 
 def server_json(_empty):

@@ -12,12 +12,16 @@ mkdir -p "$tools"
 
 if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     program=$(scripts/old_glibc.sh)
+    # What asks cargo for it again finds it built.
+    compiler=$(readlink "$target/old-glibc/cc")
+    environment=(CC="$compiler" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER="$compiler")
     # What runs there asks for no more; nor is the .deb to, whose dependencies come from there.
     export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
 else
     echo "dist: without root and debootstrap the program is built for systems as new as this one"
     cargo build --release
     program=$target/release/sbcl-mcp
+    environment=()
 fi
 
 # current FILE: whether what was installed is what this file says.
@@ -44,7 +48,7 @@ if [ "$("$tools/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB"
 fi
 export PATH=$tools/python/bin:$tools/node/node_modules/.bin:$tools/bin:$PATH
 
-packaging/build.py "$program" "$target/dist"
+env "${environment[@]}" packaging/build.py "$program" "$target/dist"
 env -u DPKG_ADMINDIR packaging/check.py "$target/dist"
 packaging/check_workflows.mjs "$tools/node/node_modules"
 packaging/check_crates.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the program against the C library of an older Debian, so that it runs on systems that are as old, and tries
 # it there: in a chroot of each Debian from that one on. Prints where the program is; that Debian is
-# target/old-glibc/debian. Needs root, debootstrap, a Debian or Ubuntu to build on and, once, the network; the trees
-# stay in the cache, beside SBCL.
+# target/old-glibc/debian, and what linked it target/old-glibc/cc. Needs root, debootstrap, a Debian or Ubuntu to build
+# on and, once, the network; the trees stay in the cache, beside SBCL.
 # scripts/old_glibc.sh [PROFILE]; without: release
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,4 +63,5 @@ CC=$compiler CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=$compiler \
 program=$target/${profile/#dev/debug}/sbcl-mcp
 for release in "${RELEASES[@]}"; do try "$program" "$release"; done
 ln -sfn "$trees/${RELEASES[0]}" "$target/debian"
+ln -sfn "$compiler" "$target/cc"
 echo "$program"

@@ -51,6 +51,10 @@ fn there_is_one_version() {
         serde_json::from_str(&text("packaging/claude-code/.claude-plugin/plugin.json")).unwrap();
     assert_eq!(plugin["version"], version);
     assert!(text("packaging/deb/changelog").starts_with(&format!("sbcl-mcp ({version}-1) ")));
+    // The registry of MCP servers looks for its name in what the wheel says of itself.
+    let name =
+        text("Cargo.toml").split_once("[package.metadata.mcp]\n").unwrap().1.split('"').nth(1).unwrap().to_owned();
+    assert!(text("packaging/python/README.md").contains(&format!("<!-- mcp-name: {name} -->")), "{name}");
     for manifest in ["sbcl-build/Cargo.toml", "sbcl-core/Cargo.toml", "examples/bundled/Cargo.toml"] {
         assert!(text(manifest).contains(&format!("\nversion = \"{version}\"\n")), "{manifest}");
     }
