@@ -91,7 +91,7 @@ impl ErrorState {
     fn restore(&mut self, errors: Errors) {
         let Errors { last, history, .. } = errors;
         // What the image said as it was booted is yet to be told.
-        *self = Self { notices: self.take_notices(), ..Self::default() };
+        self.reset();
         (self.last_error, self.history) = (last, history);
     }
 }
