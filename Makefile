@@ -72,7 +72,7 @@ figures: build ## The figures of the tools, each with what it is to be at most; 
 	scripts/figures.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 	scripts/working_day.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
-# Some seconds a mutant.
+# Ten seconds a mutant, more where the machine has other work.
 mutants: build ## How well the suspects of run-tests find 100 seeded faults (SBCL_MCP_MUTANTS: of each library)
 	scripts/mutants.py "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp" $${SBCL_MCP_MUTANTS:-34} \
 	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \

@@ -9,6 +9,9 @@
   "What saving takes away of the image that is saved, and it gets back when it is booted: the values of * ** *** + ++ +++
 / // /// - and of *SAVE-HOOKS*.")
 
+(defglobal **missing-objects** '()
+  "The names of the shared objects that could not be opened again as this image was booted.")
+
 (defglobal **checkpoint** nil
   "What the image that was saved last is called, which is the one that was booted if this one was; or NIL.")
 
@@ -325,12 +328,30 @@ or defines a class then, or it is an error: that one does not stop is waited for
     (when systems
       (push-record "definitions" :count (length systems) :kind "system"))))
 
+(defun reopen-or-skip (reopen object)
+  "Call REOPEN with OBJECT, a shared object that this image had open when it was saved. One that cannot be opened is noted
+and left out, or the image could not be booted."
+  (handler-bind ((error (lambda (failure)
+                          (declare (ignore failure))
+                          (push (sb-alien::shared-object-namestring object) **missing-objects**)
+                          (continue))))
+    (funcall (the function reopen) object)))
+
+(defun tell-missing-objects ()
+  "Have the user told of the shared objects that this image was booted without."
+  (dolist (name (reverse (shiftf **missing-objects** '())))
+    (event 0 (event-code :notice) 0
+           (with-server-syntax ()
+             (format nil "The shared object ~A is not there any more: what the image called in it cannot be called."
+                     name)))))
+
 (defun begin-after-checkpoint ()
-  "Give this image, which was booted from a checkpoint, what saving it took away."
+  "Give this image, which was booted from a checkpoint, what saving it took away, and say what is missing."
   (destructuring-bind (a b c d e f g h i j hooks) **emptied**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))
   ;; Nobody of those is there.
   (clrhash **connections**)
   (setf *saving* nil
-        **emptied** '()))
+        **emptied** '())
+  (tell-missing-objects))

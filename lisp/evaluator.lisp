@@ -58,10 +58,12 @@ under bare SBCL there is no restart of that name to find."
              (sb-kernel:*restart-clusters* (list (list retry abort))))
         (return (funcall function))))))
 
-(defmacro with-reader-settings ((&rest settings) &body body)
-  "Evaluate BODY with each of SETTINGS, names of local variables, bound to what the reader goes by now."
+(defmacro with-settings ((&rest settings) &body body)
+  "Evaluate BODY with each of SETTINGS, names of local variables, bound to what forms are read by now, or names of files are
+found by."
   `(let ,(mapcar #'list settings
-                 '(*package* *readtable* *read-base* *read-default-float-format*))
+                 '(*package* *readtable* *read-base* *read-default-float-format* *features* *default-pathname-defaults*
+                   asdf:*central-registry*))
      ,@body))
 
 (defun push-defining-form (start end package)
@@ -74,11 +76,11 @@ under bare SBCL there is no restart of that name to find."
 
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
-the end. Push whether it defined something, or changed how the next one is read: that is what makes another image like
-this one."
+the end. Push whether it defined something, or changed how the next one is read or where files are: that is what makes
+another image like this one."
   (let ((definitions (evaluation-definitions *evaluation*))
         (form stream))
-    (with-reader-settings (package readtable base float-format)
+    (with-settings (package readtable base float-format features directory registry)
       (unwind-protect
            (flet ((evaluate ()
                     (when (eq form stream)
@@ -95,7 +97,9 @@ this one."
                       (shiftf *** ** * (first values))
                       (unless (and (eql definitions (evaluation-definitions *evaluation*))
                                    (eq package *package*) (eq readtable *readtable*)
-                                   (eql base *read-base*) (eq float-format *read-default-float-format*))
+                                   (eql base *read-base*) (eq float-format *read-default-float-format*)
+                             (eq features *features*) (eq directory *default-pathname-defaults*)
+                             (eq registry asdf:*central-registry*))
                         (push-defining-form start end package))
                       (values values t))))
              (declare (dynamic-extent #'evaluate))
@@ -139,7 +143,7 @@ defined is made again by evaluating CODE."
           (*form-number* 1)
           (*form-start* 0))
       (declare (type function function))
-      (with-reader-settings (package)
+      (with-settings (package)
         (prog1 (call-with-form-restarts
                 (lambda ()
                   (prog1 (with-boundary ()

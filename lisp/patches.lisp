@@ -115,6 +115,12 @@ what it defines, and the name of its parameter that says which."
   (shadow :other symbols)
   (shadowing-import :other symbols)
   (require :other module-name)
+  (asdf:load-asd :other pathname)
+  (sb-posix:chdir :other pathname)
+  ((setf logical-pathname-translations) :other host)
+  (add-method :other method)
+  (remove-method :other method)
+  ((setf documentation) :other object)
   (sb-c::%proclaim :other raw-form)
   (set-macro-character :other char)
   (set-dispatch-macro-character :other disp-char)
@@ -183,6 +189,9 @@ what it defines, and the name of its parameter that says which."
     (funcall delete-package package)))
 
 ;;; SAVE-LISP-AND-DIE, in a child process that has no such thread
+
+(define-patch sb-alien::try-reopen-shared-object (obj)
+  #'reopen-or-skip)
 
 (define-patch sb-impl::finalizer-thread-stop ()
   (lambda (stop)

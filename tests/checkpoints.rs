@@ -123,6 +123,44 @@ fn everything_in_the_image_comes_back() {
 }
 
 #[test]
+fn what_is_about_the_image_comes_back() {
+    let state = State::new("about");
+    let mut server = state.serve(&[]);
+    // Any shared object will do: this process has one that it can lend.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let lent = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libgcc_s"));
+    let library = state.0.join("lent.so");
+    std::fs::copy(lent.expect("what unwinds in Rust"), &library).unwrap();
+    server.evaluate(&format!(
+        "(sb-alien:load-shared-object {library:?})
+         (declaim (optimize (safety 3)))
+         (defun f (x) x) (trace f)
+         (setf *readtable* (copy-readtable))
+         (set-macro-character #\\! (lambda (stream char) (declare (ignore stream char)) :bang))"
+    ));
+    save(&mut server, "one");
+    let about = "(list ! (trace) (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
+                       (loop for object in sb-alien::*shared-objects*
+                             count (search \"lent.so\" (sb-alien::shared-object-namestring object))))";
+    let random = "(random (expt 10 60))";
+    let mut numbers = vec![server.evaluate(random)];
+    for _ in 0..2 {
+        restore(&mut server, "one");
+        assert_eq!(server.evaluate(about), "=> (:BANG (F) 3 1)");
+        numbers.push(server.evaluate(random));
+        assert!(server.evaluate("(f 1)").contains("(F 1)"));
+    }
+    numbers.sort();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 3);
+    // What is gone is told, and costs nothing else.
+    std::fs::remove_file(&library).unwrap();
+    let text = restore(&mut server, "one");
+    assert!(text.contains("The shared object ") && text.contains("/lent.so is not there any more"), "{text}");
+    assert_eq!(server.evaluate(about), "=> (:BANG (F) 3 0)");
+}
+
+#[test]
 fn a_lost_image_begins_with_the_last_checkpoint() {
     let mut server = State::new("lost").serve(&[]);
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun before () *x*)");
@@ -500,6 +538,26 @@ fn what_goes_on_in_the_background_puts_saving_off_and_no_more() {
     assert_eq!(list(&mut server), "No checkpoints yet.");
     std::fs::write(&gate, "").unwrap();
     until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
+}
+
+#[test]
+fn a_busy_session_is_not_saved() {
+    let state = State::new("busy");
+    let mut server = state.serve(&["--checkpoints", "auto"]);
+    // Between the ends of two evaluations there is no more than from before the first one to after the second.
+    let mut last = std::time::Instant::now();
+    let (begin, mut longest) = (last, std::time::Duration::ZERO);
+    while begin.elapsed() < std::time::Duration::from_secs(4) {
+        let now = std::time::Instant::now();
+        server.evaluate("(loop for i below 100000 sum (isqrt i))");
+        longest = longest.max(last.elapsed());
+        last = now;
+    }
+    // After two seconds without any it may be.
+    if longest < std::time::Duration::from_secs(2) {
+        assert_eq!(list(&mut server), "No checkpoints yet.");
+    }
+    until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));
 }
 
 #[test]

@@ -436,6 +436,46 @@ fn a_form_is_not_evaluated_in_another_package() {
     assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
 }
 
+#[test]
+fn what_is_set_up_beside_definitions_is_restored() {
+    let mut server = Server::ready();
+    let path = Temporary::new("set-up");
+    std::fs::create_dir(&path.0).unwrap();
+    let directory = path.0.canonicalize().unwrap();
+    std::fs::write(directory.join("set-up.asd"), "(defsystem \"set-up\")").unwrap();
+    server.evaluate(&format!("(defvar *place* {:?})", format!("{}/", directory.display())));
+    for code in [
+        "(pushnew :mine *features*)",
+        "(push (pathname *place*) asdf:*central-registry*)",
+        "(setf *default-pathname-defaults* (pathname *place*))",
+        "(asdf:load-asd (merge-pathnames \"set-up.asd\" *place*))",
+        "(sb-posix:chdir *place*)",
+        "(setf (logical-pathname-translations \"MINE\") (list (list \"**;*.*\" *place*)))",
+        "(defgeneric f (x)) (defmethod f ((x integer)) 1) (defmethod f ((x float)) 2)",
+        "(setf (documentation 'f 'function) \"What it does.\")",
+        "(remove-method #'f (find-method #'f '() (list (find-class 'float))))",
+    ] {
+        server.evaluate(code);
+    }
+    // What acts alone is not repeated.
+    server.evaluate("(setf *place* :another)");
+    let about = "(list (and (find :mine *features*) t) (find (pathname *place*) asdf:*central-registry* :test #'equal)
+                       (namestring *default-pathname-defaults*) (asdf:registered-system \"set-up\") (sb-posix:getcwd)
+                       (length (logical-pathname-translations \"MINE\")) (documentation 'f 'function)
+                       (length (sb-mop:generic-function-methods #'f)))";
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(text.contains("Restored: all 12 forms that defined something."), "{text}");
+    let values: Vec<_> = text.rsplit_once("=> ").unwrap().1.split_whitespace().collect();
+    let place = format!("{}/", directory.display());
+    let expected = format!(
+        "(T #P{place:?} {place:?} #<ASDF/SYSTEM:SYSTEM \"set-up\"> {:?} 1 \"What it does.\" 1)",
+        directory.to_str().unwrap()
+    );
+    assert_eq!(values.join(" "), expected);
+}
+
 /// Each costs itself, and is not tried again.
 #[test]
 fn forms_that_take_the_image_down_are_left_out() {

@@ -323,8 +323,11 @@ impl Worker {
     /// Makes the image as it was, and lets all go on that waits for that.
     fn restore(&self, session: &Session, init: &WorkerInit) {
         let journal = init.journal.as_deref().unwrap_or_default();
+        // What the image said as it was booted.
+        let notices = session.take_notices();
         let Some(report) = self.restoring.evaluate(session, journal, self.status) else { return };
         session.forget_said();
+        notices.into_iter().for_each(|notice| session.add_notice(notice));
         self.unrestored.lock().extend(failures(init, &report));
         let _ = self.before.set(before(init, &report));
         self.output.tell(Kind::Restored, 0, &Restored { failed: report.failed });

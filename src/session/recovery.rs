@@ -89,9 +89,9 @@ impl Errors {
 impl ErrorState {
     /// Takes over what another session knew.
     fn restore(&mut self, errors: Errors) {
-        // What restoring had to say is told elsewhere.
         let Errors { last, history, .. } = errors;
-        *self = Self::default();
+        // What the image said as it was booted is yet to be told.
+        self.reset();
         (self.last_error, self.history) = (last, history);
     }
 }
