@@ -202,6 +202,35 @@ fn whoever_asks_behind_a_cancellation_that_costs_the_image_is_told_of_it() {
     assert!(text.contains("CANCELLED"), "{text}");
 }
 
+#[test]
+fn a_repair_in_the_debugger_comes_back_and_what_was_held_is_not_done_again() {
+    let paid = Temporary::new("paid");
+    let mut server = Server::ready();
+    server.evaluate(&format!(
+        "(defun pay () (with-open-file (s {:?} :direction :output :if-exists :append :if-does-not-exist :create) \
+         (write-line \"paid\" s)) (settle))",
+        paid.0
+    ));
+    let (text, failed) = server.call_tool("evaluate-lisp", json!({"code": "(pay)", "on-error": "debug"}));
+    assert!(failed && text.starts_with("[ERROR] UNDEFINED-FUNCTION"), "{text}");
+    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(defun settle () :settled)"}));
+    assert_eq!(good(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :SETTLED");
+    for _ in 0..2 {
+        kill_worker(&server);
+        let text = server.evaluate("(settle)");
+        assert!(
+            text.contains("Restored: all 2 forms that defined something.") && text.ends_with("=> :SETTLED"),
+            "{text}"
+        );
+    }
+    assert_eq!(std::fs::read_to_string(&paid.0).unwrap(), "paid\n");
+    // One that defined something itself is repeated, with what it did besides.
+    let text = "(progn (defvar *account* 1) (incf *account*) (settle))";
+    server.evaluate(text);
+    kill_worker(&server);
+    assert!(server.evaluate("*account*").ends_with("=> 2"));
+}
+
 // ---- Workers that do not come up
 
 /// A server over pipes of its own.
