@@ -298,7 +298,7 @@ fn threads_may_allocate_meanwhile() {
     server.evaluate(
         "(defvar *stop* nil)
          (defvar *kept* (make-array 10 :initial-element nil))
-         (dotimes (i 4)
+         (dotimes (i 10)
            (let ((i i))
              (sb-thread:make-thread
               (lambda ()
