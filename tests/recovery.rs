@@ -466,6 +466,24 @@ fn a_form_is_not_evaluated_in_another_package() {
 }
 
 #[test]
+fn nor_when_there_was_no_room_for_the_form_that_made_its_package() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :app (:use :cl))");
+    // More than there is room for, in all.
+    for number in 0..3 {
+        server.evaluate(&format!("(defparameter *long-{number}* (length \"{}\"))", "x".repeat(6 << 20)));
+    }
+    server.evaluate("(defun run () :the-users-own)");
+    server.evaluate("(in-package :app) (defun run () :of-app)");
+    server.evaluate("(cl:in-package :cl-user)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (run) *long-2*)");
+    assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
+    assert!(text.contains("- (defun run () :of-app) (") && text.contains("for which there was no room"), "{text}");
+    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+}
+
+#[test]
 fn what_is_set_up_beside_definitions_is_restored() {
     let mut server = Server::ready();
     let path = Temporary::new("set-up");
