@@ -155,7 +155,8 @@ fn what_is_about_the_image_comes_back() {
          (set-macro-character #\\! (lambda (stream char) (declare (ignore stream char)) :bang))"
     ));
     save(&mut server, "one");
-    let about = "(list ! (trace) (sb-alien:alien-size small) (write-to-string '(shown 1) :pretty t) (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
+    let about = "(list ! (trace) (sb-alien:alien-size small) (write-to-string '(shown 1) :pretty t)
+                       (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
                        (loop for object in sb-alien::*shared-objects*
                              count (search \"lent.so\" (sb-alien::shared-object-namestring object))))";
     let random = "(random (expt 10 60))";

@@ -140,7 +140,7 @@ impl Log {
         Ok(())
     }
 
-    /// Adds a note. True when it is time to write the log anew: it has grown, or some notes could not be written before.
+    /// Adds a note. True when it is time to write the log anew: it has grown, or some could not be written before.
     pub(crate) fn add(&mut self, note: Note) -> bool {
         let mut line = lines(std::iter::once(note));
         let was_torn = self.torn;

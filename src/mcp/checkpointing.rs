@@ -202,8 +202,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// What is to be done at the moment `now`. `ended`: when the last evaluation was over that is not saved yet; `busy`:
-    /// something is evaluated; `has_room`: neither disk nor memory is short.
+    /// What is to be done at the moment `now`. `ended`: when the last evaluation that is not saved yet was over;
+    /// `busy`: something is evaluated; `has_room`: neither disk nor memory is short.
     fn step(&self, now: Instant, ended: Option<Instant>, busy: bool, has_room: impl FnOnce() -> bool) -> Step {
         let Some(ended) = ended else { return Step::Rest };
         let due = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
@@ -242,8 +242,8 @@ impl Activity {
         }
     }
 
-    /// Waits until what `step` says of the last evaluation that is not saved is to save it: from here on it is. It sleeps
-    /// as long as nothing is evaluated.
+    /// Waits until what `step` says of the last evaluation that is not saved is to save it: from here on it is. It
+    /// sleeps as long as nothing is evaluated.
     fn wait_to_save(&self, step: impl Fn(Option<Instant>) -> Step) {
         loop {
             let last = *self.last.lock();

@@ -78,8 +78,8 @@ pub(crate) fn stop_worker(server: &Server) {
     });
 }
 
-/// Has the process that Lisp is in write no file beyond so many bytes, or any again. As on a full disk, an error tells it
-/// so, not a signal, where Lisp has evaluated [`NO_SIGXFSZ`].
+/// Has the process that Lisp is in write no file beyond so many bytes, or any again. As on a full disk, an error tells
+/// it so, not a signal, where Lisp has evaluated [`NO_SIGXFSZ`].
 pub(crate) fn limit_files(lisp: u32, bytes: Option<u64>) {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let pid = Pid::from_raw(i32::try_from(lisp).unwrap());
