@@ -472,6 +472,8 @@ called the first of them, which has no name."
   "Print ARGUMENT of a call to STREAM."
   (typecase argument
     (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
+    ;; No method prints these: nothing can fail.
+    ((or symbol number character) (prin1 argument stream))
     (t
      (let ((fill (text-stream-fill stream)))
        (guarded (prin1 argument stream)
