@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -78,7 +78,10 @@ mutants: build ## How well the suspects of run-tests find 100 seeded faults (SBC
 	  /usr/share/common-lisp/source/esrap:esrap /usr/share/common-lisp/source/alexandria:alexandria \
 	  /usr/share/common-lisp/source/iterate:iterate
 
-dist: sbcl ## Make the packages in target/dist and try each (fetches their tools, as root an old Debian, once)
+dist-tools:
+	@scripts/setup.sh dist
+
+dist: dist-tools sbcl ## Make the packages in target/dist and try each (fetches their tools, as root an old Debian, once)
 	scripts/dist.sh
 
 clean: ## Remove what was built here (SBCL stays in the cache)

@@ -158,7 +158,8 @@ and START. A single value is itself where START is, and counts as none."
       (setf name (cell-error-name condition)))
     (with-server-syntax (:length 10 :level 3)
       (values (bounded-text 300 (lambda (stream)
-                                  (format stream "(~S" name)
+                                  (write-char #\( stream)
+                                  (prin1 name stream)
                                   (loop while (consp arguments)
                                         do (write-char #\Space stream)
                                            (print-argument (pop arguments) stream))
@@ -166,10 +167,12 @@ and START. A single value is itself where START is, and counts as none."
 
 (defun frame-place-text (frame)
   "Return where in the source FRAME is, or the empty string."
-  (guarded (let ((place (and (not (system-frame-p frame)) (location-place (sb-di:frame-code-location frame)))))
-             (if place (format nil "~A:~D" (place-in place) (place-line place)) ""))
-      (failure)
-    ""))
+  (if (system-frame-p frame)
+      ""
+      (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
+                 (if place (format nil "~A:~D" (place-in place) (place-line place)) ""))
+          (failure)
+        "")))
 
 (defvar *thread-restarts* '()
   "The restart clusters of this thread when it began to work for the program: they end the thread, and are not the

@@ -32,11 +32,17 @@
 (defun begins-with-p (prefix text)
   "True when the string TEXT begins with the string PREFIX. MISMATCH and STRING= take ten times as long, and this is asked
 of every frame."
-  (declare (type string prefix text))
+  (declare (type simple-string prefix text))
   (let ((end (length prefix)))
-    (and (<= end (length text))
-         (loop for index of-type index from 0 below end
-               always (char= (char prefix index) (char text index))))))
+    (macrolet ((compare ()
+                 '(loop for index of-type index from 0 below end
+                        always (char= (schar prefix index) (schar text index))))
+               (with-kind-of (string &body body)
+                 `(etypecase ,string
+                    (simple-base-string ,@body)
+                    ((simple-array character (*)) ,@body))))
+      (and (<= end (length text))
+           (with-kind-of text (with-kind-of prefix (compare)))))))
 
 (defun bogus-frame-p (frame)
   "True when FRAME is not a call of a Lisp function."
@@ -85,11 +91,17 @@ of every frame."
                (cons datum (if (listp more) more '())))))
     (t (values name arguments))))
 
-(defun frame-below (address)
-  "Return the innermost frame that is older than the one at ADDRESS."
+(defun frame-at (address)
+  "Return the frame at ADDRESS, one of this thread's frame pointers."
   (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
-        while (and frame (<= (frame-address frame) address))
+        while (and frame (< (frame-address frame) address))
         finally (return frame)))
+
+(defun frame-below (address)
+  "Return the frame that called the one at ADDRESS, which is of Lisp and was called by Lisp."
+  (let ((frame (int-sap address)))
+    ;; As TOP-FRAME does (src/code/debug-int.lisp), which would have to be followed out to there.
+    (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
 
 (defun named-frame (name frame)
   "Return the frame of the function NAME at FRAME or a few calls out, or NIL."
@@ -115,7 +127,7 @@ handler inherits the hint of the outer one, hence the user's own frames above th
   (let* ((frame (if sb-debug:*stack-top-hint*
                     (frame-below hook)
                     ;; Called by the code itself: the hook's frame stands for that call.
-                    (return-from error-frame (frame-below (1- hook)))))
+                    (return-from error-frame (frame-at hook))))
          (hint (and frame (resolve-hint frame)))
          (limit (and hint (frame-address hint)))
          (skipped nil))
@@ -290,7 +302,7 @@ has a value."
 
 (defun in-order-of-code (locals place)
   "Return LOCALS in the order in which their names first occur in the top-level form at PLACE, which may be NIL."
-  (let ((text (and place (place-text place))))
+  (let ((text (and (rest locals) place (place-text place))))
     (if text
         (stable-sort (copy-list locals) #'<
                      :key (lambda (local)
@@ -451,7 +463,7 @@ called the first of them, which has no name."
                               (mapcar #'outliving-argument arguments)
                               arguments)
                :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
-               :system (guarded (system-frame-p frame) (failure) nil)
+               :system (system-frame-p frame)
                :machinery (guarded (frame-machinery frame) (failure) nil)
                :locals (when (< number +frames-with-locals+)
                          (guarded (locals frame) (failure) '())))))
@@ -460,6 +472,8 @@ called the first of them, which has no name."
   "Print ARGUMENT of a call to STREAM."
   (typecase argument
     (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
+    ;; No method prints these: nothing can fail.
+    ((or symbol number character) (prin1 argument stream))
     (t
      (let ((fill (text-stream-fill stream)))
        (guarded (prin1 argument stream)

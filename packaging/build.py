@@ -116,7 +116,7 @@ def npm(program, crate, output, scratch):
 
 def wheel(program, output):
     """A wheel with the program alone: pyproject.toml. cargo finds it built; maturin looks what it asks of the C library."""
-    run("maturin", "build", "--release", "--offline", "--target-dir", program.parent.parent, "--out", output)
+    run("maturin", "build", "--release", "--locked", "--target-dir", program.parent.parent, "--out", output)
 
 
 def bundle(program, crate, output, scratch):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing on this machine for building (`build`), and also for the tests (`test`), the lints (`lint`) or
-# the benchmarks (`bench`).
+# Installs what is missing on this machine for building (`build`), and also for the tests (`test`), the lints (`lint`),
+# the benchmarks (`bench`) or the packages (`dist`).
 # With everything there it asks nobody and changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -106,6 +106,13 @@ look_for_bench_tools() {
         miss "SLIME's server" cl-swank "" "" ""
 }
 
+look_for_dist_tools() {
+    makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    # What the packages hold is built for an old Debian, in which only root can build.
+    [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || miss debootstrap debootstrap "" "" ""
+    ! has apt-get || has lintian || miss "lintian, to check the .deb" lintian "" "" ""
+}
+
 # Where ASDF looks for systems that Linux distributions install.
 has_lisp_system() { [ -e "/usr/share/common-lisp/source/$1" ]; }
 
@@ -141,6 +148,7 @@ look() {
     look_for_build_tools
     case $purpose in
         bench) look_for_bench_tools ;;
+        dist) look_for_dist_tools ;;
         lint) look_for_lint_tools ;;
         test) look_for_test_tools ;;
     esac

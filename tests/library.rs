@@ -238,10 +238,16 @@ fn handles_keep_objects_alive_and_let_go_of_them() {
     let alive = |weak: &Value| !lisp.call::<Value>("sb-ext:weak-pointer-value", (weak,)).unwrap().is_nil();
     assert!(alive(&weak));
     drop(kept);
-    // What is on the stack is taken for a reference: other calls have to overwrite it.
+    // What is on a stack is taken for a reference: other calls have to overwrite it, on each of the threads.
     for _ in 0..50 {
-        lisp.eval::<()>("(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (deep 500)) (sb-ext:gc :full t)")
-            .unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    lisp.eval::<()>("(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (dotimes (i 1000) (deep 500)))")
+                });
+            }
+        });
+        lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
         if !alive(&weak) {
             return;
         }

@@ -1,4 +1,4 @@
-;;; With the declarations that one writes where speed counts: they are checked.
+;;; With the declarations that one writes where speed counts: they are checked. Fixnums, the keys of the table, are EQ.
 
 (declaim (ftype (function (fixnum) fixnum) fib))
 (defun fib (n)
@@ -26,7 +26,7 @@
 
 (defun run-table (n)
   (declare (optimize speed) (type fixnum n))
-  (let ((table (make-hash-table :size 5000)) (sum 0))
+  (let ((table (make-hash-table :test 'eq)) (sum 0))
     (declare (type fixnum sum))
     (dotimes (i n)
       (incf (the fixnum (gethash (* 1009 (mod i 5000)) table 0)) i))
