@@ -273,7 +273,7 @@ fn definitions_are_exported_for_any_sbcl() {
         "(defun area () (* (side) (side)))",
         "(defstruct point x y)",
         "(defun side () 3)",
-        "(in-package :common-lisp-user)",
+        "(cl:in-package :common-lisp-user)",
         "(defun pid () (sb-posix:getpid))",
         "(defvar *list* (list 1 (app:area)))",
     ];
