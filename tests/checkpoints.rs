@@ -159,11 +159,14 @@ fn what_is_about_the_image_comes_back() {
                        (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
                        (loop for object in sb-alien::*shared-objects*
                              count (search \"lent.so\" (sb-alien::shared-object-namestring object))))";
+    let program = "(list sb-ext:*runtime-pathname* sb-ext:*core-pathname* sb-ext:*posix-argv*)";
+    let before = server.evaluate(program);
     let random = "(random (expt 10 60))";
     let mut numbers = vec![server.evaluate(random)];
     for _ in 0..2 {
         restore(&mut server, "one");
         assert_eq!(server.evaluate(about), "=> (:BANG (F) 16 \"<1>\" 3 1)");
+        assert_eq!(server.evaluate(program), before);
         numbers.push(server.evaluate(random));
         assert!(server.evaluate("(f 1)").contains("(F 1)"));
     }
