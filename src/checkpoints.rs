@@ -183,13 +183,13 @@ impl Checkpoints {
 
     /// Removes what a process that was killed has left behind. For whoever knows that none is saving.
     pub(crate) fn remove_torn(&self) {
-        let is_left = |path: &Path| match path.extension().and_then(|extension| extension.to_str()) {
+        let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
             Some("draft") => true,
             _ => false,
         };
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()).filter(|path| is_left(path)) {
+        for path in entries.map(|entry| entry.path()).filter(|path| is_ours(path)).filter(is_left) {
             let _ = fs::remove_file(path);
         }
     }
@@ -291,6 +291,13 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
+}
+
+/// True for a file that is named as those of checkpoints are: a directory that the user has chosen may have others.
+pub(crate) fn is_ours(path: &Path) -> bool {
+    let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+    path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_number)
+        && ["core", "json", "forms", "draft"].iter().any(|ours| path.extension() == Some(ours.as_ref()))
 }
 
 /// Removes a directory of checkpoints if it was made.
@@ -601,16 +608,19 @@ mod tests {
         let known = place.add("auto-1", 1, 10);
         place.add("auto-2", 2, 10);
         place.add("mine", 3, 10);
-        for torn in ["a.core", "a.forms", "b.draft"] {
+        for torn in ["0123456789abcdef.core", "0123456789abcdef.forms", "fedcba9876543210.draft"] {
             fs::write(place.0.directory.join(torn), "").unwrap();
         }
-        // What is no checkpoint's is nobody's business.
-        fs::write(place.0.directory.join("log"), "").unwrap();
+        // What is no checkpoint's is none of its business.
+        let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt"];
+        for other in others {
+            fs::write(place.0.directory.join(other), "").unwrap();
+        }
         place.0.remove_torn();
-        assert_eq!((place.names().len(), place.files()), (3, 3 * 3 + 1));
+        assert_eq!((place.names().len(), place.files()), (3, 3 * 3 + others.len()));
         place.0.clear_up(&[known.file]);
         assert_eq!(place.names(), ["auto-1", "mine"]);
-        assert_eq!(place.files(), 2 * 3 + 1);
+        assert_eq!(place.files(), 2 * 3 + others.len());
     }
 
     #[test]

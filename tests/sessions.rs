@@ -549,3 +549,39 @@ fn nobody_else_can_read_what_is_in_a_session() {
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }
 }
+
+#[test]
+fn a_directory_that_is_no_session_is_left_alone() {
+    let state = State::new("foreign");
+    let directory = state.0.join("mine");
+    let path = directory.to_str().unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    let mine = ["app.core", "app.forms", "log", "notes.draft"].map(|name| directory.join(name));
+    mine.iter().for_each(|file| std::fs::write(file, "mine").unwrap());
+    let end = state.start(&["--session", path]).end();
+    assert!(end.stderr.contains("is not empty, and no session"), "{}", end.stderr);
+    for action in ["delete", "export"] {
+        let output = state.sessions(&[action, path]);
+        assert!(!output.status.success());
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session "), "{output:?}");
+    }
+    assert!(mine.iter().all(|file| std::fs::read_to_string(file).unwrap() == "mine"));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), mine.len());
+
+    // One that is empty may become one. What others put there is not the session's.
+    mine.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let mut server = state.serve(path);
+    server.evaluate("(defvar *x* 1)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+    server.finish();
+    for name in ["app.core", "notes.draft"] {
+        std::fs::write(directory.join(name), "mine").unwrap();
+    }
+    let mut server = state.serve(path);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    server.finish();
+    until("it is free", || state.sessions(&["delete", path]).status.success());
+    let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["app.core", "notes.draft"]);
+}

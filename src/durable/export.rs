@@ -145,7 +145,8 @@ mod tests {
         assert_eq!(
             text,
             "(require :sb-posix)\n(defpackage :app (:use :cl))\n(in-package :app)\n(defun pid () (sb-posix:getpid))\n\
-             (defvar *x* 1)\n(cl:in-package \"My \\\"own\\\"\")\n(cl:defvar x 2)\n(cl:in-package :common-lisp-user)\n(defun \
+             (defvar *x* 1)\n(cl:in-package \"My \\\"own\\\"\")\n(cl:defvar x 2)\n\
+             (cl:in-package :common-lisp-user)\n(defun \
              my-asdf:f () \"my-uiop: none\")"
         );
     }

@@ -16,7 +16,7 @@ use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
 
 /// The file.
-const LOG: &str = "log";
+pub(super) const LOG: &str = "log";
 /// A log that has grown by so many bytes is written anew.
 const GROWTH: u64 = 64 << 20;
 
@@ -53,6 +53,14 @@ pub(crate) struct Loaded {
 /// Reads the log in a session's directory; one that is not there says nothing.
 pub(super) fn load(directory: &Path) -> Loaded {
     File::open(directory.join(LOG)).map_or_else(|_| Loaded::default(), |file| read(BufReader::new(file)))
+}
+
+/// True when there is one in a directory.
+pub(super) fn is_in(directory: &Path) -> bool {
+    let mut line = Vec::new();
+    let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
+    file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
+        && matches!(serde_json::from_slice(&line), Ok(Note::From { .. }))
 }
 
 /// Reads the forms that are in a checkpoint; `None` where they were not kept.
