@@ -243,7 +243,9 @@ fn handles_keep_objects_alive_and_let_go_of_them() {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    lisp.eval::<()>("(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (dotimes (i 1000) (deep 500)))")
+                    lisp.eval::<()>(
+                        "(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (dotimes (i 1000) (deep 500)))",
+                    )
                 });
             }
         });
