@@ -145,6 +145,8 @@ said on the process' standard error. Called in the child."
         **next-job** 0)
   (forget-program)
   (close-descriptors 3)
+  ;; What was in memory is for nobody but the owner.
+  (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (leave-exit-to-kernel)
   (let ((failure "something left it"))
     (unwind-protect
@@ -248,8 +250,6 @@ of them blocked. Those that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, S
   (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
   (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
     (alien-funcall (extern-alien "_exit" (function void int)) 9))
-  ;; What was in memory is for nobody but the owner.
-  (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (setf **checkpoint** nil)
   (save-image path))
 

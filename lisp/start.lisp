@@ -60,9 +60,9 @@ of here: the caller is foreign, and would take for the answer what happens to be
              (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
 
 (defun name-runtime ()
-  "Have SBCL's variables name the file of this program, which it was booted from by another name."
-  (let ((program (and (equal sb-ext:*runtime-pathname* #P"/proc/self/exe")
-                      (probe-file sb-ext:*runtime-pathname*))))
+  "Have SBCL's variables name the file of this program, which it was booted from by another name, or from a checkpoint."
+  (let ((program (and (or **emptied** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
+                      (probe-file #P"/proc/self/exe"))))
     (when program
       (setf sb-ext:*runtime-pathname* program
             sb-ext:*core-pathname* program

@@ -23,7 +23,7 @@ use crate::build;
 /// How long a child may take to save an image, and a throw-away process to boot it.
 const SAVING: Duration = Duration::from_secs(300);
 const PROBING: Duration = Duration::from_secs(30);
-/// Checkpoints that there may be.
+/// Checkpoints that there may be, but for automatic ones.
 const MAX_CHECKPOINTS: usize = 100;
 /// Characters of a name.
 pub(crate) const MAX_NAME: usize = 100;
@@ -54,12 +54,12 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The program that saved it, as people call it.
-    pub(crate) fn program(&self) -> String {
-        match self.build.split(' ').collect::<Vec<_>>()[..] {
+    /// The program that saved it, as people call it, if that is another one.
+    pub(crate) fn other_program(&self) -> Option<String> {
+        (self.build != build()).then(|| match self.build.split(' ').collect::<Vec<_>>()[..] {
             [version, sbcl, ..] => format!("another build of sbcl-mcp: {version}, with SBCL {sbcl}"),
             _ => "another program".to_owned(),
-        }
+        })
     }
 }
 
@@ -138,9 +138,9 @@ impl Checkpoints {
     /// Chooses a file for a new one.
     ///
     /// # Errors
-    /// A sentence: the directory cannot be made, or there are too many.
-    pub(crate) fn begin(&self) -> Result<Draft, String> {
-        if self.list().len() >= MAX_CHECKPOINTS {
+    /// A sentence: the directory cannot be made, or there are too many that the client has named.
+    pub(crate) fn begin(&self, automatic: bool) -> Result<Draft, String> {
+        if !automatic && self.list().iter().filter(|one| !one.automatic).count() >= MAX_CHECKPOINTS {
             return Err(format!(
                 "There are {MAX_CHECKPOINTS} checkpoints, which is as many as may be: delete one first."
             ));
@@ -178,13 +178,18 @@ impl Checkpoints {
         for checkpoint in all.iter().filter(|one| one.automatic && !known.contains(&one.file)) {
             let _ = self.delete(checkpoint);
         }
-        let is_left = |path: &Path| match path.extension().and_then(|extension| extension.to_str()) {
+        self.remove_torn();
+    }
+
+    /// Removes what a process that was killed has left behind. For whoever knows that none is saving.
+    pub(crate) fn remove_torn(&self) {
+        let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
             Some("draft") => true,
             _ => false,
         };
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()).filter(|path| is_left(path)) {
+        for path in entries.map(|entry| entry.path()).filter(|path| is_ours(path)).filter(is_left) {
             let _ = fs::remove_file(path);
         }
     }
@@ -286,6 +291,13 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
+}
+
+/// True for a file that is named as those of checkpoints are: a directory that the user has chosen may have others.
+pub(crate) fn is_ours(path: &Path) -> bool {
+    let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+    path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_number)
+        && ["core", "json", "forms", "draft"].iter().any(|ours| path.extension() == Some(ours.as_ref()))
 }
 
 /// Removes a directory of checkpoints if it was made.
@@ -433,9 +445,8 @@ impl Drop for Draft {
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("draft");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(draft, path)
+    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
+    written.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
 /// Waits, no longer than `time`, until a child has ended; it is yet to be waited for. False when it goes on.
@@ -462,4 +473,185 @@ pub(crate) fn this_program() -> io::Result<PathBuf> {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     std::env::current_exe()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const GIGABYTE: u64 = 1 << 30;
+
+    /// The checkpoints in a directory of a test's own, removed at the end.
+    struct Place(Checkpoints);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let directory = std::env::temp_dir().join(format!("sbcl-mcp-place-{name}-{}", std::process::id()));
+            remove_directory(&directory);
+            Self(Checkpoints::new(directory, GIGABYTE, 2 << 20))
+        }
+
+        /// Adds one, the core of which takes no room, as if it had been saved so many seconds after the first.
+        fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
+            let draft = self.0.begin(true).unwrap();
+            let checkpoint = Checkpoint {
+                name: name.to_owned(),
+                file: draft.file().to_owned(),
+                bytes,
+                evaluation: 1,
+                saved: jiff::Timestamp::from_second(seconds).unwrap(),
+                heap: GIGABYTE,
+                build: build(),
+                automatic: name.starts_with("auto-"),
+                at_end: false,
+                defines: String::new(),
+            };
+            File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
+            fs::write(self.0.forms_path(draft.file()), "").unwrap();
+            draft.leave();
+            self.put(&checkpoint);
+            checkpoint
+        }
+
+        /// Writes a manifest.
+        fn put(&self, checkpoint: &Checkpoint) {
+            let path = self.0.path(checkpoint).with_extension("json");
+            write_whole(&path, &serde_json::to_vec(checkpoint).unwrap()).unwrap();
+        }
+
+        fn names(&self) -> Vec<String> {
+            self.0.list().into_iter().map(|checkpoint| checkpoint.name).collect()
+        }
+
+        /// How many files there are.
+        fn files(&self) -> usize {
+            fs::read_dir(&self.0.directory).unwrap().count()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            self.0.remove();
+        }
+    }
+
+    #[test]
+    fn only_what_is_whole_and_of_this_program_is_booted() {
+        let place = Place::new("whole");
+        let whole = place.add("whole", 1, 1000);
+        let cut = place.add("cut", 2, 1000);
+        File::options().write(true).open(place.0.path(&cut)).unwrap().set_len(999).unwrap();
+        let gone = place.add("gone", 3, 1000);
+        fs::remove_file(place.0.path(&gone)).unwrap();
+        let other = Checkpoint { build: "0.0.1 2.0.0 x y".to_owned(), ..place.add("of another build", 4, 1000) };
+        place.put(&other);
+        let small = Checkpoint { heap: GIGABYTE / 2, ..place.add("under another heap", 5, 1000) };
+        place.put(&small);
+        let strange = Checkpoint { file: "../elsewhere.core".to_owned(), ..place.add("elsewhere", 6, 1000) };
+        let manifest = place.0.directory.join("strange.json");
+        write_whole(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
+        fs::write(place.0.directory.join("torn.json"), "{\"name\": \"torn").unwrap();
+        assert_eq!(place.names(), ["whole", "elsewhere"]);
+        assert_eq!(place.0.get("whole"), Some(whole.clone()));
+        assert_eq!(place.0.get("cut"), None);
+        assert_eq!((whole.other_program(), cut.other_program()), (None, None));
+        assert!(other.other_program().unwrap().contains("0.0.1, with SBCL 2.0.0"));
+        assert_eq!((place.0.other_heap(&whole), place.0.other_heap(&other)), (None, None));
+        assert_eq!(place.0.other_heap(&small), Some(GIGABYTE / 2));
+    }
+
+    #[test]
+    fn the_oldest_automatic_ones_make_room_and_named_ones_stay() {
+        let place = Place::new("room");
+        for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "yours"].into_iter().enumerate() {
+            place.add(name, seconds.try_into().unwrap(), GIGABYTE);
+        }
+        place.0.make_room(5 * GIGABYTE);
+        assert_eq!(place.names(), ["auto-1", "mine", "auto-2", "auto-3", "yours"]);
+        place.0.make_room(4 * GIGABYTE);
+        assert_eq!(place.names(), ["mine", "auto-2", "auto-3", "yours"]);
+        // The newest stays, however little there may be.
+        place.0.make_room(0);
+        assert_eq!(place.names(), ["mine", "auto-3", "yours"]);
+        assert_eq!(place.files(), 3 * 3);
+        assert_eq!(place.0.automatic_name(), "auto-4");
+    }
+
+    #[test]
+    fn a_session_keeps_what_it_has_come_through() {
+        let place = Place::new("line");
+        for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "auto-4"].into_iter().enumerate() {
+            place.add(name, seconds.try_into().unwrap(), 10);
+        }
+        place.0.forget_since(place.0.get("auto-3").as_ref());
+        assert_eq!(place.names(), ["auto-1", "mine", "auto-2", "auto-3"]);
+        place.0.keep_automatic(2);
+        assert_eq!(place.names(), ["mine", "auto-2", "auto-3"]);
+        place.0.forget_since(place.0.get("mine").as_ref());
+        assert_eq!(place.names(), ["mine"]);
+        // One of the same name takes the place of those before it.
+        let last = place.add("mine", 10, 10);
+        place.add("mine", 11, 10);
+        assert_eq!(place.0.get("mine").unwrap().saved.as_second(), 11);
+        place.0.delete_replaced(&last);
+        assert_eq!(place.names(), ["mine", "mine"]);
+        place.add("auto-1", 12, 10);
+        place.0.forget_since(None);
+        assert_eq!(place.names(), ["mine", "mine"]);
+    }
+
+    #[test]
+    fn what_was_not_finished_is_removed() {
+        let place = Place::new("torn");
+        let known = place.add("auto-1", 1, 10);
+        place.add("auto-2", 2, 10);
+        place.add("mine", 3, 10);
+        for torn in ["0123456789abcdef.core", "0123456789abcdef.forms", "fedcba9876543210.draft"] {
+            fs::write(place.0.directory.join(torn), "").unwrap();
+        }
+        // What is no checkpoint's is none of its business.
+        let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt"];
+        for other in others {
+            fs::write(place.0.directory.join(other), "").unwrap();
+        }
+        place.0.remove_torn();
+        assert_eq!((place.names().len(), place.files()), (3, 3 * 3 + others.len()));
+        place.0.clear_up(&[known.file]);
+        assert_eq!(place.names(), ["auto-1", "mine"]);
+        assert_eq!(place.files(), 2 * 3 + others.len());
+    }
+
+    #[test]
+    fn a_draft_leaves_nothing_and_there_is_an_end_to_them() {
+        let place = Place::new("draft");
+        let draft = place.0.begin(false).unwrap();
+        let directory = fs::metadata(&place.0.directory).unwrap();
+        assert_eq!(directory.permissions().mode() & 0o777, 0o700);
+        fs::write(draft.path(), "").unwrap();
+        fs::write(place.0.forms_path(draft.file()), "").unwrap();
+        drop(draft);
+        assert_eq!(place.files(), 0);
+        for number in 0..MAX_CHECKPOINTS {
+            place.add(&number.to_string(), number.try_into().unwrap(), 0);
+        }
+        assert!(place.0.begin(false).unwrap_err().contains("There are 100 checkpoints"));
+        // The server may save what it has to nevertheless.
+        assert!(place.0.begin(true).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_stays() {
+        let place = Place::new("replaced");
+        let path = place.0.make_directory().unwrap().join("manifest.json");
+        write_whole(&path, b"old").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        // The disk is full.
+        std::os::unix::fs::symlink("/dev/full", path.with_extension("draft")).unwrap();
+        assert_eq!(write_whole(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!((fs::read(&path).unwrap(), place.files()), (b"old".to_vec(), 1));
+        write_whole(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
 }

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
 use crate::attach::Listener;
-use crate::checkpoints::{Checkpoints, Tried};
+use crate::checkpoints::{Checkpoints, Tried, remove_directory};
 use crate::confinement::Confinement;
 use crate::durable::Durable;
 use crate::handover::shared_status::SharedStatus;
@@ -598,9 +598,17 @@ fn work(
 ) -> i32 {
     let at_end = sessions::at_end(lock_fd, &checkpoints);
     let last_words = if at_end.is_some() { LAST_SAVE } else { LAST_WORDS };
+    let scratch = Arc::new(scratch);
+    // Where there is no supervisor any more, nobody else does it.
+    let remove = {
+        let (scratch, checkpoints) = (scratch.clone(), at_end.is_none().then(|| checkpoints.clone()));
+        move || {
+            scratch.remove();
+            checkpoints.iter().for_each(|directory| remove_directory(directory));
+        }
+    };
     let checkpoints = serve.options.checkpoints(checkpoints);
     let automatic = (serve.checkpoints == When::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
-    let scratch = Arc::new(scratch);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
     let supervisor = out_of_the_way(&stdio.input);
@@ -608,7 +616,7 @@ fn work(
         Ok(shared) => shared,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
-    let started = outlive_nobody(&stdio, scratch.clone(), last_words)
+    let started = outlive_nobody(&stdio, last_words, remove.clone())
         .and_then(|()| survive_accidents())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
@@ -629,9 +637,9 @@ fn work(
     let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
-    // There will be no other worker, and perhaps nobody else to do it.
+    // There will be no other worker.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
-        scratch.remove();
+        remove();
     }
     status
 }
@@ -644,14 +652,14 @@ fn has_hung_up(input: &OwnedFd, wait: Option<Timespec>) -> bool {
 }
 
 /// Ends this process when its supervisor is gone, whatever became of that, and it has not ended by itself: it may be
-/// stuck.
-fn outlive_nobody(stdio: &Stdio, scratch: Arc<Scratch>, last_words: Duration) -> io::Result<()> {
+/// stuck. What it leaves for nobody is removed by `remove`.
+fn outlive_nobody(stdio: &Stdio, last_words: Duration, remove: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let input = out_of_the_way(&stdio.input)?;
     let wait = move || {
         has_hung_up(&input, None);
         std::thread::sleep(last_words);
         supervisor::processes::end_all();
-        scratch.remove();
+        remove();
         crate::exit_now(1);
     };
     std::thread::Builder::new().name("sbcl-mcp-end".to_owned()).spawn(wait).map(drop)
@@ -805,7 +813,8 @@ fn run_beside(options: Options, stdio: Stdio) -> Result<(), String> {
     io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
     let request: mcp::beside::Request = serde_json::from_str(&request).map_err(|error| error.to_string())?;
     let (tests, scratch) = (request.tests, Arc::new(Scratch::inherited(request.scratch)));
-    outlive_nobody(&stdio, scratch.clone(), LAST_WORDS).map_err(|error| error.to_string())?;
+    let left = scratch.clone();
+    outlive_nobody(&stdio, LAST_WORDS, move || left.remove()).map_err(|error| error.to_string())?;
     // Files, and no checkpoint.
     let options = Options { image: None, ..options };
     let session = options.session(&scratch, None)?;

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use common::{Server, again_without_supervisor, bad, good, is_alone};
-use processes::{children, kill_worker, until, worker};
+use processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until, worker};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -36,12 +36,23 @@ impl State {
         let mut found = std::fs::read_dir(self.0.join("sbcl-mcp")).unwrap();
         found.next().expect("a directory").unwrap().path()
     }
+
+    /// The files there, with this extension if one is named.
+    fn files(&self, extension: Option<&str>) -> Vec<PathBuf> {
+        let all = std::fs::read_dir(self.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| extension.is_none_or(|name| path.extension().is_some_and(|found| found == name))).collect()
+    }
 }
 
 impl Drop for State {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// The process that Lisp is in.
+fn lisp(server: &Server) -> u32 {
+    if is_alone() { server.pid() } else { worker(server) }
 }
 
 fn save(server: &mut Server, name: &str) -> String {
@@ -117,7 +128,10 @@ fn everything_in_the_image_comes_back() {
 
     // Only the owner can read them, and at the end they are gone.
     let directory = state.checkpoints();
-    assert_eq!(std::fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&directory), 0o700);
+    let files = state.files(None);
+    assert!(files.len() >= 3 && files.iter().all(|file| mode(file) == 0o600), "{files:?}");
     assert!(server.finish().status.success());
     assert!(!directory.exists());
 }
@@ -134,19 +148,25 @@ fn what_is_about_the_image_comes_back() {
     server.evaluate(&format!(
         "(sb-alien:load-shared-object {library:?})
          (declaim (optimize (safety 3)))
+         (sb-alien:define-alien-type small (sb-alien:signed 16))
+         (set-pprint-dispatch '(cons (eql shown)) (lambda (stream form) (format stream \"<~a>\" (second form))))
          (defun f (x) x) (trace f)
          (setf *readtable* (copy-readtable))
          (set-macro-character #\\! (lambda (stream char) (declare (ignore stream char)) :bang))"
     ));
     save(&mut server, "one");
-    let about = "(list ! (trace) (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
+    let about = "(list ! (trace) (sb-alien:alien-size small) (write-to-string '(shown 1) :pretty t)
+                       (second (assoc 'safety (sb-cltl2:declaration-information 'optimize)))
                        (loop for object in sb-alien::*shared-objects*
                              count (search \"lent.so\" (sb-alien::shared-object-namestring object))))";
+    let program = "(list sb-ext:*runtime-pathname* sb-ext:*core-pathname* sb-ext:*posix-argv*)";
+    let before = server.evaluate(program);
     let random = "(random (expt 10 60))";
     let mut numbers = vec![server.evaluate(random)];
     for _ in 0..2 {
         restore(&mut server, "one");
-        assert_eq!(server.evaluate(about), "=> (:BANG (F) 3 1)");
+        assert_eq!(server.evaluate(about), "=> (:BANG (F) 16 \"<1>\" 3 1)");
+        assert_eq!(server.evaluate(program), before);
         numbers.push(server.evaluate(random));
         assert!(server.evaluate("(f 1)").contains("(F 1)"));
     }
@@ -157,7 +177,7 @@ fn what_is_about_the_image_comes_back() {
     std::fs::remove_file(&library).unwrap();
     let text = restore(&mut server, "one");
     assert!(text.contains("The shared object ") && text.contains("/lent.so is not there any more"), "{text}");
-    assert_eq!(server.evaluate(about), "=> (:BANG (F) 3 0)");
+    assert_eq!(server.evaluate(about), "=> (:BANG (F) 16 \"<1>\" 3 0)");
 }
 
 #[test]
@@ -198,11 +218,7 @@ fn one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal
     save(&mut server, "first");
     server.evaluate("(defun g () 2) (setf *x* 3)");
     save(&mut server, "second");
-    let mut cores: Vec<_> = std::fs::read_dir(state.checkpoints())
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "core"))
-        .collect();
+    let mut cores = state.files(Some("core"));
     cores.sort_by_key(|path| std::fs::metadata(path).unwrap().modified().unwrap());
     damage(&cores[1]);
     kill_worker(&server);
@@ -275,11 +291,16 @@ fn the_user_may_have_hooks_and_a_killed_child_costs_nothing() {
     assert_eq!(server.evaluate("(list *hooked* (length sb-ext:*save-hooks*))"), "=> (T 2)");
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sleep 1000))))");
     let id = server.post_call("checkpoint", json!({"action": "save", "name": "killed"}));
-    let lisp = if is_alone() { server.pid() } else { worker(&server) };
+    let lisp = lisp(&server);
     until("the child is there", || !children(lisp).is_empty());
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
     for child in children(lisp) {
-        processes::signal(child, "-KILL");
+        // Nothing of the client's, nor of anybody else's, is open in it.
+        let directory = format!("/proc/{child}/fd");
+        let open = |number: &str| std::fs::read_link(format!("{directory}/{number}")).unwrap();
+        until("others are closed", || std::fs::read_dir(&directory).unwrap().count() == 3);
+        assert_eq!((open("0"), open("1")), ("/dev/null".into(), open("2")));
+        signal(child, "-KILL");
     }
     let (text, is_error) = server.outcome(id);
     assert!(is_error && text == "Nothing was saved: the process that saved it was killed by signal 9.", "{text}");
@@ -289,6 +310,105 @@ fn the_user_may_have_hooks_and_a_killed_child_costs_nothing() {
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "left"}));
     assert!(text.starts_with("Nothing was saved: "), "{text}");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+}
+
+#[test]
+fn what_does_not_come_up_is_no_checkpoint() {
+    let state = State::new("stillborn");
+    let mut server = state.serve(&[]);
+    server.evaluate(
+        "(defvar *x* 5)
+         (push (lambda ()
+                 (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 0))
+               sb-ext:*init-hooks*)",
+    );
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saved image does not come up.");
+    assert!(state.files(None).is_empty());
+    assert_eq!(server.evaluate("*x*"), "=> 5");
+}
+
+/// What a session has that goes on with everything.
+const ALL_OF_IT: &str = "(list *x* (f) (sb-thread:thread-alive-p *thread*) (open-stream-p *stream*)
+                               (typep sb-impl::*finalizer-thread* 'sb-thread:thread)
+                               (length (sb-ext:list-all-timers)))";
+
+/// A session that has it.
+fn with_all_of_it(state: &State) -> Server {
+    let mut server = state.serve(&[]);
+    server.evaluate(&format!(
+        "(defvar *x* 1) (setf *x* 5) (defun f () :f)
+         (defvar *thread* (sb-thread:make-thread (lambda () (loop (sleep 1)))))
+         (defvar *stream* (open {:?} :direction :output))
+         (sb-ext:schedule-timer (sb-ext:make-timer (lambda ())) 1000)",
+        state.0.join("open")
+    ));
+    assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+    server
+}
+
+#[test]
+fn a_process_that_cannot_be_copied_is_told_of() {
+    let state = State::new("no-fork");
+    let mut server = with_all_of_it(&state);
+    assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
+    for _ in 0..2 {
+        let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+        assert!(text.starts_with("Nothing was saved: "), "{text}");
+        assert!(text.contains("The process cannot be copied: Cannot allocate memory."), "{text}");
+        assert!(state.files(None).is_empty());
+        assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+    }
+    assert_eq!(list(&mut server), "No checkpoints yet.");
+}
+
+#[test]
+fn a_full_disk_costs_the_checkpoint_and_nothing_else() {
+    let state = State::new("full");
+    let mut server = with_all_of_it(&state);
+    save(&mut server, "before");
+    let before = state.files(None).len();
+    for (code, how) in [("(values)", "was killed by signal 25"), (NO_SIGXFSZ, "ended with status ")] {
+        server.evaluate(code);
+        limit_files(lisp(&server), Some(1 << 20));
+        let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "before"}));
+        limit_files(lisp(&server), None);
+        assert!(text.starts_with("Nothing was saved: the process that saved it ") && text.contains(how), "{text}");
+        assert_eq!(state.files(None).len(), before);
+        assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+    }
+    // The one before is as it was.
+    server.evaluate("(setf *x* 6)");
+    restore(&mut server, "before");
+    assert_eq!(server.evaluate("(list *x* (f))"), "=> (5 :F)");
+    save(&mut server, "before");
+    assert_eq!(state.files(None).len(), before);
+}
+
+#[test]
+fn a_worker_that_is_lost_while_it_saves_leaves_no_torn_file() {
+    let state = State::new("torn");
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "whole");
+    let waits = server.post_call("checkpoint", json!({"action": "save", "name": "torn"}));
+    until("it is being saved", || state.files(Some("core")).len() == 2);
+    kill_worker(&server);
+    let _ = server.outcome(waits);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    assert_eq!(state.files(Some("core")).len(), state.files(Some("json")).len());
+}
+
+#[test]
+fn they_are_gone_when_the_supervisor_was_killed() {
+    let state = State::new("orphaned");
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "x");
+    let (directory, worker) = (state.checkpoints(), worker(&server));
+    signal(server.pid(), "-KILL");
+    until("the worker is gone", || !is_alive(worker));
+    assert!(!directory.exists());
 }
 
 /// The collector must not find holes where other threads were about to allocate.
@@ -401,7 +521,10 @@ fn loaded_libraries_and_their_tests_work_after_a_restore() {
         return;
     }
     let state = State::new("libraries");
-    let mut server = state.serve(&[]);
+    // What another server compiles meanwhile would be newer than what is loaded.
+    let cache = state.0.join("cache");
+    let mut server = Server::start_with_environment(&[], &[("XDG_STATE_HOME", &state.0), ("XDG_CACHE_HOME", &cache)]);
+    server.initialize("2025-11-25");
     load(&mut server, "alexandria-tests");
     save(&mut server, "loaded");
     restore_and_lose(&mut server, "loaded");
@@ -563,6 +686,8 @@ fn a_busy_session_is_not_saved() {
 #[test]
 fn all_of_it_without_a_supervisor() {
     again_without_supervisor(&[
+        "a_worker_that_is_lost_while_it_saves_leaves_no_torn_file",
+        "they_are_gone_when_the_supervisor_was_killed",
         "a_lost_image_begins_with_the_last_checkpoint",
         "one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal",
         "the_server_saves_of_its_own_accord_when_asked_to",
@@ -643,9 +768,7 @@ fn a_process_alone_does_not_become_what_does_not_come_up() {
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "one");
     server.evaluate("(setf *x* 2)");
-    let mut cores = std::fs::read_dir(state.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
-    let core = cores.find(|path| path.extension().is_some_and(|extension| extension == "core")).unwrap();
-    damage(&core);
+    damage(&state.files(Some("core"))[0]);
     let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
     assert_eq!(text, "Nothing was restored: the saved image does not come up.");
     assert_eq!(server.evaluate("*x*"), "=> 2");
@@ -670,6 +793,8 @@ fn a_process_alone_survives_what_cannot_be_interrupted() {
 #[derive(Debug, Clone)]
 enum Step {
     Define(usize, i64),
+    /// A class of so many slots, and an instance that is kept while the class is defined again.
+    Classify(usize, i64),
     Assign(usize, i64),
     Save(usize),
     Restore(usize),
@@ -680,6 +805,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3_usize, 0..100_i64).prop_map(|(name, value)| Step::Define(name, value)),
+        2 => (0..3_usize, 0..4_i64).prop_map(|(name, slots)| Step::Classify(name, slots)),
         4 => (0..3_usize, 0..100_i64).prop_map(|(name, value)| Step::Assign(name, value)),
         2 => (0..2_usize).prop_map(Step::Save),
         2 => (0..2_usize).prop_map(Step::Restore),
@@ -688,10 +814,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What functions return and variables hold.
+/// What functions return, how many slots the instances of classes have, and what variables hold.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct World {
     functions: [Option<i64>; 3],
+    classes: [Option<i64>; 3],
     values: [Option<i64>; 3],
 }
 
@@ -729,6 +856,15 @@ proptest! {
                     model.world.functions[name] = Some(value);
                     model.base.functions[name] = Some(value);
                 }
+                Step::Classify(name, slots) => {
+                    let names: Vec<_> = (0..slots).map(|slot| format!("s{slot}")).collect();
+                    let names = names.join(" ");
+                    server.evaluate(&format!(
+                        "(progn (defclass c{name} () ({names})) (defvar i{name} (make-instance 'c{name})))"
+                    ));
+                    model.world.classes[name] = Some(slots);
+                    model.base.classes[name] = Some(slots);
+                }
                 Step::Assign(name, value) => {
                     server.evaluate(&format!("(setf (symbol-value 'v{name}) {value})"));
                     model.world.values[name] = Some(value);
@@ -759,9 +895,14 @@ proptest! {
             }
             let text = server.evaluate(
                 "(values (loop for f in '(f0 f1 f2) collect (and (fboundp f) (funcall f)))
+                         (loop for (c i) in '((c0 i0) (c1 i1) (c2 i2))
+                               collect (and (find-class c nil) (typep (symbol-value i) c)
+                                            (loop for s in '(s0 s1 s2 s3)
+                                                  count (slot-exists-p (symbol-value i) s))))
                          (loop for v in '(v0 v1 v2) collect (and (boundp v) (symbol-value v))))",
             );
-            let expected = format!("=> {}\n=> {}", shown(&model.world.functions), shown(&model.world.values));
+            let World { functions, classes, values } = &model.world;
+            let expected = format!("=> {}\n=> {}\n=> {}", shown(functions), shown(classes), shown(values));
             prop_assert!(text.ends_with(&expected), "{text}\n{expected}");
         }
     }

@@ -543,7 +543,7 @@ fn the_error_state_is_as_of_an_evaluation() {
     fails(&mut server, json!({"path": "bad.lisp"}));
     assert!(common::last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  first\n"));
     let shown = good(&mut server, "evaluation", json!({}));
-    assert!(shown.contains("(load #P\"") && shown.contains("bad.lisp"), "{shown}");
+    assert!(shown.contains("(cl:load #P\"") && shown.contains("bad.lisp"), "{shown}");
     load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(common::last_error(&mut server).starts_with("No error information available."));
     // Held where it fails, and gone on with.

@@ -466,6 +466,45 @@ fn a_form_is_not_evaluated_in_another_package() {
 }
 
 #[test]
+fn nor_when_there_was_no_room_for_the_form_that_made_its_package() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :app (:use :cl))");
+    // More than there is room for, in all.
+    for number in 0..3 {
+        server.evaluate(&format!("(defparameter *long-{number}* (length \"{}\"))", "x".repeat(6 << 20)));
+    }
+    server.evaluate("(defun run () :the-users-own)");
+    server.evaluate("(in-package :app) (defun run () :of-app)");
+    server.evaluate("(cl:in-package :cl-user)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (run) *long-2*)");
+    assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
+    assert!(text.contains("- (defun run () :of-app) (") && text.contains("for which there was no room"), "{text}");
+    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+}
+
+/// COMMON-LISP is used by most packages, not by all.
+#[test]
+fn what_was_loaded_comes_back_whatever_the_package_uses() {
+    let mut server = Server::ready();
+    let path = Temporary::new("without-cl");
+    std::fs::create_dir_all(path.0.join("a/b")).unwrap();
+    std::fs::write(path.0.join("without-cl.asd"), "(defsystem \"without-cl\")").unwrap();
+    std::fs::write(path.0.join("a/without-cl-a.asd"), "(defsystem \"without-cl-a\")").unwrap();
+    std::fs::write(path.0.join("file.lisp"), "(cl:defun f () 7)").unwrap();
+    server.evaluate("(defpackage :without-cl (:use))");
+    server.evaluate("(cl:in-package :without-cl)");
+    good(&mut server, "load", json!({"system": "without-cl", "directory": path.0}));
+    good(&mut server, "load", json!({"path": path.0.join("a/without-cl-a.asd"), "force": "self"}));
+    good(&mut server, "load", json!({"path": path.0.join("file.lisp")}));
+    kill_worker(&server);
+    let text = server.evaluate("(cl:list (f) (asdf:registered-system \"without-cl-a\"))");
+    std::fs::remove_dir_all(&path.0).unwrap();
+    assert!(text.contains("Restored: all 5 forms that defined something."), "{text}");
+    assert!(text.contains("(7 #<ASDF/SYSTEM:SYSTEM \"without-cl-a\">)"), "{text}");
+}
+
+#[test]
 fn what_is_set_up_beside_definitions_is_restored() {
     let mut server = Server::ready();
     let path = Temporary::new("set-up");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{BINARY, Server, again_without_supervisor, bad, good, is_alone};
-use processes::{children, is_alive, kill_worker, signal, until, worker};
+use processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until, worker};
 use serde_json::json;
 
 /// A state directory of a test's own, removed at the end.
@@ -70,6 +70,11 @@ impl Drop for State {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// The process that Lisp is in.
+fn lisp(server: &Server) -> u32 {
+    if is_alone() { server.pid() } else { worker(server) }
 }
 
 /// The files in a directory with this extension.
@@ -159,7 +164,7 @@ fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save() {
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
     server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
-    let programs = children(if is_alone() { server.pid() } else { worker(&server) });
+    let programs = children(lisp(&server));
     assert_eq!(programs.len(), 1);
     signal(server.pid(), "-TERM");
     assert_eq!(server.end().status.code(), Some(143));
@@ -268,7 +273,7 @@ fn definitions_are_exported_for_any_sbcl() {
         "(defun area () (* (side) (side)))",
         "(defstruct point x y)",
         "(defun side () 3)",
-        "(in-package :common-lisp-user)",
+        "(cl:in-package :common-lisp-user)",
         "(defun pid () (sb-posix:getpid))",
         "(defvar *list* (list 1 (app:area)))",
     ];
@@ -453,4 +458,130 @@ fn a_session_whose_images_do_not_come_up_goes_on_with_its_definitions() {
     let mut server = state.serve("torn");
     let text = server.evaluate("(list (f) (g) *x*)");
     assert!(text.contains("The session \"torn\" goes on.") && text.ends_with("=> (1 2 1)"), "{text}");
+}
+
+#[test]
+fn an_image_that_is_not_whole_gives_way_to_the_one_before() {
+    let state = State::new("cut");
+    let mut server = state.serve("cut");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    server.finish();
+    state.is_free("cut");
+    // In the order of their ends.
+    for (image, reason, outcome) in [
+        (
+            "auto-",
+            "The image that was saved last, \"auto-1\", is not whole. Restored: the checkpoint \"first\" of ",
+            "2 2",
+        ),
+        ("", "is not whole. Restored: all 3 forms that defined something.", "2 1"),
+    ] {
+        for manifest in files(&state.directory("cut"), "json") {
+            let text = std::fs::read_to_string(&manifest).unwrap();
+            let checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
+            if checkpoint["name"].as_str().unwrap().starts_with(image) {
+                let core = std::fs::File::options().write(true).open(manifest.with_extension("core")).unwrap();
+                core.set_len(checkpoint["bytes"].as_u64().unwrap() - 1).unwrap();
+            }
+        }
+        let mut server = state.serve("cut");
+        let text = server.evaluate("(list (f) (g) *x*)");
+        assert!(text.starts_with("[notice]\nThe session \"cut\" goes on. The image that was saved last, "), "{text}");
+        assert!(text.contains(reason) && text.ends_with(&format!("=> (1 {outcome})")), "{text}");
+        // Without another image.
+        kill_all(&state);
+    }
+}
+
+#[test]
+fn a_session_that_cannot_be_saved_at_the_end_says_so_and_stays_what_it_was() {
+    let state = State::new("unsaved");
+    let mut server = state.serve("full");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(defun f () :f) (setf *x* 3)");
+    server.evaluate(NO_SIGXFSZ);
+    limit_files(lisp(&server), Some(1 << 20));
+    assert!(server.finish().status.success());
+    state.is_free("full");
+    let mut server = state.serve("full");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(text.contains("the checkpoint \"mine\" of ") && text.ends_with("=> (2 :F)"), "{text}");
+    // The system has no memory for a copy.
+    server.evaluate("(defun g () :g)");
+    assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
+    let end = server.finish();
+    let told = "When the session \"full\" was saved last:\n";
+    assert!(end.stderr.contains(told), "{}", end.stderr);
+    assert!(end.stderr.contains("The session was not saved: the process that saved it ended with "), "{}", end.stderr);
+    assert!(end.stderr.contains("the session was not saved: "), "{}", end.stderr);
+    assert!(end.stderr.contains("The process cannot be copied: Cannot allocate memory."), "{}", end.stderr);
+    state.is_free("full");
+    let mut server = state.serve("full");
+    let text = server.evaluate("(list *x* (f) (g))");
+    assert!(text.ends_with("=> (2 :F :G)"), "{text}");
+    assert!(!server.finish().stderr.contains(told));
+    // It was torn by nobody.
+    state.is_free("full");
+    let directory = state.directory("full");
+    assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());
+}
+
+#[test]
+fn nobody_else_can_read_what_is_in_a_session() {
+    let state = State::new("private");
+    let directory = state.0.join("shared");
+    std::fs::create_dir(&directory).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut server = state.serve(directory.to_str().unwrap());
+    server.evaluate("(defvar *secret* 1)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(setf *secret* 2)");
+    server.finish();
+    // Once the process that saves it has ended.
+    assert!(state.serve(directory.to_str().unwrap()).evaluate("*secret*").ends_with("=> 2"));
+    assert!(files(&directory, "core").len() > 1);
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+}
+
+#[test]
+fn a_directory_that_is_no_session_is_left_alone() {
+    let state = State::new("foreign");
+    let directory = state.0.join("mine");
+    let path = directory.to_str().unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    let mine = ["app.core", "app.forms", "log", "notes.draft"].map(|name| directory.join(name));
+    mine.iter().for_each(|file| std::fs::write(file, "mine").unwrap());
+    let end = state.start(&["--session", path]).end();
+    assert!(end.stderr.contains("is not empty, and no session"), "{}", end.stderr);
+    for action in ["delete", "export"] {
+        let output = state.sessions(&[action, path]);
+        assert!(!output.status.success());
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session "), "{output:?}");
+    }
+    assert!(mine.iter().all(|file| std::fs::read_to_string(file).unwrap() == "mine"));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), mine.len());
+
+    // One that is empty may become one. What others put there is not the session's.
+    mine.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let mut server = state.serve(path);
+    server.evaluate("(defvar *x* 1)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+    server.finish();
+    for name in ["app.core", "notes.draft"] {
+        std::fs::write(directory.join(name), "mine").unwrap();
+    }
+    let mut server = state.serve(path);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    server.finish();
+    until("it is free", || state.sessions(&["delete", path]).status.success());
+    let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["app.core", "notes.draft"]);
 }

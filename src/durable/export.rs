@@ -51,8 +51,10 @@ pub(super) fn export(name: &str, loaded: &Loaded) -> String {
             continue;
         }
         if entry.form.package != package {
+            // The package that is left may use nothing.
+            let prefix = if package == USER { "" } else { "cl:" };
             package = &entry.form.package;
-            _ = write!(text, "\n(in-package {})\n", designator(package));
+            _ = write!(text, "\n({prefix}in-package {})\n", designator(package));
         }
         _ = writeln!(text, "\n{}", entry.form.code.trim());
     }
@@ -143,8 +145,25 @@ mod tests {
         assert_eq!(
             text,
             "(require :sb-posix)\n(defpackage :app (:use :cl))\n(in-package :app)\n(defun pid () (sb-posix:getpid))\n\
-             (defvar *x* 1)\n(in-package \"My \\\"own\\\"\")\n(cl:defvar x 2)\n(in-package :common-lisp-user)\n(defun \
+             (defvar *x* 1)\n(cl:in-package \"My \\\"own\\\"\")\n(cl:defvar x 2)\n\
+             (cl:in-package :common-lisp-user)\n(defun \
              my-asdf:f () \"my-uiop: none\")"
+        );
+    }
+
+    #[test]
+    fn a_package_is_left_that_does_not_use_common_lisp() {
+        let text = exported(&[
+            (USER, "(defpackage :bare (:use))"),
+            ("BARE", "(cl:defvar x 1)"),
+            (USER, "(defvar *y* 1)"),
+            ("BARE", "(cl:defvar z 1)"),
+            ("APP", "(defvar *x* 1)"),
+        ]);
+        assert_eq!(
+            text,
+            "(defpackage :bare (:use))\n(in-package :bare)\n(cl:defvar x 1)\n(cl:in-package :common-lisp-user)\n\
+             (defvar *y* 1)\n(in-package :bare)\n(cl:defvar z 1)\n(cl:in-package :app)\n(defvar *x* 1)"
         );
     }
 

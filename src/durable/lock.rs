@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The file that is locked, with flock(2): whoever inherits the descriptor has the lock, too, and with the last of them
 /// it is gone.
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 
 /// What a process does with a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
 
 /// The file.
-const LOG: &str = "log";
+pub(super) const LOG: &str = "log";
 /// A log that has grown by so many bytes is written anew.
 const GROWTH: u64 = 64 << 20;
 
@@ -53,6 +53,14 @@ pub(crate) struct Loaded {
 /// Reads the log in a session's directory; one that is not there says nothing.
 pub(super) fn load(directory: &Path) -> Loaded {
     File::open(directory.join(LOG)).map_or_else(|_| Loaded::default(), |file| read(BufReader::new(file)))
+}
+
+/// True when there is one in a directory.
+pub(super) fn is_in(directory: &Path) -> bool {
+    let mut line = Vec::new();
+    let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
+    file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
+        && matches!(serde_json::from_slice(&line), Ok(Note::From { .. }))
 }
 
 /// Reads the forms that are in a checkpoint; `None` where they were not kept.
@@ -111,7 +119,7 @@ pub(crate) struct Log {
     path: PathBuf,
     file: Option<File>,
     grown: u64,
-    /// The last line may not be whole.
+    /// The last line may not be whole, and what else could not be written is not there.
     torn: bool,
 }
 
@@ -133,27 +141,29 @@ impl Log {
     /// # Errors
     /// The file cannot be written; it is as it was.
     pub(crate) fn rewrite(&mut self, notes: impl Iterator<Item = Note>) -> io::Result<()> {
+        self.torn = self.file.is_some();
         write_whole(&self.path, &lines(notes))?;
         self.file = Some(OpenOptions::new().append(true).mode(0o600).open(&self.path)?);
         (self.grown, self.torn) = (0, false);
         Ok(())
     }
 
-    /// Adds a note. True when it is time to write the log anew.
+    /// Adds a note. True when it is time to write the log anew: it has grown, or some could not be written before.
     pub(crate) fn add(&mut self, note: Note) -> bool {
         let mut line = lines(std::iter::once(note));
-        if self.torn {
+        let was_torn = self.torn;
+        if was_torn {
             line.insert(0, b'\n');
         }
         if let Some(file) = &mut self.file {
             self.grown += line.len() as u64;
             let written = file.write_all(&line);
-            if let (false, Err(error)) = (self.torn, &written) {
+            if let (false, Err(error)) = (was_torn, &written) {
                 tracing::warn!("the session's log cannot be written: {error}");
             }
             self.torn = written.is_err();
         }
-        self.grown > GROWTH
+        self.grown > GROWTH || was_torn && !self.torn
     }
 }
 
@@ -188,6 +198,30 @@ mod tests {
         assert_eq!(codes, ["(a)", "(b)"]);
         assert_eq!(loaded.marks, [("x.core".to_owned(), 1)]);
         assert_eq!((loaded.evaluations, loaded.dropped), (9, 1));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_a_full_disk_has_cost_is_written_later() {
+        let directory = std::env::temp_dir().join(format!("sbcl-mcp-full-log-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut log = Log::new(&directory);
+        log.rewrite([form("(a)", 1)].into_iter()).unwrap();
+        assert!(!log.add(form("(b)", 2)));
+        let file = log.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        assert!(!log.add(form("(c)", 3)) && !log.add(form("(d)", 4)));
+        log.file = file;
+        // There is room again, perhaps for a line and no more.
+        assert!(log.add(form("(e)", 5)));
+        let draft = log.path.with_extension("draft");
+        std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
+        assert!(log.rewrite((1..6).map(|number| form("(f)", number))).is_err());
+        assert_eq!(load(&directory).entries.len(), 3);
+        assert!(log.add(form("(g)", 6)));
+        log.rewrite((1..8).map(|number| form("(h)", number))).unwrap();
+        assert_eq!(load(&directory).entries.len(), 7);
+        assert!(!log.add(form("(i)", 8)));
+        assert_eq!(load(&directory).entries.len(), 8);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

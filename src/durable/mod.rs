@@ -62,8 +62,8 @@ impl Durable {
         };
         let mut all: Vec<_> = entries
             .flatten()
-            .filter(|entry| entry.path().is_dir())
             .map(|entry| Self { name: entry.file_name().to_string_lossy().into_owned(), directory: entry.path() })
+            .filter(Self::exists)
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
@@ -74,20 +74,31 @@ impl Durable {
         &self.directory
     }
 
-    /// True when it was begun.
-    pub(crate) fn exists(&self) -> bool {
-        self.directory.is_dir()
+    /// True when it was begun: any directory may have been named.
+    fn exists(&self) -> bool {
+        log::is_in(&self.directory)
     }
 
     /// Makes its directory, for nobody but its owner.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: it cannot be made, or something else is in it.
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
             format!("The session {:?} has no place: {}: {error}.", self.name, self.directory.display())
-        })
+        })?;
+        // Whoever begins one is killed, or has not come further.
+        let is_begun = |path: &PathBuf| is_ours(path) && path.file_name() != Some(log::LOG.as_ref());
+        if self.exists() || self.files().all(|path| is_begun(&path)) {
+            return Ok(());
+        }
+        Err(format!("The directory {} is not empty, and no session: choose another.", self.directory.display()))
+    }
+
+    /// What is in its directory.
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
     /// The file for the numbers of its worker.
@@ -137,13 +148,19 @@ impl Durable {
         }
     }
 
-    /// Removes it.
+    /// Removes it; not what else there is in its directory.
     ///
     /// # Errors
     /// A sentence: there is none, it runs, or its files cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
-        let removed = fs::remove_dir_all(&self.directory);
+        // The log first: without it there is none.
+        let ours = self.files().filter(|path| is_ours(path));
+        let mut removed = fs::remove_file(self.directory.join(log::LOG));
+        ours.for_each(|path| drop(fs::remove_file(path)));
+        if self.files().next().is_none() {
+            removed = removed.and_then(|()| fs::remove_dir(&self.directory));
+        }
         removed.map_err(|error| format!("The session {:?} cannot be deleted: {error}.", self.name))
     }
 
@@ -172,6 +189,15 @@ impl Durable {
             .map_err(|error| format!("The session {:?} cannot be {what}: {error}.", self.name))?
             .map_err(|holder| format!("The session {:?} is {holder}, and cannot be {what} meanwhile.", self.name))
     }
+}
+
+/// True for a file that is named as those of sessions are.
+fn is_ours(path: &Path) -> bool {
+    let is_named = |ours: &str| {
+        let name = path.file_name();
+        name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
+    };
+    checkpoints::is_ours(path) || [log::LOG, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
 }
 
 /// A session as `sbcl-mcp sessions` lists it.

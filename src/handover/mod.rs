@@ -79,8 +79,8 @@ pub(crate) struct Guest {
 pub(crate) struct Resumed {
     /// What it is called.
     pub(crate) session: String,
-    /// The program that has saved its image, where that is another one, and only definitions come back.
-    pub(crate) other: Option<String>,
+    /// Why it does not go on with the last image that was saved, in a sentence.
+    pub(crate) unusable: Option<String>,
 }
 
 /// A form to be evaluated again.

@@ -75,7 +75,7 @@ impl Tests {
             Some(system) => format!("{} ; and run-tests", system.code(None)),
             None => {
                 let name = self.package.as_ref().or(self.name.as_ref()).map_or("", String::as_str);
-                format!("(values) ; run-tests {}", name.replace('\n', " "))
+                format!("(cl:values) ; run-tests {}", name.replace('\n', " "))
             }
         };
         // Each test has a limit of its own.

@@ -1,6 +1,7 @@
 //! Saving checkpoints: when the client asks for one, and of the server's own accord.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ const QUIET: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Bytes that may be written in a minute.
 const RATE: u64 = 500 << 20;
+const MINUTE: Duration = Duration::from_secs(60);
 /// Bytes of disk and of memory that must be free beyond what the image takes.
 const RESERVE: u64 = 512 << 20;
 
@@ -83,7 +85,7 @@ impl Saver {
                     .to_owned(),
             ));
         }
-        let draft = match self.checkpoints.begin() {
+        let draft = match self.checkpoints.begin(automatic) {
             Ok(draft) => draft,
             Err(reason) => return done(Err(reason)),
         };
@@ -141,11 +143,8 @@ pub(crate) struct AtEnd {
 }
 
 impl Saver {
-    /// Saves the image of the server's own accord, and waits for that; `None` when there is no room, or it failed.
+    /// Saves the image of the server's own accord, and waits for that; `None` when it failed.
     fn save_automatically(&self) -> Option<Checkpoint> {
-        if !has_room(&self.checkpoints) {
-            return None;
-        }
         let (sender, receiver) = std::sync::mpsc::channel();
         self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
         Some(receiver.recv().ok()?.ok()?.checkpoint)
@@ -157,8 +156,10 @@ impl Saver {
         if self.worker.as_ref().is_some_and(|worker| worker.is_saved(&self.session)) {
             return Ok(None);
         }
-        let errors = std::fs::File::create(&at_end.errors).map_err(|error| error.to_string())?;
-        let draft = self.checkpoints.begin()?;
+        let mut errors = std::fs::OpenOptions::new();
+        let errors = errors.write(true).create(true).truncate(true).mode(0o600);
+        let errors = errors.open(&at_end.errors).map_err(|error| error.to_string())?;
+        let draft = self.checkpoints.begin(true)?;
         let name = self.checkpoints.automatic_name();
         let evaluation = self.session.evaluations_so_far();
         let program = draft.finisher(&name, evaluation);
@@ -182,6 +183,49 @@ impl Saver {
     }
 }
 
+/// What is to be done about saving the image of the server's own accord.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// It is saved now.
+    Save,
+    /// Nothing before this moment, and then it is asked again.
+    Wait(Instant),
+    /// Nothing before something is evaluated.
+    Rest,
+}
+
+/// How often the image may be saved of the server's own accord.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Not before this moment.
+    next: Option<Instant>,
+}
+
+impl Pace {
+    /// What is to be done at the moment `now`. `ended`: when the last evaluation that is not saved yet was over;
+    /// `busy`: something is evaluated; `has_room`: neither disk nor memory is short.
+    fn step(&self, now: Instant, ended: Option<Instant>, busy: bool, has_room: impl FnOnce() -> bool) -> Step {
+        let Some(ended) = ended else { return Step::Rest };
+        let due = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
+        if now < due {
+            Step::Wait(due)
+        } else if busy {
+            // What goes on in the background does not say when it is over.
+            Step::Wait(now + QUIET)
+        } else if !has_room() {
+            Step::Wait(now + INTERVAL)
+        } else {
+            Step::Save
+        }
+    }
+
+    /// Some `bytes` were written by the moment `now`, whether a checkpoint came of it or not.
+    fn wrote(&mut self, now: Instant, bytes: u64) {
+        let pause = MINUTE.as_secs_f64() * bytes as f64 / RATE as f64;
+        self.next = Some(now + INTERVAL.max(Duration::from_secs_f64(pause)));
+    }
+}
+
 /// When something was evaluated last.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
@@ -198,17 +242,22 @@ impl Activity {
         }
     }
 
-    /// Waits until something was evaluated, and then nothing more for so long. It sleeps as long as nothing is.
-    fn quiet(&self) {
-        let mut last = self.last.lock();
+    /// Waits until what `step` says of the last evaluation that is not saved is to save it: from here on it is. It
+    /// sleeps as long as nothing is evaluated.
+    fn wait_to_save(&self, step: impl Fn(Option<Instant>) -> Step) {
         loop {
-            match *last {
-                None => self.changed.wait(&mut last),
-                Some(at) if at.elapsed() >= QUIET => {
+            let last = *self.last.lock();
+            // Without the lock: whoever tells of an end may hold others.
+            let step = step(last);
+            let mut last = self.last.lock();
+            match step {
+                Step::Save => {
                     *last = None;
                     return;
                 }
-                Some(at) => drop(self.changed.wait_until(&mut last, at + QUIET)),
+                Step::Wait(until) => drop(self.changed.wait_until(&mut last, until)),
+                Step::Rest if last.is_none() => self.changed.wait(&mut last),
+                Step::Rest => {}
             }
         }
     }
@@ -220,36 +269,43 @@ pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
     // Now: what is evaluated before the thread begins is to be saved.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
+        let mut pace = Pace::default();
         loop {
-            activity.quiet();
+            activity.wait_to_save(|ended| {
+                pace.step(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
+            });
             let evaluations = saver.session.evaluations_so_far();
             if evaluations == saved {
                 continue;
             }
-            if saver.session.is_busy() {
-                // What goes on in the background does not say when it is over.
+            let checkpoint = saver.save_automatically();
+            // What failed may have written as much.
+            pace.wrote(Instant::now(), checkpoint.as_ref().map_or_else(used, |checkpoint| checkpoint.bytes));
+            if checkpoint.is_some() {
+                saved = evaluations;
+                saver.checkpoints.make_room(space);
+            } else {
                 activity.ended();
-                continue;
             }
-            let Some(checkpoint) = saver.save_automatically() else {
-                std::thread::sleep(INTERVAL);
-                activity.ended();
-                continue;
-            };
-            saved = evaluations;
-            saver.checkpoints.make_room(space);
-            let seconds = checkpoint.bytes * 60 / RATE;
-            std::thread::sleep(INTERVAL.max(Duration::from_secs(seconds)));
         }
     };
     // Without it nothing is saved, and nothing else is lost.
     let _ = std::thread::Builder::new().name("sbcl-mcp-auto".to_owned()).spawn(run);
 }
 
+/// Bytes of the heap that are used, which an image takes about as many of.
+fn used() -> u64 {
+    u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
+}
+
 /// True while neither disk nor memory is short.
 fn has_room(checkpoints: &Checkpoints) -> bool {
-    let needed = RESERVE + u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX);
-    checkpoints.free_space().is_none_or(|free| free > needed) && free_memory().is_none_or(|free| free > needed)
+    is_enough(used(), checkpoints.free_space(), free_memory())
+}
+
+/// True when an image of `used` bytes may be saved with so much disk and memory free, as far as that is known.
+fn is_enough(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
+    [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(RESERVE))
 }
 
 /// Bytes of memory that programs may still have, as the kernel reckons it.
@@ -257,4 +313,100 @@ fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn work_is_saved_once_it_has_been_quiet() {
+        let begin = Instant::now();
+        let pace = Pace::default();
+        let step = |now, ended| pace.step(now, ended, false, || true);
+        assert_eq!(step(begin, None), Step::Rest);
+        assert_eq!(step(begin + SECOND, Some(begin)), Step::Wait(begin + QUIET));
+        assert_eq!(step(begin + QUIET, Some(begin)), Step::Save);
+    }
+
+    #[test]
+    fn it_waits_for_what_runs_for_room_and_for_the_time_since_the_last_one() {
+        let now = Instant::now() + 100 * SECOND;
+        let ended = Some(now - QUIET);
+        let mut pace = Pace::default();
+        let no_room_is_looked_for = || unreachable!("it costs something");
+        assert_eq!(pace.step(now, ended, true, no_room_is_looked_for), Step::Wait(now + QUIET));
+        assert_eq!(pace.step(now, ended, false, || false), Step::Wait(now + INTERVAL));
+        // A small image is saved every half a minute, one of a gigabyte every two minutes.
+        for (bytes, seconds) in [(40 << 20, 30), (250 << 20, 30), (500 << 20, 60), (1000 << 20, 120)] {
+            pace.wrote(now - SECOND, bytes);
+            let next = now - SECOND + seconds * SECOND;
+            assert_eq!(pace.step(now, ended, false, no_room_is_looked_for), Step::Wait(next));
+            assert_eq!(pace.step(next, ended, false, || true), Step::Save);
+            assert_eq!(pace.step(next, Some(next), false, || true), Step::Wait(next + QUIET));
+        }
+    }
+
+    #[test]
+    fn neither_disk_nor_memory_may_be_short() {
+        let used = 1 << 30;
+        let (short, enough) = (Some(used + RESERVE), Some(used + RESERVE + 1));
+        assert!(is_enough(used, enough, enough) && is_enough(used, None, None) && is_enough(used, enough, None));
+        assert!(!is_enough(used, short, enough) && !is_enough(used, enough, short) && !is_enough(used, None, short));
+        assert!(!is_enough(u64::MAX, enough, enough));
+    }
+
+    /// A moment of a session: milliseconds since the last one, whether an evaluation has ended by then, whether others
+    /// run, whether there is room; and how much it would take to save the image.
+    fn moment() -> impl Strategy<Value = (u64, bool, bool, bool, u64)> {
+        (0..40_000_u64, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.8), 0..(2_u64 << 30))
+    }
+
+    proptest! {
+        #[test]
+        fn no_session_is_saved_too_often(moments in prop::collection::vec(moment(), 1..200)) {
+            let mut now = Instant::now();
+            let mut pace = Pace::default();
+            let mut ended = None;
+            let mut saves: Vec<(Instant, u64)> = Vec::new();
+            for (milliseconds, has_ended, busy, has_room, bytes) in moments {
+                now += Duration::from_millis(milliseconds);
+                if has_ended {
+                    ended = Some(now);
+                }
+                match pace.step(now, ended, busy, || has_room) {
+                    Step::Rest => prop_assert_eq!(ended, None),
+                    // Neither is it asked again at once, nor is anything put off for long without a reason.
+                    Step::Wait(until) => {
+                        prop_assert!(until > now && ended.is_some());
+                        let paused = saves.last().map_or(now, |(at, bytes)| {
+                            *at + INTERVAL.max(MINUTE.mul_f64(*bytes as f64 / RATE as f64))
+                        });
+                        let reason = if has_room { QUIET } else { INTERVAL };
+                        prop_assert!(until <= paused.max(now + reason));
+                    }
+                    Step::Save => {
+                        prop_assert!(!busy && has_room && ended.is_some_and(|ended| now - ended >= QUIET));
+                        prop_assert!(saves.last().is_none_or(|(at, _)| now - *at >= INTERVAL));
+                        saves.push((now, bytes));
+                        pace.wrote(now, bytes);
+                        ended = None;
+                    }
+                }
+            }
+            // Between any two of them there was the time that what was written until the second one may take.
+            for (first, (begin, _)) in saves.iter().enumerate() {
+                let mut written = 0;
+                for (at, bytes) in &saves[first..] {
+                    let allowed = (*at - *begin).as_secs_f64() * RATE as f64 / MINUTE.as_secs_f64();
+                    prop_assert!(written as f64 <= allowed + 1.0);
+                    written += bytes;
+                }
+            }
+        }
+    }
 }

@@ -78,8 +78,8 @@ fn push_unrestored(text: &mut String, unrestored: &[Unrestored]) {
 /// What is said of a session that goes on with another server.
 fn resumed(resumed: &Resumed, init: &WorkerInit, report: &Report) -> String {
     let mut text = format!("The session {:?} goes on. ", resumed.session);
-    if let Some(other) = &resumed.other {
-        text += &format!("Its image was saved by {other}. It cannot be booted here: only definitions come back. ");
+    if let Some(unusable) = &resumed.unusable {
+        text += &format!("{unusable} ");
     }
     text + &restored_since(init, report, &[])
 }

@@ -93,7 +93,7 @@ impl Restoring {
                 return None;
             }
             self.at.store(index + 1, Ordering::Relaxed);
-            let limit = (RESTORE_FACTOR * Duration::from_millis(entry.took)).max(LEAST_RESTORE_TIME);
+            let limit = time_for(entry.took);
             status.set(Status::Due, due(limit));
             status.set(Status::Restoring, index as u64 + 1);
             let mut evaluation = Evaluation::new(&*entry.form.code);
@@ -149,6 +149,11 @@ impl Restoring {
     }
 }
 
+/// How long a form may take that took so many milliseconds at first, however many there are.
+fn time_for(took: u64) -> Duration {
+    Duration::from_millis(took).saturating_mul(RESTORE_FACTOR).max(LEAST_RESTORE_TIME)
+}
+
 /// How restoring went.
 #[derive(Debug, Default)]
 pub(super) struct Report {
@@ -178,6 +183,14 @@ mod tests {
             let called = called.clone();
             Box::new(move |restoration| called.lock().push((number, restoration)))
         })
+    }
+
+    #[test]
+    fn a_form_has_a_multiple_of_its_first_time() {
+        assert_eq!(time_for(0), Duration::from_secs(10));
+        assert_eq!(time_for(2_000), Duration::from_secs(10));
+        assert_eq!(time_for(60_000), Duration::from_secs(300));
+        assert!(time_for(u64::MAX) > Duration::from_secs(1 << 50));
     }
 
     #[test]

@@ -252,6 +252,7 @@ impl Alone {
         let image = state.recovery.image();
         // What the user's code has started would otherwise be the successor's.
         processes::end_all();
+        state.recovery.clear_up();
         rustix::process::umask(self.origin.umask);
         let kept: Vec<_> = [Some(input), Some(output), Some(file.as_fd()), lock].into_iter().flatten().collect();
         keep_only(&kept)?;

@@ -147,10 +147,10 @@ impl RecoveryState {
         }
         journal.count_dropped(loaded.dropped);
         let all = checkpoints::manifests(durable.directory());
-        let mut other = None;
+        let mut unusable = None;
         for (file, mark) in loaded.marks {
             let Some(checkpoint) = all.iter().find(|checkpoint| checkpoint.file == file).cloned() else { continue };
-            other = None;
+            unusable = None;
             if self.checkpoints.is_whole(&checkpoint) {
                 self.add_base(Base { checkpoint, mark: mark as u64 });
             } else if let Some(heap) = self.checkpoints.other_heap(&checkpoint) {
@@ -159,20 +159,22 @@ impl RecoveryState {
                     durable.name,
                     heap >> 20
                 ));
+            } else if let Some(program) = checkpoint.other_program() {
+                // Older ones would be a step back: the forms are more.
+                self.bases.clear();
+                unusable = Some(format!(
+                    "Its image was saved by {program}. It cannot be booted here: only definitions come back."
+                ));
             } else {
-                other = Some(checkpoint.program());
+                unusable = Some(format!("The image that was saved last, {:?}, is not whole.", checkpoint.name));
             }
-        }
-        if other.is_some() {
-            // Older ones would be a step back: the forms are more.
-            self.bases.clear();
         }
         self.checkpoints.clear_up(&files);
         self.next.errors = loaded.errors;
         self.next.unrestored = loaded.unrestored;
         self.next.evaluations = loaded.evaluations.max(last_number(&durable.status_file()));
         if !self.bases.is_empty() || journal.mark() > 0 {
-            self.next.resumed = Some(Resumed { session: durable.name.clone(), other });
+            self.next.resumed = Some(Resumed { session: durable.name.clone(), unusable });
         }
         self.journal = Some(journal);
         self.log = Some(Log::new(durable.directory()));
@@ -455,6 +457,11 @@ impl RecoveryState {
         if self.bases.len() > MAX_BASES {
             self.bases.pop_front();
         }
+    }
+
+    /// Removes what the last image was saving when it ended, as have the processes that did it.
+    pub(super) fn clear_up(&self) {
+        self.checkpoints.remove_torn();
     }
 
     /// The core that the next image begins with, if that is not the plain one.

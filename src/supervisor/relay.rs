@@ -155,6 +155,7 @@ impl Relay {
         if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
             return Ok(());
         }
+        self.recovery.clear_up();
         let image = self.recovery.image();
         let started =
             worker_process::start(&self.arguments, image.as_deref(), self.durable.as_ref()).and_then(|mut worker| {

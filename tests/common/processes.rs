@@ -77,3 +77,39 @@ pub(crate) fn stop_worker(server: &Server) {
         })
     });
 }
+
+/// Has the process that Lisp is in write no file beyond so many bytes, or any again. As on a full disk, an error tells
+/// it so, not a signal, where Lisp has evaluated [`NO_SIGXFSZ`].
+pub(crate) fn limit_files(lisp: u32, bytes: Option<u64>) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = Pid::from_raw(i32::try_from(lisp).unwrap());
+    prlimit(pid, Resource::Core, Rlimit { current: Some(0), maximum: None }).unwrap();
+    prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+/// Ignores SIGXFSZ.
+pub(crate) const NO_SIGXFSZ: &str = r#"(sb-alien:alien-funcall
+  (sb-alien:extern-alien "signal" (function sb-alien:unsigned-long sb-alien:int sb-alien:unsigned-long)) 25 1)"#;
+
+/// Has the system refuse to copy the process that this is evaluated in, as when there is no memory: a seccomp filter of
+/// the evaluating thread's, for clone(2) without CLONE_VM.
+pub(crate) const NO_FORK: &str = r#"
+(let ((filter (make-array 6 :element-type '(unsigned-byte 64)
+                            :initial-contents '(#x0000000000000020                       ; load the call's number
+                                                #+x86-64 #x0000003803000015              ; clone, or allow
+                                                #+arm64 #x000000dc03000015
+                                                #x0000001000000020                       ; load its flags
+                                                #x0000010000010045                       ; a thread: allow
+                                                #x0005000c00000006                       ; ENOMEM
+                                                #x7fff000000000006)))                    ; allow
+      (program (make-array 2 :element-type '(unsigned-byte 64))))
+  (sb-sys:with-pinned-objects (filter program)
+    (setf (aref program 0) (length filter)
+          (aref program 1) (sb-sys:sap-int (sb-sys:vector-sap filter)))
+    (flet ((prctl (option argument more)
+             (sb-alien:alien-funcall
+              (sb-alien:extern-alien "prctl" (function sb-alien:int sb-alien:int sb-alien:unsigned-long
+                                                       sb-alien:unsigned-long sb-alien:unsigned-long
+                                                       sb-alien:unsigned-long))
+              option argument more 0 0)))
+      (list (prctl 38 1 0) (prctl 22 2 (sb-sys:sap-int (sb-sys:vector-sap program)))))))"#;

@@ -136,7 +136,7 @@ impl Target {
     fn code(&self, force: Option<&str>) -> String {
         match self {
             Self::System(system) => system.code(force),
-            Self::File(path) => format!("(load {})", pathname(&path.display().to_string())),
+            Self::File(path) => format!("(cl:load {})", pathname(&path.display().to_string())),
         }
     }
 

@@ -70,24 +70,24 @@ impl System {
         }
     }
 
-    /// Code that loads it, by `force` (`self` or `all`, if any).
+    /// Code that loads it, by `force` (`self` or `all`, if any), in whatever package it is read.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
         let name = string(&self.name);
         let load = match force {
             None => format!("(asdf:load-system {name})"),
             Some("all") => format!("(asdf:load-system {name} :force :all)"),
-            Some(_) => format!("(asdf:load-system {name} :force t)"),
+            Some(_) => format!("(asdf:load-system {name} :force cl:t)"),
         };
         let known = match &self.definition {
             None => return load,
             Some(Definition::In(directory)) => {
                 let directory = format!("{}/", directory.display());
-                format!("(pushnew {} asdf:*central-registry* :test #'equal)", pathname(&directory))
+                format!("(cl:pushnew {} asdf:*central-registry* :test #'cl:equal)", pathname(&directory))
             }
             Some(Definition::By(file)) => format!("(asdf:load-asd {})", pathname(&file.display().to_string())),
         };
         if self.fallback {
-            format!("(unless (asdf:find-system {name} nil)\n  {known})\n{load}")
+            format!("(cl:unless (asdf:find-system {name} cl:nil)\n  {known})\n{load}")
         } else {
             format!("{known}\n{load}")
         }
