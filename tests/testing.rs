@@ -859,6 +859,41 @@ fn tests_that_end_alike_have_each_its_suspects() {
     assert!(second.contains("BETA  src/demo.lisp:7") && !second.contains("ALPHA"), "{text}");
 }
 
+/// Each of many faults is worth more than the last line about the first.
+#[test]
+fn each_of_many_failures_is_told() {
+    const FAULTS: usize = 20;
+    let (mut code, mut tests) = (
+        "(defpackage :demo (:use :cl))\n(in-package :demo)\n".to_owned(),
+        "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n".to_owned(),
+    );
+    for fault in 0..FAULTS {
+        code += &format!("\n(defun fault-{fault} (number)\n  (let ((sum number))\n");
+        for line in 0..10 {
+            code += &format!("    (incf sum (if (plusp sum) {line} (length \"what is added in a case like this\")))\n");
+        }
+        code += "    (- sum 45)))\n";
+        tests += &format!("(deftest test-{fault} (demo::fault-{fault} 100) 101)\n");
+        tests += &format!("(deftest same-{fault} (demo::fault-{fault} 100) 101)\n");
+    }
+    let project = Project::new("many-failures", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
+    project.write("src/demo.lisp", &code);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+    assert!(text.starts_with("FAILED  0 passed, 40 failed, 0 errors"), "{text}");
+    assert!(text.chars().count() <= 8_000 && !text.contains("no room here"), "{text}");
+    for fault in 0..FAULTS {
+        let (_, entry) = text.split_once(&format!("\n{}. DEMO-TESTS::TEST-{fault}  ", fault + 1)).expect(&text);
+        let (entry, _) = entry.split_once("\n   Alike: ").expect(entry);
+        assert!(entry.contains("expected 101, got 100"), "{entry}");
+        let (_, rest) = text.split_once(&format!("\n   Alike: DEMO-TESTS::SAME-{fault}\n   Suspects: ")).expect(&text);
+        assert!(rest.starts_with(&format!("FAULT-{fault}  src/demo.lisp:")), "{rest}");
+    }
+    // Alone it is told whole.
+    let text = good(&mut server, "run-tests", json!({"name": "demo-tests::test-7", "suspects": 3}));
+    assert!(text.contains("case like this\")))\n") && text.contains("(- sum 45)))"), "{text}");
+}
+
 /// A test operation of no known framework has one verdict; but it prints as it goes along.
 #[test]
 fn the_reports_of_a_test_operation_have_suspects() {

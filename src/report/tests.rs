@@ -1,5 +1,6 @@
 //! What tests came to.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -17,15 +18,14 @@ const MAX_ALIKE: usize = 120;
 const MAX_CALL: usize = 120;
 /// Up to so many characters a check takes one line.
 const ONE_LINE: usize = 110;
-/// Frames of the user's that are shown of an error.
+/// Frames of the user's that errors have in common whose tests fail alike.
 const FRAMES: usize = 3;
-/// Checks of a test that are shown.
-const CHECKS: usize = 4;
 /// Characters of what comes after the failures.
 const AROUND: usize = 700;
 /// Characters of what a test operation printed.
-const PRINTED_FIRST: usize = 1500;
-const PRINTED_LAST: usize = 700;
+const PRINTED: [usize; 2] = [1500, 700];
+/// The same where the suspects tell what it printed of each failure.
+const PRINTED_BESIDE_SUSPECTS: [usize; 2] = [300, 300];
 /// Up to so many lines that it printed are no reports on its tests.
 const FEW_LINES: usize = 2;
 /// Names in a list of tests.
@@ -33,6 +33,28 @@ const NAMES: usize = 20;
 /// Warnings that are shown, and characters of each: the tools that load say more.
 const WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
+
+/// How much is told of each test that failed: the less, the more of them there are, as each is worth more than another one's
+/// fourth check.
+struct Detail {
+    checks: usize,
+    frames: usize,
+    /// Suspects that are shown with lines of theirs, and how many of these. Of the others the place is told.
+    functions: usize,
+    lines: usize,
+    /// Lines that passing tests ran as well, more of them than others of that function, are shown, too.
+    context: bool,
+}
+
+/// The most first: the first one is taken with which there is room for all.
+const DETAILS: [Detail; 6] = [
+    Detail { checks: 4, frames: FRAMES, functions: usize::MAX, lines: usize::MAX, context: true },
+    Detail { checks: 2, frames: 2, functions: usize::MAX, lines: 8, context: false },
+    Detail { checks: 1, frames: 1, functions: usize::MAX, lines: 6, context: false },
+    Detail { checks: 1, frames: 1, functions: 3, lines: 5, context: false },
+    Detail { checks: 1, frames: 1, functions: 2, lines: 4, context: false },
+    Detail { checks: 1, frames: 1, functions: 1, lines: 2, context: false },
+];
 
 /// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room.
 #[must_use]
@@ -101,12 +123,14 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if characters == 0 {
         return (String::new(), false);
     }
-    if characters <= PRINTED_FIRST + PRINTED_LAST {
+    let told = outcome.records.iter().any(|record| record.kind == "suspects" && record.text("printed").is_some());
+    let [first, last] = if told { PRINTED_BESIDE_SUSPECTS } else { PRINTED };
+    if characters <= first + last {
         return (format!("\nIt printed:\n{text}"), true);
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
-    let (first, last) = (&text[..at(PRINTED_FIRST)], &text[at(characters - PRINTED_LAST)..]);
-    let omitted = characters - PRINTED_FIRST - PRINTED_LAST;
+    let omitted = characters - first - last;
+    let (first, last) = (&text[..at(first)], &text[at(characters - last)..]);
     (format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}"), false)
 }
 
@@ -183,20 +207,15 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
     let entries = entries(&failed, &outcome.errors);
     let mut room = max.saturating_sub(length(target));
-    for (index, shown) in entries.iter().enumerate() {
-        let test = shown.test;
-        let mut entry = match shown.like {
-            Some(other) => like(index + 1, other + 1, test, &outcome.errors),
-            None => failure(index + 1, test, &outcome.errors),
-        };
-        push_alike(&mut entry, shown, &outcome.errors);
-        let same =
-            entries[..index].iter().position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
-        match same {
-            Some(other) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
-            None => push_suspects(&mut entry, &test.suspects),
+    let mut written = Vec::new();
+    for detail in &DETAILS {
+        written = (0..entries.len()).map(|index| written_entry(&entries, index, &outcome.errors, detail)).collect();
+        if written.iter().map(|entry| length(entry)).sum::<usize>() <= room {
+            break;
         }
-        if length(&entry) > room {
+    }
+    for (index, entry) in written.iter().enumerate() {
+        if length(entry) > room {
             let rest = entries[index..].iter().flat_map(|entry| std::iter::once(&entry.test).chain(&entry.alike));
             let names: Vec<_> = rest.map(|test| one_line(name(test.record), MAX_CALL)).collect();
             let more = names.len();
@@ -209,9 +228,31 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
             );
             return;
         }
-        room -= length(&entry);
-        target.push_str(&entry);
+        room -= length(entry);
+        target.push_str(entry);
     }
+}
+
+/// What is told of an entry, in lines that each begin with a newline.
+fn written_entry(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRecord>], detail: &Detail) -> String {
+    let shown = &entries[index];
+    let test = shown.test;
+    let mut entry = heading(index + 1, test.record);
+    match shown.like {
+        Some(other) => push_likeness(&mut entry, other + 1, test, errors),
+        None => push_failure(&mut entry, test, errors, detail),
+    }
+    push_alike(&mut entry, shown, errors);
+    let same =
+        entries[..index].iter().position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
+    match (same, shown.like) {
+        (Some(other), _) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
+        (None, Some(other)) if fails_in_checks(test) && !test.suspects.is_empty() => {
+            push_other_suspects(&mut entry, &test.suspects, other, &entries[other].test.suspects);
+        }
+        (None, _) => push_suspects(&mut entry, &test.suspects, detail),
+    }
+    entry
 }
 
 /// The error that a test ended with.
@@ -228,26 +269,76 @@ struct Entry<'a, 'b> {
     alike: Vec<&'a Test<'b>>,
 }
 
-/// The entries for the tests that failed. In the same way end those with an error of the same type in the same frames of
-/// the user's: what they have in common is told once. A check that failed is always told.
-fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
-    let way = |test: &Test<'_>| {
+/// True when checks of a test failed, whatever else did.
+fn fails_in_checks(test: &Test<'_>) -> bool {
+    test.details.iter().any(|detail| detail.kind == "check")
+}
+
+/// True when two tests that end in the same way have the same suspects: where the same checks fail, in whatever order and
+/// with whatever lines.
+fn have_same_suspects(one: &Test<'_>, other: &Test<'_>) -> bool {
+    one.suspects == other.suspects || fails_in_checks(one) && functions(one) == functions(other)
+}
+
+/// True when two tests end with errors that say the same, and have the same suspects, in whatever order.
+fn say_same(one: &Test<'_>, other: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> bool {
+    let message = |test: &Test<'_>| {
+        let error = error_of(test, errors).filter(|_| !fails_in_checks(test))?;
+        Some((error.kind.clone(), said(test.record, error)))
+    };
+    message(one).is_some_and(|said| Some(said) == message(other))
+        && !functions(one).is_empty()
+        && functions(one) == functions(other)
+}
+
+/// The functions among the suspects of a test.
+fn functions(test: &Test<'_>) -> BTreeSet<(String, Option<i64>)> {
+    test.suspects.iter().filter_map(|record| function(record)).collect()
+}
+
+/// The name and the line of the function that a record of suspects is of.
+fn function(record: &Record) -> Option<(String, Option<i64>)> {
+    (record.kind == "suspect").then(|| (name(record).to_owned(), record.number("line")))
+}
+
+/// How a test ends.
+#[derive(PartialEq)]
+enum Way {
+    /// With an error of this type in these frames of the user's.
+    Error(String, Vec<(Option<String>, Option<String>)>),
+    /// With checks that failed, and what else this says.
+    Checks(String),
+}
+
+impl Way {
+    fn of(test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> Option<Self> {
+        if fails_in_checks(test) {
+            let mut said = String::new();
+            push_checks(&mut said, test, usize::MAX);
+            if let Some(error) = error_of(test, errors) {
+                said.push_str(&self::said(test.record, error));
+            }
+            return Some(Self::Checks(said));
+        }
         let error = error_of(test, errors)?;
         let frames = error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES);
         let frames: Vec<_> = frames.map(|frame| (frame.source.clone(), frame.code.clone())).collect();
-        let checks = test.details.iter().any(|detail| detail.kind == "check");
-        (!frames.is_empty() && !checks).then(|| (error.kind.clone(), frames))
-    };
+        (!frames.is_empty()).then(|| Self::Error(error.kind.clone(), frames))
+    }
+}
+
+/// The entries for the tests that failed. What those have in common that end in the same way is told once.
+fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
     let mut entries = Vec::<Entry<'a, 'b>>::new();
     // Of each entry.
     let mut ways = Vec::new();
     for &test in failed {
-        let way = way(test);
+        let way = Way::of(test, errors);
         let like = ways.iter().position(|other| way.is_some() && *other == way);
-        let same = entries
-            .iter()
-            .enumerate()
-            .position(|(index, entry)| like.is_some() && ways[index] == way && entry.test.suspects == test.suspects);
+        let same = entries.iter().enumerate().position(|(index, entry)| {
+            way.is_some() && ways[index] == way && have_same_suspects(entry.test, test)
+                || say_same(entry.test, test, errors)
+        });
         if let Some(same) = same {
             entries[same].alike.push(test);
         } else {
@@ -259,13 +350,15 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
 }
 
 /// What a test says that ended like another one: that, and what is its own.
-fn like(number: usize, other: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> String {
-    let mut entry = heading(number, test.record);
-    if let Some(error) = error_of(test, errors) {
-        let said = one_line(&said(test.record, error), MAX_ALIKE);
-        _ = write!(entry, "\n   {} {said} (E{}, in the frames of {other})", escape_markers(&error.kind), error.id);
+fn push_likeness(entry: &mut String, other: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) {
+    match error_of(test, errors) {
+        _ if fails_in_checks(test) => _ = write!(entry, "\n   The same as of {other}"),
+        Some(error) => {
+            let said = one_line(&said(test.record, error), MAX_ALIKE);
+            _ = write!(entry, "\n   {} {said} (E{}, in the frames of {other})", escape_markers(&error.kind), error.id);
+        }
+        None => {}
     }
-    entry
 }
 
 /// The tests that failed like the one of the entry: those whose errors say the same, and then each that says another thing.
@@ -304,53 +397,59 @@ fn said(record: &Record, error: &ErrorRecord) -> String {
     said.strip_prefix(&format!("{}: ", error.kind)).map(str::to_owned).unwrap_or(said)
 }
 
-/// A test that failed, in some lines that each begin with a newline.
-fn failure(number: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> String {
-    let record = test.record;
-    let mut entry = heading(number, record);
+/// The first checks of a test that failed, so many at most.
+fn push_checks(entry: &mut String, test: &Test<'_>, most: usize) {
     let checks: Vec<_> = test.details.iter().filter(|detail| detail.kind == "check").collect();
-    for detail in checks.iter().take(CHECKS) {
-        push_check(&mut entry, detail);
+    for detail in checks.iter().take(most) {
+        push_check(entry, detail);
     }
     let omitted: i64 = test.details.iter().filter_map(|detail| detail.number("count")).sum();
-    let more = checks.len().saturating_sub(CHECKS) + usize::try_from(omitted).unwrap_or(0);
+    let more = checks.len().saturating_sub(most) + usize::try_from(omitted).unwrap_or(0);
     if more > 0 {
         _ = write!(entry, "\n   ... {more} more checks of this test failed");
     }
+}
+
+/// How a test failed.
+fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>], detail: &Detail) {
+    let record = test.record;
+    push_checks(entry, test, detail.checks);
     match (error_of(test, errors), record.text("message")) {
         (Some(error), _) => {
             let (kind, said) = (escape_markers(&error.kind), one_line(&said(record, error), MAX_MESSAGE));
             _ = write!(entry, "\n   {kind} {said} (E{}: get-backtrace has all)", error.id);
-            for frame in error.frames.iter().filter(|frame| is_users(frame)).take(FRAMES) {
-                push_frame(&mut entry, frame);
+            for frame in error.frames.iter().filter(|frame| is_users(frame)).take(detail.frames) {
+                push_frame(entry, frame);
             }
         }
         (None, Some(message)) => _ = write!(entry, "\n   {}", one_line(message, MAX_MESSAGE)),
         (None, None) => {}
     }
-    entry
 }
 
 /// The functions that may be at fault, each with the lines that make the difference.
-fn push_suspects(entry: &mut String, suspects: &[&Record]) {
+fn push_suspects(entry: &mut String, suspects: &[&Record], detail: &Detail) {
     let mut label = "Suspects: ";
-    for record in suspects {
+    // Functions shown so far of this list.
+    let mut functions = 0;
+    for (index, record) in suspects.iter().enumerate() {
         if let Some(printed) = record.text("printed") {
             let more = record.number("more").unwrap_or(0);
             let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
             _ = write!(entry, "\n   Before it printed {}{more}:", one_line(printed, MAX_CALL));
-            label = "Suspects: ";
+            (label, functions) = ("Suspects: ", 0);
             continue;
         }
-        let line = record.number("line").unwrap_or(0);
         if record.kind == "line" {
-            let code = record.text("code").unwrap_or_default();
-            let passing = record.number("passing").map_or_else(String::new, |tests| format!("  ({tests} passing)"));
-            _ = write!(entry, "\n               {line}: {}{passing}", one_line(code, MAX_FORM));
             continue;
         }
-        let file =
-            record.text("file").map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)));
+        let file = suspect_place(record);
+        functions += 1;
+        if functions > detail.functions {
+            let also = if functions == detail.functions + 1 { "\n             also" } else { "," };
+            _ = write!(entry, "{also} {}{file}", one_line(name(record), MAX_CALL));
+            continue;
+        }
         _ = write!(entry, "\n   {label}{}{file}", one_line(name(record), MAX_CALL));
         _ = match record.number("passing") {
             Some(0) => write!(entry, "  (no passing test ran these lines)"),
@@ -361,6 +460,39 @@ fn push_suspects(entry: &mut String, suspects: &[&Record]) {
             _ = write!(entry, "  expands {}", one_line(macros, MAX_CALL));
         }
         label = "          ";
+        let lines = suspects[index + 1..].iter().take_while(|record| record.kind == "line");
+        push_lines(entry, lines.copied(), detail);
+    }
+}
+
+/// The suspects of a test that fails in the same checks as the one of entry `other`: those that this one does not have.
+fn push_other_suspects(entry: &mut String, suspects: &[&Record], other: usize, known: &[&Record]) {
+    let known: Vec<_> = known.iter().filter_map(|record| function(record)).collect();
+    let new = suspects.iter().filter(|record| function(record).is_some_and(|function| !known.contains(&function)));
+    let new: Vec<_> =
+        new.map(|record| format!("{}{}", one_line(name(record), MAX_CALL), suspect_place(record))).collect();
+    _ = write!(entry, "\n   Suspects: as those of {}", other + 1);
+    if !new.is_empty() {
+        _ = write!(entry, ", and {}", new.join(", "));
+    }
+}
+
+/// Where one of the suspects is defined, after two spaces.
+fn suspect_place(record: &Record) -> String {
+    let line = record.number("line").unwrap_or(0);
+    record.text("file").map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)))
+}
+
+/// Lines of one of the suspects.
+fn push_lines<'a>(entry: &mut String, lines: impl Iterator<Item = &'a Record>, detail: &Detail) {
+    let (context, own): (Vec<_>, Vec<_>) = lines.partition(|line| line.number("passing").is_some());
+    let mut shown = if detail.context || own.is_empty() { [own, context].concat() } else { own };
+    shown.truncate(detail.lines);
+    shown.sort_by_key(|line| line.number("line"));
+    for line in shown {
+        let (number, code) = (line.number("line").unwrap_or(0), line.text("code").unwrap_or_default());
+        let passing = line.number("passing").map_or_else(String::new, |tests| format!("  ({tests} passing)"));
+        _ = write!(entry, "\n               {number}: {}{passing}", one_line(code, MAX_FORM));
     }
 }
 
