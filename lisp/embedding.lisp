@@ -200,24 +200,13 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
 
 ;;; Functions by name
 
-(defun name-end (text start)
-  "Return where the part of a symbol's name that begins at START of TEXT ends: at a colon, or at the end."
-  (let ((end (position #\: text :start start)))
-    (or end (length text))))
-
 (defun symbol-named (text &optional intern)
   "Return the symbol that TEXT names as one writes it, in lower case or between bars; without a package, in *PACKAGE*. It
 is not interned unless INTERN is true; signal an error when there is none."
-  (flet ((name (part)
-           (let ((end (1- (length part))))
-             (if (and (plusp end) (char= #\| (char part 0) (char part end)))
-                 (subseq part 1 end)
-                 (string-upcase part)))))
-    (let* ((colon (name-end text 0))
-           (package (cond ((= colon (length text)) *package*)
-                          ((zerop colon) (find-package "KEYWORD"))
-                          (t (find-user-package (subseq text 0 colon)))))
-           (name (name (if (= colon (length text)) text (string-left-trim ":" (subseq text colon))))))
+  (multiple-value-bind (name colon) (read-name text)
+    (let ((package (cond ((null colon) *package*)
+                         ((zerop colon) (find-package "KEYWORD"))
+                         (t (find-user-package (subseq text 0 colon))))))
       (if intern
           (intern name package)
           (multiple-value-bind (symbol status) (find-symbol name package)
@@ -308,8 +297,8 @@ program defines it there, too."
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
 variables are written in SHAPES. A package that does not exist is made, and the name is exported."
-  (let* ((colon (name-end name 0))
-         (package (if (= colon (length name))
+  (let* ((colon (nth-value 1 (read-name name)))
+         (package (if (null colon)
                       *package*
                       (or (user-package (subseq name 0 colon))
                           (make-package (string-upcase (subseq name 0 colon)) :use '()))))

@@ -521,7 +521,8 @@ a string; or the note NOTHING."
                     (let ((generic (sb-mop:method-generic-function method)))
                       (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                   limit
-                  (format nil "~A has no methods, and none specialises on it." (printed-name symbol)))))
+                  (format nil "~A has no methods, and none specialises on it.~:[~; Not looked at: code that names it ~
+                               otherwise; relation references tells some of that.~]" (printed-name symbol) class))))
 
 (defun eql-specializers-of (class)
   "Return the EQL specializers whose objects are direct instances of CLASS."
@@ -752,6 +753,10 @@ SBCL's."
             ((string= relation "subclasses")
              (unless (and symbol (find-class symbol nil))
                (is "~A names no class.")))
+            ((and symbol (eq :macro (sb-int:info :variable :kind symbol)) (string= relation "references"))
+             (is "~A is a symbol macro: SBCL keeps no records of where it is used."))
+            ((and symbol (not (fboundp symbol)) (sb-int:info :type :expander symbol))
+             (is "~A is a type: SBCL keeps no records of where it is used."))
             ((and symbol (special-operator-p symbol))
              (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
 

@@ -58,9 +58,15 @@
        (lambda ()
          (dolist (test tests)
            (let* ((verdict (new-verdict test))
+                  ;; Another test may have defined it anew, or removed it.
+                  (test (call-theirs "GET-TEST" (fiveam-name test)))
                   ;; Others that it depends on are run as well, and told of by themselves.
-                  (results (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
-                                   :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq)))
+                  (results (when test
+                             (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
+                                     :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq))))
+             (unless test
+               (setf (verdict-status verdict) :error
+                     (verdict-message verdict) "It could not run: a test before it has removed it."))
              (setf all (append results all))
              (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
                                                     (reverse results))))

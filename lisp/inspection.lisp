@@ -306,21 +306,20 @@ counted for each system."
   "Find the symbol that TEXT means to a reader in the package named PACKAGE-NAME, or in *PACKAGE* when that is empty,
 without interning it. Return the symbol, whether there is one, the name and the package that were looked at. Signal a
 package error when there is no such package."
-  (let* ((text (bare-name text))
-         (colon (position #\: text))
-         (package (cond ((null colon)
-                         (if (string= package-name "")
-                             (current-package)
-                             (find-user-package package-name)))
-                        ((eql colon 0) (find-package "KEYWORD"))
-                        (t (find-user-package (string-left-trim "#" (subseq text 0 colon))))))
-         (name (if colon (string-left-trim ":" (subseq text colon)) text))
-         (upcase (if (find #\| name) (remove #\| name) (string-upcase name))))
-    (multiple-value-bind (symbol status) (find-symbol upcase package)
-      (if status
-          (values symbol t upcase package)
-          (multiple-value-bind (symbol status) (find-symbol name package)
-            (values symbol (and status t) upcase package))))))
+  (let ((text (bare-name text)))
+    (multiple-value-bind (name colon) (read-name text)
+      (let ((package (cond ((null colon)
+                            (if (string= package-name "")
+                                (current-package)
+                                (find-user-package package-name)))
+                           ((eql colon 0) (find-package "KEYWORD"))
+                           (t (find-user-package (string-left-trim "#" (subseq text 0 colon))))))
+            (as-written (if colon (string-left-trim ":" (subseq text colon)) text)))
+        (multiple-value-bind (symbol status) (find-symbol name package)
+          (if status
+              (values symbol t name package)
+              (multiple-value-bind (symbol status) (find-symbol as-written package)
+                (values symbol (and status t) name package))))))))
 
 (defun push-detail (label function)
   "Push a detail of the role before it."

@@ -269,7 +269,8 @@ a name of its own; or NIL when FORM is too large, or circular."
                                     (with-server-syntax (:length 6 :level 3)
                                       (format nil "expanding ~A" (printed *expanding* 200)))
                                     "expanding the form")))
-            (unless expanded
+            ;; A symbol macro is no macro form, but expands.
+            (unless (or expanded (and (symbolp form) (not (eq form expansion))))
               (push-record "note" :text (nothing-to-expand form depth)))
             (push-steps)
             (multiple-value-bind (printed cut) (source-printed expansion)

@@ -221,17 +221,17 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
     (visit map 0)
     nil))
 
-(defun token-position (token text)
-  "Return where TOKEN first stands in TEXT as a token or after a package prefix, in whatever case; or NIL."
+(defun token-position (token text &optional (start 0))
+  "Return where TOKEN first stands in TEXT, from START, as a token or after a package prefix, in whatever case; or NIL."
   (declare (type string token) (type source-text text))
-  (loop for start = 0 then (1+ found)
-        for found = (search token text :start2 start :test #'char-equal)
+  (loop for from = start then (1+ found)
+        for found = (search token text :start2 from :test #'char-equal)
         for end = (and found (+ found (length token)))
         while found
         when (and (or (zerop found)
                       (not (constituent-p (schar text (1- found))))
-                      (find (schar text (1- found)) ":#"))
-                  (or (= end (length text)) (not (constituent-p (schar text end)))))
+                      (find (schar text (1- found)) ":#|"))
+                  (or (= end (length text)) (char= #\| (schar text end)) (not (constituent-p (schar text end)))))
           return found))
 
 ;;; Lines
@@ -662,11 +662,29 @@ of it."
 
 ;;; Definitions
 
+(defun read-name (text)
+  "Return the name of the symbol that a reader in standard syntax makes of TEXT, a token, and where the colons after its
+package begin, or NIL."
+  (let ((name (make-array (length text) :element-type 'character :fill-pointer 0))
+        (colon nil)
+        (barred nil)
+        (escaped nil))
+    (loop for character across text
+          for position from 0
+          do (cond (escaped (vector-push character name)
+                            (setf escaped nil))
+                   ((char= character #\\) (setf escaped t))
+                   ((char= character #\|) (setf barred (not barred)))
+                   (barred (vector-push character name))
+                   ((char= character #\:)
+                    (unless colon (setf colon position))
+                    (setf (fill-pointer name) 0))
+                   (t (vector-push (char-upcase character) name))))
+    (values (coerce name 'text) colon)))
+
 (defun token-name (text position)
   "Return the name of the symbol that a reader in standard syntax makes of the token of TEXT at POSITION."
-  (let* ((token (subseq text position (or (catch 'confused (token-end text position)) position)))
-         (name (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))
-    (if (find #\| name) (remove #\| name) (string-upcase name))))
+  (values (read-name (subseq text position (or (catch 'confused (token-end text position)) position)))))
 
 (defun definition-form-p (form text)
   "True when FORM, of a map of TEXT, looks like a definition."

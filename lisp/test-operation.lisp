@@ -212,7 +212,18 @@ fails when it signals, is ended, or returns false and says so."
          (if (null object)
              (or (char= #\( (char text map)) (string= "NIL" (token-name text map)))
              (string= (symbol-name object) (token-name text map))))
-        ((stringp object) (char= #\" (char text map)))
+        ((stringp object)
+         (and (char= #\" (char text map))
+              (or (find #\" object)
+                  (find #\\ object)
+                  (eql (+ 1 map) (search (format nil "~A\"" object) text
+                                         :start2 (1+ map) :end2 (min (length text) (+ 2 map (length object))))))))
+        ((integerp object)
+         (let ((written (ignore-errors (parse-integer text :start map :end (token-end text map)))))
+           (or (null written) (= written object))))
+        ((characterp object)
+         (let ((token (subseq text map (token-end text map))))
+           (or (/= 3 (length token)) (char= object (char token 2)))))
         (t t)))
 
 (defun check-position (form map text)
@@ -246,31 +257,41 @@ NIL."
                           (setf blank nil)
                           (write-char character line))))))))
 
+(defun names-test-p (map text name)
+  "True when MAP, of a top-level form of TEXT, is of one that may define the test NAME, a string."
+  (when (and (consp map) (integerp (second map)) (rest (rest map)))
+    (let ((named (third map)))
+      (flet ((named-p (form)
+               (and (integerp form)
+                    (or (string= name (token-name text form))
+                        (and (char= #\" (char text form))
+                             (eql (1+ form) (search name text :start2 form
+                                                              :end2 (min (length text) (+ form 1 (length name))))))))))
+        (or (named-p named)
+            (and (consp named) (or (named-p (second named))
+                                   (and (rest (rest named)) (named-p (third named))))))))))
+
 (defun test-map (name text)
-  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL."
-  (let ((position 0))
-    (when (token-position name text)
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL: of several that are alike the
+last, which is the one that counts."
+  (let ((position 0)
+        (found nil)
+        (mentioned -1))
+    (flet ((operator (map) (token-name text (second map))))
       (loop
+        (when (< mentioned position)
+          (setf mentioned (or (token-position name text position) (return found))))
         (multiple-value-bind (map end) (map-form text position)
           (unless map
             ;; What is not understood is left out, up to the next line that begins a form.
             (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
-              (unless next (return nil))
+              (unless next (return found))
               (setf position (1+ next)))
-            (when (>= position (length text)) (return nil)))
+            (when (>= position (length text)) (return found)))
           (when map
-            (when (and (consp map) (integerp (second map)) (rest (rest map)))
-              (let ((named (third map)))
-                (flet ((named-p (form)
-                         (and (integerp form)
-                              (or (string= name (token-name text form))
-                                  (and (char= #\" (char text form))
-                                       (eql (1+ form) (search name text :start2 form :end2 (min (length text)
-                                                                                               (+ form 1 (length name))))))))))
-                  (when (or (named-p named)
-                            (and (consp named) (or (named-p (second named))
-                                                   (and (rest (rest named)) (named-p (third named))))))
-                    (return map)))))
+            (when (and (names-test-p map text name)
+                       (or (null found) (string= (operator found) (operator map))))
+              (setf found map))
             (setf position end)))))))
 
 (defconstant +searched-files+ 2000

@@ -168,7 +168,9 @@ HOOK. It unwinds without a condition, which handlers would swallow."
 
 (defun call-with-test-run (run function)
   "Return the values of FUNCTION, which runs tests in RUN."
-  (let ((timer (sb-ext:make-timer (lambda () (watch-tests run)) :name "test limits")))
+  ;; Not in this thread, as without THREAD: what a test does to that is not to stop the timer, which is scheduled anew where
+  ;; its function has run.
+  (let ((timer (sb-ext:make-timer (lambda () (watch-tests run)) :name "test limits" :thread nil)))
     (unwind-protect
          (progn
            (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)

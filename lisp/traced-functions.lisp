@@ -41,9 +41,7 @@
                             finally (incf position)))
                      (t
                       (let ((start position))
-                        (setf position (or (position-if (lambda (character) (find character '(#\Space #\Tab #\Newline #\( #\))))
-                                                        text :start position)
-                                           end))
+                        (setf position (min end (or (catch 'confused (token-end text position)) end)))
                         (if (= start position)
                             (return-from name-tree nil)
                             (subseq text start position)))))))
@@ -64,6 +62,10 @@
 (defun tree-begins-p (tree word)
   "True when TREE is a list that begins with WORD."
   (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
+
+(defun method-tree-p (tree)
+  "True when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references have it."
+  (or (tree-begins-p tree "method") (tree-begins-p tree ":method")))
 
 (defun tree-text (tree)
   "Return TREE as one types it, in lower case."
@@ -153,7 +155,7 @@ FAST is true of one that takes a permutation vector and the next method before i
 PACKAGE."
   (unless (and (= 4 (length tree)) (stringp (second tree)) (stringp (third tree)) (string-equal ":in" (third tree)))
     (error "~A is no name of a local function: (labels bar :in foo) is." (tree-text tree)))
-  (let* ((method (and (tree-begins-p (fourth tree) "method")
+  (let* ((method (and (method-tree-p (fourth tree))
                       (multiple-value-list (method-of-tree (fourth tree) package))))
          (outer (if method (second method) (function-name-of-tree (fourth tree) package)))
          (function (if method
@@ -235,7 +237,7 @@ ends there."
   "Return the target that TEXT means in *PACKAGE*."
   (let ((tree (name-tree text)))
     (cond ((null tree) (error "~S is no name of a function." text))
-          ((tree-begins-p tree "method")
+          ((method-tree-p tree)
            (multiple-value-bind (method name) (method-of-tree tree "")
              (make-target name :method method)))
           ((or (tree-begins-p tree "labels") (tree-begins-p tree "flet"))

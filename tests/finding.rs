@@ -152,6 +152,46 @@ lines|) #'car)",
 }
 
 #[test]
+fn names_are_read_as_the_reader_reads_them() {
+    let mut server = Server::ready();
+    server.evaluate(
+        r"(defun |a\|b| () 1) (defun |a:b| () 2) (defun |Foo|bar () 3) (defun x\y () 4)
+          (defun calls () (list (|a\|b|) (cl-user::|a:b|) (|Foo|bar) (x\y)))"
+            .replace(r"\\", r"\")
+            .as_str(),
+    );
+    for name in [r"|a\|b|", "|a:b|", "cl-user::|a:b|", "|Foo|bar", "|FooBAR|", r"x\y", "|Xy|"] {
+        let callers = references(&mut server, name, "callers");
+        assert!(callers[0].starts_with("CALLS  evaluation 1, line 2: "), "{name}: {callers:?}");
+        let described = good(&mut server, "describe-symbol", json!({"name": name}));
+        assert!(described.contains("[FUNCTION]"), "{name}: {described}");
+    }
+}
+
+#[test]
+fn what_sbcl_keeps_no_records_of_is_said() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(define-symbol-macro brief (car (list 1 2))) (deftype small () '(integer 0 9)) (define-condition odd (error) ())
+         (defun user (x) (declare (type small x)) (if (= x brief) (error 'odd) x))",
+    );
+    for (name, relation, expected) in [
+        ("brief", "references", "BRIEF is a symbol macro: SBCL keeps no records of where it is used."),
+        ("small", "callers", "SMALL is a type: SBCL keeps no records of where it is used."),
+        (
+            "odd",
+            "methods",
+            "ODD has no methods, and none specialises on it. Not looked at: code that names it otherwise; relation \
+             references tells some of that.",
+        ),
+    ] {
+        assert_eq!(references(&mut server, name, relation)[0], expected);
+    }
+    assert!(references(&mut server, "odd", "references")[0].starts_with("USER  evaluation 1, line 2: "));
+    assert_eq!(expand(&mut server, "brief", "all"), "(car (list 1 2))");
+}
+
+#[test]
 fn forty_thousand_symbols_are_searched_and_none_is_made() {
     let mut server = Server::ready();
     server.evaluate(

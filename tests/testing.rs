@@ -174,6 +174,74 @@ FAILED  2 passed, 2 failed, 4 errors, 1 skipped
     server.goes_on();
 }
 
+/// Tests that are named oddly, defined twice, removed or defined anew by others, and one that hangs in a thread which has
+/// lost what was to interrupt it.
+const UNUSUAL: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
+(in-package :demo-tests)
+(def-suite demo)
+(in-suite demo)
+
+(test |Odd (name) x|
+  (is (= 1 2)))
+
+(test twice
+  (is (= 1 1)))
+
+(test twice
+  (is (= 1 3)))
+
+(test removes
+  (rem-test 'victim)
+  (test changed (is (= 1 4)))
+  (is (= 1 1)))
+
+(test victim
+  (is (= 1 5)))
+
+(test changed
+  (is (= 1 1)))
+
+(test loses
+  (sb-sys:without-interrupts
+    (loop until (sb-thread::thread-interruptions sb-thread:*current-thread*) repeat 4 do (sleep 0.1))
+    (setf (sb-thread::thread-interruptions sb-thread:*current-thread*) '()))
+  (loop))
+
+(test alike
+  (is (equal "a" (string #\a)))
+  (is (equal "a" (string #\b)))
+  (is (equal "c" (string #\b)))
+  (is (= 1 (1+ 0)))
+  (is (= 1 (1+ 1))))
+
+(run! 'twice)
+"#;
+
+#[test]
+fn unusual_tests_are_told_of_as_what_they_are() {
+    let Some(project) = fiveam("unusual", UNUSUAL) else { return };
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    let expected = "FAILED  1 passed, 5 failed, 1 error, 0 skipped
+1. DEMO-TESTS::|Odd (name) x|  tests/tests.lisp:7
+   (is (= 1 2))  expected 1, got 2
+2. DEMO-TESTS::TWICE  tests/tests.lisp:13
+   (is (= 1 3))  expected 1, got 3
+3. DEMO-TESTS::VICTIM  tests/tests.lisp:20
+   It could not run: a test before it has removed it.
+4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
+   (= 1 4)  expected 1, got 4
+5. DEMO-TESTS::LOSES  tests/tests.lisp:26
+   TIMEOUT It did not end within 1 second and was interrupted. (E1: get-backtrace has all)
+6. DEMO-TESTS::ALIKE  tests/tests.lisp:34
+   (is (equal \"a\" (string #\\b)))  expected \"a\", got \"b\"
+   (is (equal \"c\" (string #\\b)))  expected \"c\", got \"b\"
+   (is (= 1 (1+ 1)))  expected 1, got 2
+";
+    assert!(timeless(&text).starts_with(expected), "{text}");
+    server.goes_on();
+}
+
 #[test]
 fn each_test_is_a_record_and_counts_add_up() {
     let Some(project) = fiveam("structured", FIVEAM) else { return };

@@ -284,7 +284,8 @@ const LOCALS: &str = "
     (defun after (x) x)
     (defun inlined (n) (flet ((twice (n) (* 2 n))) (declare (inline twice)) (+ (twice n) (twice 1))))
     (defmethod area ((side ratio)) (labels ((sum (n) (if (plusp n) (+ n (sum (1- n))) 0))) (sum (numerator side))))
-    (defmethod area :around ((side ratio)) (list (call-next-method)))";
+    (defmethod area :around ((side ratio)) (list (call-next-method)))
+    (defun |an odd one| (x) x)";
 
 #[test]
 fn single_methods_and_local_functions_are_traced() {
@@ -319,6 +320,13 @@ fn single_methods_and_local_functions_are_traced() {
              ((LABELS WALK :IN THROWER) 1) => NIL\n    \
              ((LABELS WALK :IN THROWER) (2)) was left by a non-local exit\n      \
              ((LABELS WALK :IN THROWER) 2) was left by a non-local exit\n  (AFTER 1) => 1\n\n=> (1)",
+        ),
+        // As frames and references name a method, and a name with a blank.
+        (
+            "(list (area 2/3) (|an odd one| 1))",
+            json!(["(:method area :around (ratio))", "|an odd one|"]),
+            "2 calls of the 2 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
+             (|an odd one| 1) => 1\n\n=> ((3) 1)",
         ),
         // Breakpoints are for one thread.
         (
