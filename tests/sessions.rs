@@ -68,6 +68,8 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
+        // What saves a session when its server has ended would go on.
+        kill_all(self);
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
