@@ -232,7 +232,10 @@ fn one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal
 fn damage(core: &Path) {
     let mut bytes = std::fs::read(core).unwrap();
     bytes[..1 << 20].fill(0xff);
+    let written = std::fs::metadata(core).unwrap().modified().unwrap();
     std::fs::write(core, bytes).unwrap();
+    // It is read only where it has been written since.
+    std::fs::File::options().write(true).open(core).unwrap().set_modified(written).unwrap();
 }
 
 #[test]
