@@ -148,6 +148,12 @@ impl Checkpoints {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
+    /// The one of this name that would be there if its core were what was saved.
+    pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
+        let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
+        manifests(&self.directory).into_iter().rfind(is_meant).filter(|one| !self.is_whole(one))
+    }
+
     /// The file of the forms that are in a checkpoint.
     pub(crate) fn forms_path(&self, file: &str) -> PathBuf {
         self.directory.join(file).with_extension("forms")
@@ -185,7 +191,10 @@ impl Checkpoints {
         // Without its manifest it is none any more, whatever happens to the rest.
         fs::remove_file(core.with_extension("json"))?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
-        fs::remove_file(core)
+        match fs::remove_file(core) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Removes what has the name of this one and is older.
