@@ -72,7 +72,8 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return Err(Fault::Value("This server keeps no checkpoints.".to_owned()));
     };
     if action == Action::List {
-        return Ok(Step::Answer(Reply::Checkpoint(CheckpointReply::List(checkpoints.list()))));
+        let reply = Reply::Checkpoint(CheckpointReply::List(checkpoints.list()));
+        return Ok(Step::Answer(Box::new(reply)));
     }
     let Some(name) = name else {
         return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
@@ -98,7 +99,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return later(move |call| restore(call, checkpoint));
     }
     checkpoints.delete(&checkpoint).map_err(|error| Fault::Value(format!("It cannot be deleted: {error}.")))?;
-    Ok(Step::Answer(Reply::Checkpoint(CheckpointReply::Deleted(name))))
+    Ok(Step::Answer(Box::new(Reply::Checkpoint(CheckpointReply::Deleted(name)))))
 }
 
 fn refuse(call: Call, reason: String) {
