@@ -19,6 +19,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_pro
 use serde::{Deserialize, Serialize};
 
 use crate::build;
+use crate::seal::Seal;
 
 /// How long a child may take to save an image, and a throw-away process to boot it.
 const SAVING: Duration = Duration::from_secs(300);
@@ -36,6 +37,9 @@ pub(crate) struct Checkpoint {
     /// The name of its core's file, and how many bytes that has.
     pub(crate) file: String,
     pub(crate) bytes: u64,
+    /// What tells whether that is still what was saved; other programs' manifests may have none.
+    #[serde(default)]
+    pub(crate) seal: Option<Seal>,
     /// The number of the last evaluation before it.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
@@ -107,11 +111,31 @@ impl Checkpoints {
         found
     }
 
-    /// True for a core of this very program that is as long as it was.
+    /// True for a core of this very program that is what it was.
     pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build()
             && checkpoint.heap == self.heap
-            && fs::metadata(self.path(checkpoint)).is_ok_and(|core| core.len() == checkpoint.bytes)
+            && fs::metadata(self.path(checkpoint)).is_ok_and(|core| {
+                core.len() == checkpoint.bytes
+                    && checkpoint
+                        .seal
+                        .as_ref()
+                        .is_some_and(|seal| seal.is_in_place(&core) || self.adopt(checkpoint, seal))
+            })
+    }
+
+    /// Looks whether a core that was copied here is what its seal says. If so, its manifest gets the seal of the copy: it is
+    /// read once.
+    fn adopt(&self, checkpoint: &Checkpoint, seal: &Seal) -> bool {
+        let path = self.path(checkpoint);
+        let Ok(mut core) = File::open(&path) else { return false };
+        if !seal.holds(&mut core, checkpoint.bytes).unwrap_or(false) {
+            return false;
+        }
+        let own = core.metadata().map(|metadata| seal.moved_to(&metadata)).ok();
+        // If it cannot be written, the core will be read again.
+        let _ = write_manifest(&path, &Checkpoint { seal: own, ..checkpoint.clone() });
+        true
     }
 
     /// The heap that a checkpoint has to be booted under, if that is not the one that images have here.
@@ -122,6 +146,12 @@ impl Checkpoints {
     /// The one of this name, the last one if there are two for a moment.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
+    }
+
+    /// The one of this name that would be there if its core were what was saved.
+    pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
+        let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
+        manifests(&self.directory).into_iter().rfind(is_meant).filter(|one| !self.is_whole(one))
     }
 
     /// The file of the forms that are in a checkpoint.
@@ -161,7 +191,10 @@ impl Checkpoints {
         // Without its manifest it is none any more, whatever happens to the rest.
         fs::remove_file(core.with_extension("json"))?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
-        fs::remove_file(core)
+        match fs::remove_file(core) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Removes what has the name of this one and is older.
@@ -399,13 +432,15 @@ impl Draft {
         let path = self.path();
         let defines = self.checkpoints.probe(&path, &made.name)?;
         let written = |error: io::Error| format!("it cannot be written: {error}");
-        let core = File::open(&path).map_err(written)?;
+        let mut core = File::open(&path).map_err(written)?;
         core.sync_all().map_err(written)?;
+        let bytes = core.metadata().map_err(written)?.len();
         let Made { name, evaluation, saved, automatic, at_end } = made;
         let checkpoint = Checkpoint {
             name,
             file: self.file.clone(),
-            bytes: core.metadata().map_err(written)?.len(),
+            bytes,
+            seal: Some(Seal::of(&mut core, bytes).map_err(written)?),
             evaluation,
             saved,
             heap: self.checkpoints.heap,
@@ -414,11 +449,15 @@ impl Draft {
             at_end,
             defines,
         };
-        write_whole(&path.with_extension("json"), &serde_json::to_vec(&checkpoint).map_err(|e| e.to_string())?)
-            .map_err(written)?;
+        write_manifest(&path, &checkpoint).map_err(written)?;
         self.finished = true;
         Ok(checkpoint)
     }
+}
+
+/// Writes the manifest of the core `path`.
+fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
+    write_whole(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
 }
 
 /// How a core came to be saved.
@@ -496,10 +535,12 @@ mod tests {
         /// Adds one, the core of which takes no room, as if it had been saved so many seconds after the first.
         fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
             let draft = self.0.begin(true).unwrap();
+            File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
             let checkpoint = Checkpoint {
                 name: name.to_owned(),
                 file: draft.file().to_owned(),
                 bytes,
+                seal: Some(Seal::of(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
                 evaluation: 1,
                 saved: jiff::Timestamp::from_second(seconds).unwrap(),
                 heap: GIGABYTE,
@@ -508,7 +549,6 @@ mod tests {
                 at_end: false,
                 defines: String::new(),
             };
-            File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
             fs::write(self.0.forms_path(draft.file()), "").unwrap();
             draft.leave();
             self.put(&checkpoint);

@@ -53,6 +53,7 @@ pub mod report;
 mod rpc;
 #[cfg(feature = "mcp")]
 mod scratch;
+mod seal;
 mod session;
 
 #[cfg(feature = "mcp")]

@@ -232,7 +232,33 @@ fn one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal
 fn damage(core: &Path) {
     let mut bytes = std::fs::read(core).unwrap();
     bytes[..1 << 20].fill(0xff);
+    let written = std::fs::metadata(core).unwrap().modified().unwrap();
     std::fs::write(core, bytes).unwrap();
+    // It is read only where it has been written since.
+    std::fs::File::options().write(true).open(core).unwrap().set_modified(written).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_was_damaged_is_told_and_can_be_deleted() {
+    let state = State::new("damaged");
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *x* 1)");
+    save(&mut server, "one");
+    let core = state.files(Some("core")).remove(0);
+    let bytes = std::fs::read(&core).unwrap();
+    std::fs::write(&core, &bytes[..bytes.len() - 1]).unwrap();
+    let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+    assert_eq!(text, "The checkpoint \"one\" is not whole: its file is not what was saved. It can be deleted.");
+    // The same file as before, at another time.
+    std::fs::write(&core, &bytes).unwrap();
+    assert!(
+        good(&mut server, "checkpoint", json!({"action": "restore", "name": "one"})).starts_with("Restored \"one\"")
+    );
+    std::fs::remove_file(&core).unwrap();
+    good(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
+    assert_eq!(state.files(None), Vec::<std::path::PathBuf>::new());
+    let text = bad(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
+    assert!(text.starts_with("There is no checkpoint \"one\"."), "{text}");
 }
 
 #[test]

@@ -497,6 +497,49 @@ fn an_image_that_is_not_whole_gives_way_to_the_one_before() {
     }
 }
 
+/// What comes from elsewhere is read before it is booted.
+#[test]
+fn a_session_may_be_copied_and_damage_on_the_way_is_noticed() {
+    let state = State::new("copied");
+    let mut server = state.serve("here");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    server.finish();
+    state.is_free("here");
+    let copy = |name: &str| {
+        std::fs::create_dir(state.directory(name)).unwrap();
+        for file in std::fs::read_dir(state.directory("here")).unwrap() {
+            let path = file.unwrap().path();
+            std::fs::copy(&path, state.directory(name).join(path.file_name().unwrap())).unwrap();
+        }
+        let [core] = &files(&state.directory(name), "core")[..] else { panic!("one image") };
+        core.clone()
+    };
+    let core = copy("there");
+    let seal = || -> serde_json::Value {
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(core.with_extension("json")).unwrap()).unwrap()["seal"]
+            .clone()
+    };
+    let before = seal();
+    let mut server = state.serve("there");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
+    // It is read once.
+    assert!(seal()["inode"] != before["inode"] && seal()["checksum"] == before["checksum"], "{before} {}", seal());
+    kill_all(&state);
+
+    let core = copy("damaged");
+    let mut bytes = std::fs::read(&core).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&core, bytes).unwrap();
+    let mut server = state.serve("damaged");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(
+        text.contains("is not whole. Restored: all 2 forms that defined something.") && text.ends_with("=> (1 1)"),
+        "{text}"
+    );
+}
+
 #[test]
 fn a_session_that_cannot_be_saved_at_the_end_says_so_and_stays_what_it_was() {
     let state = State::new("unsaved");

@@ -19,6 +19,7 @@ use super::enter::Entry;
 use super::error::Error;
 use super::handle::Lisp;
 use crate::error::BootError;
+use crate::seal::Seal;
 
 /// How long the process that saves an image is waited for: a little longer than it has (`**saving-seconds**` of
 /// `lisp/checkpoint.lisp`).
@@ -41,6 +42,8 @@ struct Label {
     heap: u64,
     /// How long it is, but for the label.
     bytes: u64,
+    /// What tells whether that is still what was saved.
+    seal: Seal,
 }
 
 impl Label {
@@ -84,6 +87,11 @@ pub(super) fn check(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     if label.build != this {
         return Err(BootError::OtherBuild { path: path.to_owned(), saved_by: label.build, this });
     }
+    let metadata = file.metadata().map_err(|error| unusable(error.to_string()))?;
+    let is_whole = label.seal.is_in_place(&metadata) || label.seal.holds(&mut file, label.bytes).unwrap_or(false);
+    if !is_whole {
+        return Err(unusable("it is not what was saved: it has been changed, or damaged on its way here".to_owned()));
+    }
     match asked {
         Some(asked) if asked >> 20 != label.heap >> 20 => {
             Err(BootError::OtherHeap { path: path.to_owned(), saved: label.heap, asked })
@@ -122,7 +130,11 @@ impl<'path> Draft<'path> {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is not whole"));
         }
         file.sync_all()?;
-        Label { build: crate::build(), heap, bytes }.write(&mut file)?;
+        let modified = jiff::Timestamp::now().round(jiff::Unit::Second).map_err(io::Error::other)?;
+        let seal = Seal::of(&mut file, bytes)?.at(modified);
+        Label { build: crate::build(), heap, bytes, seal }.write(&mut file)?;
+        // The label says when it was written.
+        file.set_modified(modified.into())?;
         file.sync_all()?;
         fs::rename(&self.path, self.whole)?;
         File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()

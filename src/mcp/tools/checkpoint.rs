@@ -72,7 +72,8 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return Err(Fault::Value("This server keeps no checkpoints.".to_owned()));
     };
     if action == Action::List {
-        return Ok(Step::Answer(Reply::Checkpoint(CheckpointReply::List(checkpoints.list()))));
+        let reply = Reply::Checkpoint(CheckpointReply::List(checkpoints.list()));
+        return Ok(Step::Answer(Box::new(reply)));
     }
     let Some(name) = name else {
         return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
@@ -83,7 +84,13 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     if action == Action::Save {
         return later(move |call| save(call, name));
     }
-    let Some(checkpoint) = checkpoints.get(&name) else {
+    let damaged = || checkpoints.damaged(&name);
+    let Some(checkpoint) = checkpoints.get(&name).or_else(|| damaged().filter(|_| action == Action::Delete)) else {
+        if damaged().is_some() {
+            return Err(Fault::Value(format!(
+                "The checkpoint {name:?} is not whole: its file is not what was saved. It can be deleted."
+            )));
+        }
         let names: Vec<_> = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name)).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         return Err(Fault::Value(format!("There is no checkpoint {name:?}. There are: {there_are}.")));
@@ -92,7 +99,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return later(move |call| restore(call, checkpoint));
     }
     checkpoints.delete(&checkpoint).map_err(|error| Fault::Value(format!("It cannot be deleted: {error}.")))?;
-    Ok(Step::Answer(Reply::Checkpoint(CheckpointReply::Deleted(name))))
+    Ok(Step::Answer(Box::new(Reply::Checkpoint(CheckpointReply::Deleted(name)))))
 }
 
 fn refuse(call: Call, reason: String) {

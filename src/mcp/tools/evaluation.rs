@@ -97,7 +97,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
     let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
 
     let status = match session.evaluation(id) {
-        Err(EvaluationError::None) if id.is_none() => return Ok(Step::Answer(Reply::NoEvaluations)),
+        Err(EvaluationError::None) if id.is_none() => return Ok(Step::Answer(Box::new(Reply::NoEvaluations))),
         status => status?,
     };
     let id = status.id;
@@ -109,7 +109,8 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                 (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
                 _ => Default::default(),
             };
-            return Ok(Step::Answer(Reply::Page(Box::new(Page::new(id, part, &text, omitted, from, characters)))));
+            let page = Page::new(id, part, &text, omitted, from, characters);
+            return Ok(Step::Answer(Box::new(Reply::Page(Box::new(page)))));
         }
         Action::Wait => {
             return later(move |call| {
@@ -140,7 +141,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
             });
         }
     }
-    Ok(Step::Answer(status_of(session, id)?))
+    Ok(Step::Answer(Box::new(status_of(session, id)?)))
 }
 
 fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {

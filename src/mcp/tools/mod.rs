@@ -149,7 +149,7 @@ type Answer = Result<Reply, Fault>;
 
 /// What a call comes to once its arguments are found right.
 enum Step {
-    Answer(Reply),
+    Answer(Box<Reply>),
     /// Somebody else answers, later.
     Later(Box<dyn FnOnce(Call) + Send>),
 }
@@ -272,12 +272,12 @@ fn call_now(call: Call, request: CallToolRequestParams) {
         profile::NAME => profile::call(arguments),
         checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
-        limits::NAME => limits::call(&session, arguments).map(Step::Answer),
+        limits::NAME => limits::call(&session, arguments).map(|reply| Step::Answer(Box::new(reply))),
         unknown => Err(call.context.no_such_tool(unknown)),
     };
     match step {
         Ok(Step::Later(work)) => work(call),
-        Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(reply)),
+        Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(*reply)),
         Err(fault) => call.answer(Err::<Reply, _>(fault)),
     }
 }
