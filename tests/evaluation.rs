@@ -1540,6 +1540,27 @@ fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
 
+/// The kernel sends the timers' signal to whatever thread does not block it: one that has nothing to do passes it on.
+#[test]
+fn timers_go_on_whatever_thread_their_signal_comes_to() {
+    let lisp = fresh();
+    assert_eq!(
+        lisp.value(
+            "(let ((ran nil)
+                   (idle (svref sbcl-host::**lane-threads** sbcl-host::+inspection-lane+)))
+               (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (setf ran t)) :thread nil) 0.05)
+               (sb-impl::%clear-system-timer)
+               (sleep 0.06)
+               (sb-alien:alien-funcall
+                (sb-alien:extern-alien \"pthread_kill\" (function sb-alien:int sb-alien:unsigned-long sb-alien:int))
+                (sb-thread::thread-os-thread idle) sb-unix:sigalrm)
+               (loop until ran do (sleep 0.01))
+               ran)"
+        ),
+        "T"
+    );
+}
+
 #[test]
 fn an_error_in_a_timer_is_reported_like_any_thread_s() {
     let lisp = fresh();

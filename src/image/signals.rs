@@ -272,6 +272,22 @@ fn forward(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_v
     }
 }
 
+/// Sends SBCL's thread for signals what came to another of Lisp's threads, and returns true: that one may have its
+/// interrupts disabled for as long as it has nothing to do, and there would be no timers meanwhile.
+#[inline(never)]
+fn pass_on(signal: c_int) -> bool {
+    let thread = SIGNAL_THREAD.load(Ordering::Acquire);
+    // SAFETY: async-signal-safe, and that thread never ends.
+    unsafe {
+        if thread == 0 || thread == libc::pthread_self() as usize {
+            return false;
+        }
+        let _errno = KeptErrno::new();
+        libc::pthread_kill(thread as libc::pthread_t, signal);
+    }
+    true
+}
+
 /// True when the signal is the end of the control stack, which has been taken care of.
 #[inline(never)]
 fn is_stack_loss(table: &Table, info: *mut siginfo_t, context: *mut c_void) -> bool {
@@ -300,12 +316,10 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             return;
         }
         if FORWARDED.contains(&signal) {
-            if lisp {
-                if !put_off(signal, context) {
-                    deliver(sbcl, signal, info, context);
-                }
-            } else {
+            if !lisp {
                 forward(table, signal, info, context);
+            } else if !pass_on(signal) && !put_off(signal, context) {
+                deliver(sbcl, signal, info, context);
             }
             return;
         }
