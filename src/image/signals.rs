@@ -283,9 +283,9 @@ fn pass_on(signal: c_int) -> bool {
             return false;
         }
         let _errno = KeptErrno::new();
-        libc::pthread_kill(thread as libc::pthread_t, signal);
+        // In a copy of the process (`fork`) there is no such thread.
+        libc::pthread_kill(thread as libc::pthread_t, signal) == 0
     }
-    true
 }
 
 /// True when the signal is the end of the control stack, which has been taken care of.
