@@ -77,18 +77,27 @@
     (setf *print-pretty* t
           *print-right-margin* most-positive-fixnum
           *print-case* case)
-    (guarded (cut-text (if (and (stringp object) (> (length object) (* 2 +shown-value+)))
-                           (format nil "~S… (~D characters)" (subseq object 0 +shown-value+) (length object))
-                           (prin1-to-string object)))
-        (failure)
-      (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))
+    ;; Print methods of the user's may not end.
+    (or (call-with-time-limit
+         +report-seconds+
+         (lambda ()
+           (guarded (cut-text (if (and (stringp object) (> (length object) (* 2 +shown-value+)))
+                                  (format nil "~S… (~D characters)" (subseq object 0 +shown-value+) (length object))
+                                  (prin1-to-string object)))
+               (failure)
+             nil)))
+        (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))
 
 (defun report-text (condition)
   "Return what CONDITION reports, as a string of bounded length."
   (with-server-syntax (:length 50 :level 8)
-    (guarded (cut-text (let ((*print-escape* nil)) (princ-to-string condition)))
-        (failure)
-      "(the condition's report failed)")))
+    (or (call-with-time-limit
+         +report-seconds+
+         (lambda ()
+           (guarded (cut-text (let ((*print-escape* nil)) (princ-to-string condition)))
+               (failure)
+             "(the condition's report failed)")))
+        "(the condition's report does not end)")))
 
 (defun new-verdict (test)
   "Return a verdict for TEST of the framework."
@@ -353,13 +362,20 @@ NIL."
             (condition (signalled-condition signalled)))
         (with-quiet-debugger ()
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
-          (if condition
-              (push-report (event-code :error-text) condition)
-              (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
-          (when condition
-            (guarded (push-slots condition) (failure) nil))
+          (cond ((null condition)
+                 (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+                ((call-with-time-limit +report-seconds+
+                                       (lambda () (push-report (event-code :error-text) condition) t)))
+                (t
+                 (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
           (event *job-id* (event-code :frames) (signalled-total signalled))
-          (push-calls (signalled-calls signalled)))))))
+          ;; What takes too long is left out, and so is what comes after it.
+          (call-with-time-limit
+           +capture-seconds+
+           (lambda ()
+             (when condition
+               (guarded (push-slots condition) (failure) nil))
+             (push-calls (signalled-calls signalled)))))))))
 
 ;;; What is no test
 

@@ -242,6 +242,51 @@ fn unusual_tests_are_told_of_as_what_they_are() {
     server.goes_on();
 }
 
+/// Print methods and reports that never end, of what tests fail with.
+const ENDLESS: &str = r#"
+(defclass endless () ())
+(defmethod print-object ((object endless) stream) (loop))
+(define-condition endless-report (error) () (:report (lambda (condition stream) (declare (ignore condition stream)) (loop))))
+(defun fails (object) (declare (ignore object)) (error "on purpose"))
+"#;
+
+#[test]
+fn what_never_ends_printing_ends_no_run() {
+    let tests = format!(
+        "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n{ENDLESS}
+(deftest signals (error 'endless-report) 1)
+(deftest argument (fails (make-instance 'endless)) 1)
+(deftest after 1 2)
+"
+    );
+    let project = Project::new("endless", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    assert!(text.starts_with("FAILED  0 passed, "), "{text}");
+    for name in ["SIGNALS", "ARGUMENT", "AFTER"] {
+        assert!(text.contains(&format!(". DEMO-TESTS::{name}  tests/tests.lisp:")), "{text}");
+    }
+    assert!(text.contains("on purpose") && text.contains("expected 2, got 1"), "{text}");
+    server.goes_on();
+
+    let tests = format!(
+        "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n{ENDLESS}
+(def-suite demo)\n(in-suite demo)
+(test value (is (equal 1 (make-instance 'endless))))
+(test signals (error 'endless-report))
+(test argument (fails (make-instance 'endless)))
+(test after (is (= 2 1)))
+"
+    );
+    let Some(project) = fiveam("endless-fiveam", &tests) else { return };
+    let mut server = project.server();
+    // FiveAM itself prints the values once its tests are over.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    assert!(text.starts_with("FAILED  0 passed, "), "{text}");
+    assert!(text.contains("TIMEOUT It did not end within 1 second and was interrupted."), "{text}");
+    server.goes_on();
+}
+
 #[test]
 fn each_test_is_a_record_and_counts_add_up() {
     let Some(project) = fiveam("structured", FIVEAM) else { return };
