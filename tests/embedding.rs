@@ -171,9 +171,13 @@ fn the_hosts_signals_are_the_hosts_again() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let name = "the_hosts_signals_are_the_hosts_again";
         if is_child(name) {
+            let signal = std::env::var("SIGNAL").expect("set").parse().expect("a number");
+            // What a shell starts in the background ignores SIGINT.
+            // SAFETY: no handler is installed.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
             assert_eq!(value("(+ 1 2)"), "3");
             // SAFETY: kill(2) on this process has no preconditions.
-            unsafe { libc::kill(libc::getpid(), std::env::var("SIGNAL").expect("set").parse().expect("a number")) };
+            unsafe { libc::kill(libc::getpid(), signal) };
             std::thread::sleep(Duration::from_secs(20));
             std::process::exit(0);
         }
