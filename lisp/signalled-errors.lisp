@@ -124,6 +124,11 @@ code and the program counter in it of the innermost frame that is not SBCL's own
              (incf (recorder-count recorder))
              (push-signalled-error condition hook))))))
 
+(defun push-bounded-report (condition)
+  "Push what CONDITION reports, as PUSH-REPORT does, if it ends: print methods of the user's may not."
+  (unless (call-with-time-limit +report-seconds+ (lambda () (push-report (event-code :error-text) condition) t))
+    (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
+
 (defun push-signalled-error (condition hook)
   "Push CONDITION, which an observer was called for with HOOK, as one that the code may handle."
   ;; What this thread has printed so far keeps its place.
@@ -133,10 +138,7 @@ code and the program counter in it of the innermost frame that is not SBCL's own
      +capture-seconds+
      (lambda ()
        (capture (type-name-text (class-name-of condition))
-                (lambda ()
-                  (unless (call-with-time-limit +report-seconds+
-                                                (lambda () (push-report (event-code :error-text) condition) t))
-                    (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
+                (lambda () (push-bounded-report condition))
                 condition
                 (lambda () (error-frame hook)))))))
 

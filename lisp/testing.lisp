@@ -362,12 +362,9 @@ NIL."
             (condition (signalled-condition signalled)))
         (with-quiet-debugger ()
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
-          (cond ((null condition)
-                 (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
-                ((call-with-time-limit +report-seconds+
-                                       (lambda () (push-report (event-code :error-text) condition) t)))
-                (t
-                 (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
+          (if condition
+              (push-bounded-report condition)
+              (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
           (event *job-id* (event-code :frames) (signalled-total signalled))
           ;; What takes too long is left out, and so is what comes after it.
           (call-with-time-limit

@@ -151,7 +151,7 @@ impl Checkpoints {
     /// The one of this name that would be there if its core were what was saved.
     pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
         let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
-        manifests(&self.directory).into_iter().rfind(is_meant).filter(|one| !self.is_whole(one))
+        manifests(&self.directory).into_iter().filter(|one| !self.is_whole(one)).rfind(is_meant)
     }
 
     /// The file of the forms that are in a checkpoint.
@@ -557,8 +557,7 @@ mod tests {
 
         /// Writes a manifest.
         fn put(&self, checkpoint: &Checkpoint) {
-            let path = self.0.path(checkpoint).with_extension("json");
-            write_whole(&path, &serde_json::to_vec(checkpoint).unwrap()).unwrap();
+            write_manifest(&self.0.path(checkpoint), checkpoint).unwrap();
         }
 
         fn names(&self) -> Vec<String> {

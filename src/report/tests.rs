@@ -1,6 +1,6 @@
 //! What tests came to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -206,31 +206,46 @@ fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
     let tests = with_details(&outcome.records);
     let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
     let entries = entries(&failed, &outcome.errors);
-    let mut room = max.saturating_sub(length(target));
-    let mut written = Vec::new();
-    for detail in &DETAILS {
-        written = (0..entries.len()).map(|index| written_entry(&entries, index, &outcome.errors, detail)).collect();
-        if written.iter().map(|entry| length(entry)).sum::<usize>() <= room {
+    let room = max.saturating_sub(length(target));
+    let written = |detail| written_entries(&entries, &outcome.errors, detail, room);
+    let [first, rest @ ..] = &DETAILS;
+    let mut written_entries = written(first);
+    for detail in rest {
+        if written_entries.len() == entries.len() {
             break;
         }
+        written_entries = written(detail);
     }
-    for (index, entry) in written.iter().enumerate() {
-        if length(entry) > room {
-            let rest = entries[index..].iter().flat_map(|entry| std::iter::once(&entry.test).chain(&entry.alike));
-            let names: Vec<_> = rest.map(|test| one_line(name(test.record), MAX_CALL)).collect();
-            let more = names.len();
-            let shown = names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
-            let rest = if more > 20 { ", …" } else { "" };
-            _ = write!(
-                target,
-                "\n... {more} more failed, for which there is no room here (run-tests with `name` shows one): \
-                 {shown}{rest}"
-            );
-            return;
-        }
-        room -= length(entry);
-        target.push_str(entry);
+    let omitted = &entries[written_entries.len()..];
+    target.extend(written_entries);
+    if !omitted.is_empty() {
+        let tests = omitted.iter().flat_map(|entry| std::iter::once(&entry.test).chain(&entry.alike));
+        let names: Vec<_> = tests.map(|test| one_line(name(test.record), MAX_CALL)).collect();
+        let more = names.len();
+        let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
+        let rest = if more > NAMES { ", …" } else { "" };
+        _ = write!(
+            target,
+            "\n... {more} more failed, for which there is no room here (run-tests with `name` shows one): {shown}{rest}"
+        );
     }
+}
+
+/// What is told of the entries, of as many as there is room for.
+fn written_entries(
+    entries: &[Entry<'_, '_>],
+    errors: &[Arc<ErrorRecord>],
+    detail: &Detail,
+    mut room: usize,
+) -> Vec<String> {
+    let mut written = Vec::new();
+    for index in 0..entries.len() {
+        let entry = written_entry(entries, index, errors, detail);
+        let Some(left) = room.checked_sub(length(&entry)) else { break };
+        room = left;
+        written.push(entry);
+    }
+    written
 }
 
 /// What is told of an entry, in lines that each begin with a newline.
@@ -243,9 +258,7 @@ fn written_entry(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRec
         None => push_failure(&mut entry, test, errors, detail),
     }
     push_alike(&mut entry, shown, errors);
-    let same =
-        entries[..index].iter().position(|other| !test.suspects.is_empty() && other.test.suspects == test.suspects);
-    match (same, shown.like) {
+    match (shown.suspects_of, shown.like) {
         (Some(other), _) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
         (None, Some(other)) if fails_in_checks(test) && !test.suspects.is_empty() => {
             push_other_suspects(&mut entry, &test.suspects, other, &entries[other].test.suspects);
@@ -265,6 +278,8 @@ struct Entry<'a, 'b> {
     test: &'a Test<'b>,
     /// The entry, from 0, whose test ended in the same way, but with other suspects.
     like: Option<usize>,
+    /// The first entry with the same suspects.
+    suspects_of: Option<usize>,
     /// The tests that ended in the same way, with the same suspects.
     alike: Vec<&'a Test<'b>>,
 }
@@ -274,25 +289,8 @@ fn fails_in_checks(test: &Test<'_>) -> bool {
     test.details.iter().any(|detail| detail.kind == "check")
 }
 
-/// True when two tests that end in the same way have the same suspects: where the same checks fail, in whatever order and
-/// with whatever lines.
-fn have_same_suspects(one: &Test<'_>, other: &Test<'_>) -> bool {
-    one.suspects == other.suspects || fails_in_checks(one) && functions(one) == functions(other)
-}
-
-/// True when two tests end with errors that say the same, and have the same suspects, in whatever order.
-fn say_same(one: &Test<'_>, other: &Test<'_>, errors: &[Arc<ErrorRecord>]) -> bool {
-    let message = |test: &Test<'_>| {
-        let error = error_of(test, errors).filter(|_| !fails_in_checks(test))?;
-        Some((error.kind.clone(), said(test.record, error)))
-    };
-    message(one).is_some_and(|said| Some(said) == message(other))
-        && !functions(one).is_empty()
-        && functions(one) == functions(other)
-}
-
 /// The functions among the suspects of a test.
-fn functions(test: &Test<'_>) -> BTreeSet<(String, Option<i64>)> {
+fn functions(test: &Test<'_>) -> Functions {
     test.suspects.iter().filter_map(|record| function(record)).collect()
 }
 
@@ -301,8 +299,11 @@ fn function(record: &Record) -> Option<(String, Option<i64>)> {
     (record.kind == "suspect").then(|| (name(record).to_owned(), record.number("line")))
 }
 
+/// Functions by name and line.
+type Functions = BTreeSet<(String, Option<i64>)>;
+
 /// How a test ends.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Way {
     /// With an error of this type in these frames of the user's.
     Error(String, Vec<(Option<String>, Option<String>)>),
@@ -327,23 +328,58 @@ impl Way {
     }
 }
 
+/// What two tests that are one entry have in common.
+#[derive(PartialEq, Eq, Hash)]
+enum Common {
+    /// They end in the same way, and what is told of their suspects is the same.
+    All(Way, String),
+    /// The same checks fail, and the suspects are the same functions, in whatever order and with whatever lines.
+    Checks(Way, Functions),
+    /// Their errors are of the same type and say the same, and the suspects are the same functions.
+    Said(String, String, Functions),
+}
+
+impl Common {
+    /// What others may have in common with a test that ends in a `way`; `suspects` is what is told of its suspects.
+    fn of(test: &Test<'_>, way: Option<&Way>, suspects: &str, errors: &[Arc<ErrorRecord>]) -> Vec<Self> {
+        let functions = functions(test);
+        let mut common: Vec<_> = way.map(|way| Self::All(way.clone(), suspects.to_owned())).into_iter().collect();
+        match (way, error_of(test, errors)) {
+            (Some(way @ Way::Checks(_)), _) => common.push(Self::Checks(way.clone(), functions)),
+            (_, Some(error)) if !functions.is_empty() => {
+                common.push(Self::Said(error.kind.clone(), said(test.record, error), functions));
+            }
+            _ => {}
+        }
+        common
+    }
+}
+
 /// The entries for the tests that failed. What those have in common that end in the same way is told once.
 fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
     let mut entries = Vec::<Entry<'a, 'b>>::new();
-    // Of each entry.
-    let mut ways = Vec::new();
+    // The first entry of each.
+    let (mut ways, mut suspects, mut all) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &test in failed {
         let way = Way::of(test, errors);
-        let like = ways.iter().position(|other| way.is_some() && *other == way);
-        let same = entries.iter().enumerate().position(|(index, entry)| {
-            way.is_some() && ways[index] == way && have_same_suspects(entry.test, test)
-                || say_same(entry.test, test, errors)
-        });
-        if let Some(same) = same {
-            entries[same].alike.push(test);
-        } else {
-            ways.push(way);
-            entries.push(Entry { test, like, alike: Vec::new() });
+        let mut told = String::new();
+        push_suspects(&mut told, &test.suspects, &DETAILS[0]);
+        let common = Common::of(test, way.as_ref(), &told, errors);
+        if let Some(&same) = common.iter().find_map(|common| all.get(common)) {
+            let same: &mut Entry<'_, '_> = &mut entries[same];
+            same.alike.push(test);
+            continue;
+        }
+        let index = entries.len();
+        let like = way.as_ref().and_then(|way| ways.get(way)).copied();
+        let suspects_of = suspects.get(&told).copied();
+        entries.push(Entry { test, like, suspects_of, alike: Vec::new() });
+        all.extend(common.into_iter().map(|common| (common, index)));
+        if let Some(way) = way {
+            ways.entry(way).or_insert(index);
+        }
+        if !told.is_empty() {
+            suspects.entry(told).or_insert(index);
         }
     }
     entries

@@ -84,18 +84,17 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     if action == Action::Save {
         return later(move |call| save(call, name));
     }
-    let damaged = || checkpoints.damaged(&name);
-    let Some(checkpoint) = checkpoints.get(&name).or_else(|| damaged().filter(|_| action == Action::Delete)) else {
-        if damaged().is_some() {
-            return Err(Fault::Value(format!(
-                "The checkpoint {name:?} is not whole: its file is not what was saved. It can be deleted."
-            )));
-        }
+    let Some(checkpoint) = checkpoints.get(&name).or_else(|| checkpoints.damaged(&name)) else {
         let names: Vec<_> = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name)).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         return Err(Fault::Value(format!("There is no checkpoint {name:?}. There are: {there_are}.")));
     };
     if action == Action::Restore {
+        if !checkpoints.is_whole(&checkpoint) {
+            return Err(Fault::Value(format!(
+                "The checkpoint {name:?} is not whole: its file is not what was saved. It can be deleted."
+            )));
+        }
         return later(move |call| restore(call, checkpoint));
     }
     checkpoints.delete(&checkpoint).map_err(|error| Fault::Value(format!("It cannot be deleted: {error}.")))?;
