@@ -64,7 +64,7 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<F, R> {
         }
     }
 
-    fn settle(mut self: Box<Self>, end: End) {
+    fn settle(&mut self, end: End) {
         let result = pool::settled(end, self.result.take(), self.limit);
         self.finish(result);
     }
