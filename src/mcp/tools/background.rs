@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Arguments, Call, Fault, Reply};
+use super::{Arguments, Call, Fault, Reply, schema};
 use crate::session::Aftermath;
 use crate::session::operation::Operation;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
@@ -15,11 +15,7 @@ const MAX_WAIT: f64 = 86_400.0;
 
 /// Adds the two to the properties of a tool that evaluates.
 pub(super) fn add_properties(properties: &mut Value) {
-    properties["background"] = json!({
-        "type": "boolean",
-        "default": false,
-        "description": "Answer at once; go on without a time limit. See evaluation.",
-    });
+    properties["background"] = schema::flag("Answer at once; go on without a time limit. See evaluation.");
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,

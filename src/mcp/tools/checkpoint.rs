@@ -3,6 +3,7 @@
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
+use super::schema::{choice, text};
 use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::checkpoints::{Checkpoint, MAX_NAME};
 use crate::handover::line_of_job;
@@ -34,16 +35,8 @@ pub(super) fn tool() -> Tool {
         back to it later in the time of a start. Not in it: threads, sockets, open files. Saving lets the session go \
         on; a lost image begins with the last checkpoint. `restore` forgets everything since.",
         json!({
-            "action": {
-                "type": "string",
-                "enum": ACTIONS.map(|(name, _)| name),
-                "default": "list",
-                "description": "What to do.",
-            },
-            "name": {
-                "type": "string",
-                "description": "Its name, for all but `list`. Saving replaces one of that name.",
-            },
+            "action": choice(&ACTIONS, Some("list"), "What to do."),
+            "name": text("Its name, for all but `list`. Saving replaces one of that name."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(false),

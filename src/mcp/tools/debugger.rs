@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::arguments::{shown, whole};
 use super::limits::{timeout, timeout_schema};
+use super::schema::{text, whole_from};
 use super::{Arguments, Call, Fault, Reply, Step, define, inspection, later};
-
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
@@ -18,14 +18,8 @@ pub(super) const ABORT: &str = "abort-evaluation";
 
 pub(super) fn tools() -> [Tool; 6] {
     let acts = || ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true);
-    let frame = || {
-        json!({
-            "type": "integer",
-            "minimum": 0,
-            "description": "The frame's number, from 0, as get-backtrace shows them.",
-        })
-    };
-    let code = || json!({"type": "string", "description": "Lisp code; the frame's local variables are visible."});
+    let frame = || whole_from(0, None, "The frame's number, from 0, as get-backtrace shows them.");
+    let code = || text("Lisp code; the frame's local variables are visible.");
     [
         define(
             RESTART,
@@ -34,14 +28,8 @@ pub(super) fn tools() -> [Tool; 6] {
             and answer what it then comes to: values, or the next error, held again. Typical: define what is missing \
             with eval-in-frame, then CONTINUE.",
             json!({
-                "restart": {
-                    "type": "string",
-                    "description": "Its number in the report, such as 1, or its name.",
-                },
-                "values": {
-                    "type": "string",
-                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
-                },
+                "restart": text("Its number in the report, such as 1, or its name."),
+                "values": text("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`."),
             }),
             &["restart"],
             acts(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
+use super::schema::{choice, whole, whole_from};
 use super::{Arguments, Call, Fault, Reply, Step, define, later};
 use crate::report::{EvaluationPart, Page};
 use crate::{EvaluationError, Progress, Session, WaitId};
@@ -42,17 +43,9 @@ pub(super) fn tool() -> Tool {
         "Look after an evaluation, also while it runs: its state, its end, the output or values that an answer left \
         out (`characters omitted`), or cancel it. The last 20 are kept.",
         json!({
-            "id": {
-                "type": "integer",
-                "minimum": 1,
-                "description": "Default: the newest.",
-            },
-            "action": {
-                "type": "string",
-                "enum": ACTIONS.map(|(name, _)| name),
-                "default": "status",
-                "description": "`wait` answers when it is over, as evaluate-lisp would have; `output` shows a page of what it printed; `cancel` interrupts it.",
-            },
+            "id": whole_from(1, None, "Default: the newest."),
+            "action": choice(&ACTIONS, Some("status"), "`wait` answers when it is over, as evaluate-lisp would have; \
+                `output` shows a page of what it printed; `cancel` interrupts it."),
             "seconds": {
                 "type": "number",
                 "minimum": 0,
@@ -60,25 +53,9 @@ pub(super) fn tool() -> Tool {
                 "default": WAIT,
                 "description": "For `wait`: how long; then it answers as `status` does.",
             },
-            "part": {
-                "type": "string",
-                "enum": PARTS.map(|(name, _)| name),
-                "default": "output",
-                "description": "For `output`: what to show.",
-            },
-            "from": {
-                "type": "integer",
-                "minimum": 0,
-                "default": 0,
-                "description": "For `output`: the first character.",
-            },
-            "characters": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_PAGE,
-                "default": PAGE,
-                "description": "For `output`.",
-            },
+            "part": choice(&PARTS, Some("output"), "For `output`: what to show."),
+            "from": whole_from(0, Some(0), "For `output`: the first character."),
+            "characters": whole(1..=MAX_PAGE, PAGE, "For `output`."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),

@@ -3,6 +3,7 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
+use super::schema::{choice, flag, text, whole};
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 use crate::session::operation::Operation;
 
@@ -21,27 +22,18 @@ const KINDS: &[(&str, &str)] = &[
 ];
 
 pub(super) fn tool() -> Tool {
-    let kinds: Vec<_> = KINDS.iter().map(|(word, _)| *word).collect();
     define(
         NAME,
         "Find symbols",
         "Search symbols and packages by name, best matches first, with kind, lambda list and first line of \
         documentation: {\"query\": \"with-*-file\"}. describe-symbol tells all about one.",
         json!({
-            "query": {
-                "type": "string",
-                "description": "Part of a name, a glob (* and ?), or several parts, all of which it must have. alexandria:map searches that package; alexandria: lists it.",
-            },
-            "package": {"type": "string", "description": "Search only this package."},
-            "kind": {"type": "string", "enum": kinds, "description": "Only this kind of thing."},
-            "external": {"type": "boolean", "default": false, "description": "Only what packages export."},
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_LIMIT,
-                "default": DEFAULT_LIMIT,
-                "description": "How many to list.",
-            },
+            "query": text("Part of a name, a glob (* and ?), or several parts, all of which it must have. \
+                alexandria:map searches that package; alexandria: lists it."),
+            "package": text("Search only this package."),
+            "kind": choice(KINDS, None, "Only this kind of thing."),
+            "external": flag("Only what packages export."),
+            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),
         &["query"],
         inspection(),

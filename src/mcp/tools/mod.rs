@@ -15,10 +15,10 @@ mod find_symbols;
 mod limits;
 mod load;
 mod macroexpand;
-mod reset;
-
 mod profile;
+mod reset;
 mod run_tests;
+mod schema;
 mod symbol;
 mod system;
 mod tool_set;

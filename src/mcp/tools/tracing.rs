@@ -4,6 +4,8 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::background::{self, Job};
+use super::limits::{timeout, timeout_schema};
+use super::schema::{choice, text, whole};
 use super::{Arguments, Call, Fault, Step, define, later};
 use crate::report::calls_shown;
 use crate::session::operation::Operation;
@@ -26,39 +28,17 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code with functions traced: the 
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "code": {
-            "type": "string",
-            "description": "Common Lisp source.",
-        },
+        "code": text("Common Lisp source."),
         "functions": {
             "type": "array",
             "items": {"type": "string"},
             "description": "Also (setf f), (method f :around (integer)), (labels g :in f).",
         },
-        "package": {
-            "type": "string",
-            "description": "Trace all of this package's.",
-        },
-        "depth": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_DEPTH,
-            "default": DEPTH,
-            "description": "Deeper calls are counted.",
-        },
-        "limit": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_LIMIT,
-            "default": LIMIT,
-            "description": "Further ones are counted.",
-        },
-        "timeout": super::limits::timeout_schema(),
-        "on-error": {
-            "type": "string",
-            "enum": ON_ERROR.map(|(name, _)| name),
-            "description": "Default: abort.",
-        },
+        "package": text("Trace all of this package's."),
+        "depth": whole(1..=MAX_DEPTH, DEPTH, "Deeper calls are counted."),
+        "limit": whole(1..=MAX_LIMIT, LIMIT, "Further ones are counted."),
+        "timeout": timeout_schema(),
+        "on-error": choice(&ON_ERROR, None, "Default: abort."),
     });
     background::add_properties(&mut properties);
     define(
@@ -84,7 +64,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let number = |most| format!("a whole number from 1 to {most}");
     let depth = arguments.whole("depth", 1..=MAX_DEPTH, &number(MAX_DEPTH))?.unwrap_or(DEPTH);
     let limit = arguments.whole("limit", 1..=MAX_LIMIT, &number(MAX_LIMIT))?.unwrap_or(LIMIT);
-    evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    evaluation.timeout = timeout(&mut arguments)?;
     let on_error = arguments.choice("on-error", &ON_ERROR)?;
     let patience = background::patience(&mut arguments)?;
     let mut operation = Operation::new("trace-calls")
