@@ -19,7 +19,7 @@ use crate::handover::frame::Kind;
 use crate::handover::job_number;
 use crate::rpc::framing::{Line, MAX_LINE};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
-use crate::session::operation::Operation;
+use crate::session::Operation;
 
 /// The revisions that are tested. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[

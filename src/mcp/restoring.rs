@@ -10,7 +10,7 @@ use super::loss::shortened;
 use crate::handover::Entry;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::outcome::ErrorRecord;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
 
 /// How long a form that is restored may take: so many times what it took at first, and at least this.

@@ -18,7 +18,7 @@ mod host;
 pub(crate) mod idle;
 mod limits;
 pub(crate) mod observer;
-pub(crate) mod operation;
+mod operation;
 mod pending;
 #[cfg(feature = "mcp")]
 pub(crate) mod recovery;

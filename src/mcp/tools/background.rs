@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Arguments, Call, Fault, Reply, schema};
+use super::{Arguments, Call, Fault, schema};
 use crate::session::Aftermath;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
 /// The longest that a call may wait, in seconds.
@@ -90,7 +90,7 @@ pub(super) fn evaluate(
     if patience.is_some()
         && let Err(error) = session.check_background()
     {
-        return call.answer(Err::<Reply, _>(error));
+        return call.refuse(error);
     }
     let submit = |evaluation, reply: Box<dyn FnOnce(Arc<Outcome>) + Send>| match operation {
         Some((operation, Some(aftermath))) => session.submit_operation_with(&operation, evaluation, aftermath, reply),
@@ -100,7 +100,7 @@ pub(super) fn evaluate(
     if patience == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
-        return call.answer(Ok::<_, Fault>(session.so_far(job)));
+        return call.reply(session.so_far(job));
     }
     if patience.is_some() {
         evaluation.background = Background::Later;
@@ -120,7 +120,7 @@ pub(super) fn evaluate(
         waiting.after(time, move || {
             session.leave_foreground(job, move |outcome| {
                 if let Some(call) = call.take() {
-                    call.answer(Ok::<_, Fault>(outcome));
+                    call.reply(outcome);
                 }
             });
         });

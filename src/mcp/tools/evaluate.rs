@@ -8,7 +8,7 @@ use super::background::Job;
 use super::limits::{on_error, on_error_schema, timeout, timeout_schema};
 use super::schema::{flag, text};
 use super::{Arguments, Call, Fault, Step, background, define, later};
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
@@ -67,7 +67,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
             false => Job::new(evaluation),
         };
         background::evaluate(call, job, patience, move |call, outcome| {
-            if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
+            if asks { ask::settle(call, asked, outcome) } else { call.reply(outcome) }
         });
     })
 }

@@ -6,7 +6,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::schema::{choice, whole, whole_from};
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::{Arguments, Call, Fault, Reply, Step, define, later, now};
 use crate::report::{EvaluationPart, Page};
 use crate::{EvaluationError, Progress, Session, WaitId};
 
@@ -74,7 +74,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
     let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
 
     let status = match session.evaluation(id) {
-        Err(EvaluationError::None) if id.is_none() => return Ok(Step::Answer(Box::new(Reply::NoEvaluations))),
+        Err(EvaluationError::None) if id.is_none() => return now(Reply::NoEvaluations),
         status => status?,
     };
     let id = status.id;
@@ -87,7 +87,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                 _ => Default::default(),
             };
             let page = Page::new(id, part, &text, omitted, from, characters);
-            return Ok(Step::Answer(Box::new(Reply::Page(Box::new(page)))));
+            return now(Reply::Page(Box::new(page)));
         }
         Action::Wait => {
             return later(move |call| {
@@ -106,19 +106,19 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                     let waiting = call.waiting();
                     let job = session.abort_held(move |released| match released {
                         Ok(()) => call.answer(status_of(&of, id)),
-                        Err(error) => call.answer(Err::<Reply, _>(error)),
+                        Err(error) => call.refuse(error),
                     });
                     return waiting.on_cancel(move || session.cancel(job));
                 }
                 if let Err(error) = session.cancel_evaluation(id) {
-                    return call.answer(Err::<Reply, _>(error));
+                    return call.refuse(error);
                 }
                 let report = move || status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
                 wait(call, id, CANCEL_WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
             });
         }
     }
-    Ok(Step::Answer(Box::new(status_of(session, id)?)))
+    now(status_of(session, id)?)
 }
 
 fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
@@ -135,13 +135,13 @@ fn wait(call: Call, id: u64, time: Duration, begin: impl FnOnce(&Session, Answer
     let first = call.clone();
     let answer = move |reply: Reply| {
         if let Some(call) = first.take() {
-            call.answer(Ok::<_, Fault>(reply));
+            call.reply(reply);
         }
     };
     match begin(&session, Box::new(answer)) {
         Err(error) => {
             if let Some(call) = call.take() {
-                call.answer(Err::<Reply, _>(error));
+                call.refuse(error);
             }
         }
         Ok(wait) => {

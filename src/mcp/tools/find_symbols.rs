@@ -4,8 +4,8 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::schema::{choice, flag, text, whole};
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::session::operation::Operation;
+use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use crate::session::Operation;
 
 pub(super) const NAME: &str = "find-symbols";
 
@@ -51,8 +51,5 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             "limit",
             arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
         );
-    later(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(Reply::Symbols)));
-    })
+    query(operation, Reply::Symbols)
 }

@@ -80,7 +80,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     later(move |call| {
         background::evaluate(call, job, patience, move |call, outcome| {
             let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
-            if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
+            if asks { ask::settle(call, asked, outcome) } else { call.reply(outcome) }
         });
     })
 }

@@ -4,8 +4,8 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::schema::{choice, text};
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::session::operation::Operation;
+use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use crate::session::Operation;
 
 pub(super) const NAME: &str = "macroexpand";
 
@@ -36,8 +36,5 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .with("form", arguments.text("form")?)
         .with("depth", arguments.choice("depth", DEPTHS)?.unwrap_or("full"))
         .maybe("package", arguments.optional_text("package")?);
-    later(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(Reply::Expansion)));
-    })
+    query(operation, Reply::Expansion)
 }

@@ -10,7 +10,7 @@ use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
 use super::{Arguments, Call, Fault, Step, define, later};
 use crate::session::Aftermath;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, Outcome};
 
 pub(super) const NAME: &str = "profile";
@@ -72,7 +72,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         job = job.before_end(Aftermath::new(work, || ()));
     }
     later(move |call: Call| {
-        background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
+        background::evaluate(call, job, patience, |call, outcome| call.reply(outcome));
     })
 }
 

@@ -8,8 +8,8 @@ use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
 use super::{Arguments, Call, Fault, Step, define, later};
 use crate::report::calls_shown;
-use crate::session::operation::Operation;
-use crate::{Evaluation, OnError, Outcome};
+use crate::session::Operation;
+use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "trace-calls";
 
@@ -78,14 +78,14 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     later(move |call: Call| {
         // What is held is traced until it is released: only who asks for that gets it.
         match background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience) {
-            Err(fault) => call.answer(Err::<Outcome, _>(fault)),
+            Err(fault) => call.refuse(fault),
             Ok(on_error) => {
                 evaluation.hold = on_error == OnError::Debug;
                 if !call.is_structured() {
                     operation = operation.with("shown", calls_shown(call.context.max_answer()));
                 }
                 let job = Job::operation(evaluation, operation);
-                background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
+                background::evaluate(call, job, patience, |call, outcome| call.reply(outcome));
             }
         }
     })
