@@ -166,7 +166,7 @@ pub(crate) fn serve(
     let inflight = connection.inflight.clone();
     let Offer { structured, tools } = offer;
     let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
-    let server = Server::new(tools).of_worker(&init, status);
+    let server = Server::new(tools, &init, status);
     if let Some(listener) = listener.clone() {
         let main = server.main().clone();
         worker.once_restored(move || {

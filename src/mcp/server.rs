@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
@@ -23,8 +24,9 @@ pub(super) struct Server {
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     lines: Mutex<Numbers>,
-    /// Present where another image may take this one's place.
-    replaceable: Option<Replaceable>,
+    status: SharedStatus,
+    /// The supervisor, where there is one.
+    parent: Option<Pid>,
 }
 
 /// The numbers of the lines, as the supervisor counts them.
@@ -34,33 +36,18 @@ struct Numbers {
     next: u64,
 }
 
-#[derive(Debug)]
-struct Replaceable {
-    status: SharedStatus,
-    /// The supervisor, where there is one.
-    parent: Option<rustix::process::Pid>,
-}
-
 impl Server {
-    pub(super) fn new(tools: Arc<ToolContext>) -> Self {
-        Self {
-            main: Conversation::new(tools),
-            guests: Mutex::default(),
-            lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
-            replaceable: None,
-        }
-    }
-
-    /// The same where another image stopped.
-    pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
-        let parent = rustix::process::getppid().filter(|_| self.main.tools().inflight().output.memory().is_none());
-        self.replaceable = Some(Replaceable { status, parent });
-        self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
-        self.main.go_on(&init.handshake);
+    /// Goes on where another image stopped.
+    pub(super) fn new(tools: Arc<ToolContext>, init: &WorkerInit, status: SharedStatus) -> Self {
+        let parent = getppid().filter(|_| tools.inflight().output.memory().is_none());
+        let lines = Numbers { resent: init.resent.iter().copied().collect(), next: init.next };
+        let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
+        let server = Self { main, guests: Mutex::default(), lines, status, parent };
+        server.main.go_on(&init.handshake);
         for (connection, guest) in &init.guests {
-            self.guest(*connection).go_on(&guest.handshake);
+            server.guest(*connection).go_on(&guest.handshake);
         }
-        self
+        server
     }
 
     pub(super) fn main(&self) -> &Arc<Conversation> {
@@ -84,21 +71,18 @@ impl Server {
             lines.next += 1;
             lines.next - 1
         });
-        if let Some(Replaceable { status, .. }) = self.replaceable {
-            status.set(Status::Heard, number);
-        }
+        self.status.set(Status::Heard, number);
         number
     }
 
     /// True when a supervisor is between this process and its clients.
     fn is_supervised(&self) -> bool {
-        self.replaceable.as_ref().is_some_and(|replaceable| replaceable.parent.is_some())
+        self.parent.is_some()
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.
     pub(super) fn is_orphaned(&self) -> bool {
-        let parent = self.replaceable.as_ref().and_then(|replaceable| replaceable.parent);
-        parent.is_some_and(|parent| rustix::process::getppid() != Some(parent))
+        self.parent.is_some_and(|parent| getppid() != Some(parent))
     }
 
     /// The conversation with a client that has joined, perhaps just now.
