@@ -24,7 +24,6 @@ pub(crate) struct Aftermath {
     cancel: Answer,
 }
 
-#[allow(dead_code, reason = "only the tools of feature mcp have any")]
 impl Aftermath {
     /// `work` is done on a thread of its own, unless the evaluation is cancelled or held before; `cancel` is called
     /// when it is cancelled meanwhile, and must not block.
@@ -75,7 +74,6 @@ pub(super) struct Finishing {
 
 impl Session {
     /// [`submit_operation`](Self::submit_operation) with something to do afterwards.
-    #[allow(dead_code, reason = "only the tools of feature mcp have any")]
     pub(crate) fn submit_operation_with(
         &self,
         operation: &Operation,

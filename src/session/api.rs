@@ -150,7 +150,6 @@ impl Session {
 
     /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
     /// The outcome has its records.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn submit_operation(
         &self,
         operation: &Operation,
@@ -161,7 +160,6 @@ impl Session {
     }
 
     /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Arc<Outcome> {
         wait(|reply| {
             self.submit_operation(operation, evaluation, reply);
@@ -272,7 +270,6 @@ impl Session {
 
     /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
     /// [`output_so_far`](Self::output_so_far).
-    #[cfg(feature = "mcp")]
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
         let mut board = self.inner.board.lock();
         let text = board.find(id.0)?.reply.outcome()?.progress();
@@ -333,7 +330,6 @@ impl Session {
 
     /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
     /// [`submit`](Self::submit).
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn query(
         &self,
         operation: &Operation,
@@ -345,7 +341,6 @@ impl Session {
     }
 
     /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn query_in_order(
         &self,
         operation: &Operation,
@@ -359,7 +354,6 @@ impl Session {
 
     /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for
     /// none.
-    #[cfg(feature = "mcp")]
     pub(crate) fn image_name(&self) -> (String, String) {
         let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).unwrap_or_default();
         let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
@@ -370,13 +364,11 @@ impl Session {
     }
 
     /// The number of the last evaluation.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn evaluations_so_far(&self) -> u64 {
         self.inner.board.lock().evaluations.last()
     }
 
     /// True while something is evaluated, in the background too, or held.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn is_busy(&self) -> bool {
         let board = self.inner.board.lock();
         !board.holds.is_empty()
@@ -386,7 +378,6 @@ impl Session {
     }
 
     /// True while a failed evaluation of any connection is held.
-    #[cfg(feature = "mcp")]
     pub(crate) fn is_anything_held(&self) -> bool {
         !self.inner.board.lock().holds.is_empty()
     }

@@ -134,7 +134,6 @@ impl Session {
     }
 
     /// True when others have joined.
-    #[cfg(feature = "mcp")]
     pub(crate) fn has_guests(&self) -> bool {
         !self.inner.guests.lock().is_empty()
     }
@@ -145,14 +144,12 @@ impl Session {
     }
 
     /// Has `listener` called with what other connections do, in place of saying so in the next outcome; once.
-    #[cfg(feature = "mcp")]
     pub(crate) fn listen(&self, listener: impl Fn(&str, Option<u64>) + Send + Sync + 'static) {
         // A second one would be told the same.
         let _ = self.connection.listener.set(Box::new(listener));
     }
 
     /// The number of this connection: 0 for the session's own.
-    #[cfg(feature = "mcp")]
     pub(crate) fn connection_number(&self) -> u64 {
         self.connection.id
     }

@@ -122,7 +122,6 @@ impl Evaluations {
     }
 
     /// The next ones get numbers above this one.
-    #[cfg(feature = "mcp")]
     pub(super) fn count_from(&mut self, number: u64) {
         self.last = self.last.max(number);
         if self.entries.is_empty() {
@@ -131,7 +130,6 @@ impl Evaluations {
     }
 
     /// These were in the background when the image before was lost.
-    #[cfg(feature = "mcp")]
     pub(super) fn lose(&mut self, numbers: &[u64]) {
         self.lost = numbers.to_vec();
         self.lost.sort_unstable();

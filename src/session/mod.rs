@@ -3,6 +3,7 @@
 //! A request is put on the [scheduler](scheduler)'s board by the [api], taken from there by a thread of Lisp's, built up
 //! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
 //! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
+#![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
 mod aftermath;
 mod api;

@@ -16,7 +16,6 @@ const MAX_BYTES: usize = 4 << 20;
 const MAX_FIELD: u64 = 10_000;
 
 /// A value that an operation is told.
-#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Argument {
     /// A string.
@@ -97,7 +96,6 @@ pub(crate) struct Operation {
     arguments: Vec<(&'static str, Argument)>,
 }
 
-#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
 impl Operation {
     /// The one that `define-query` or `define-operation` calls so.
     pub(crate) fn new(name: &'static str) -> Self {
@@ -208,7 +206,6 @@ impl RecordsBuilder {
     }
 
     /// The messages of the records `progress`, a line each.
-    #[cfg(feature = "mcp")]
     pub(super) fn progress(&self) -> String {
         let is_progress = |record: &&Record| record.kind == "progress";
         let last = self.text.as_ref().filter(|_| self.records.last().is_some_and(|last| is_progress(&last)));

@@ -33,7 +33,6 @@ pub(super) enum PendingReply {
     /// describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// A query.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
     /// reset-session.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),

@@ -227,13 +227,11 @@ impl Session {
     }
 
     /// Has the next answer not say this after all.
-    #[cfg(feature = "mcp")]
     pub(crate) fn withdraw_notice(&self, notice: String) {
         self.connection.state().withdraw(notice);
     }
 
     /// Says what others, or the image, did: at once where this connection listens, else with its next answer.
-    #[cfg(feature = "mcp")]
     pub(crate) fn tell(&self, notice: String) {
         self.connection.tell(notice);
     }

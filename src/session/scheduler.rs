@@ -395,14 +395,12 @@ impl Board {
 
     /// A person is asked about what a connection holds: `question` is the number of that, perhaps in place of one that is
     /// asked again. True for the first one.
-    #[cfg(feature = "mcp")]
     pub(super) fn ask(&mut self, connection: u64, question: u64) -> bool {
         let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.replace(question).is_none())
     }
 
     /// True while this is what a person is asked.
-    #[cfg(feature = "mcp")]
     pub(super) fn asks(&mut self, question: u64) -> bool {
         self.all_holds().any(|hold| hold.question == Some(question))
     }
@@ -504,7 +502,6 @@ impl Board {
     }
 
     /// Takes out all that waits for this lane.
-    #[cfg(feature = "mcp")]
     pub(super) fn take_all(&mut self, lane: Lane) -> VecDeque<Request> {
         std::mem::take(&mut self.waiting[lane as usize])
     }

@@ -293,7 +293,6 @@ impl OutcomeBuilder {
     }
 
     /// What operations said so far of how far they are, in lines.
-    #[cfg(feature = "mcp")]
     pub(crate) fn progress(&self) -> String {
         self.records.progress()
     }
