@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::{HandledErrors, PendingReply, Submission};
-use super::scheduler::{Leave, Request, Running};
+use super::scheduler::{Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -237,10 +237,10 @@ impl Session {
     /// there as may be.
     pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
         let mut board = self.inner.board.lock();
-        let leave = board.leave(id.0, Box::new(left));
+        let left = board.leave(id.0, Box::new(left));
         self.inner.leave_board(board);
-        if let Leave::Waiting(reply) = leave {
-            reply(Arc::new(self.so_far(id)));
+        if let Some(left) = left {
+            left(Arc::new(self.so_far(id)));
         }
     }
 
@@ -285,13 +285,13 @@ impl Session {
     /// An error by its number; `None` when the history does not have it.
     #[must_use]
     pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
-        self.connection.state().error(id)
+        self.connection.state().history.get(id).cloned()
     }
 
     /// The last errors, newest first.
     #[must_use]
     pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
-        self.connection.state().history()
+        self.connection.state().history.newest_first().cloned().collect()
     }
 
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
@@ -335,9 +335,7 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&operation.to_string());
-        self.inspect(job, PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.inspect(self.inner.query(operation), PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
     /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
@@ -346,10 +344,8 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&operation.to_string());
         let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
-        self.enqueue(Lane::Evaluation, job, None, reply);
+        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, reply);
     }
 
     /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for

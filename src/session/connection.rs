@@ -11,8 +11,8 @@ use super::error_state::ErrorState;
 use super::events::JobEnd;
 use super::pending::PendingReply;
 use super::scheduler::{Request, Running};
-use super::{INSPECTION_TIMEOUT, Inner, Session, utf32};
-use crate::image::{Interrupt, JobKind, Lane};
+use super::{INSPECTION_TIMEOUT, Inner, Session};
+use crate::image::{Interrupt, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
 
 /// Characters of a connection's name.
@@ -122,8 +122,7 @@ impl Session {
             board.push(Lane::Evaluation, release);
         }
         // Its variables.
-        let mut job = inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&Operation::new("forget-connection").with("connection", connection.id).to_string());
+        let job = inner.query(&Operation::new("forget-connection").with("connection", connection.id));
         let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(|_| ()));
         board.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), reply));
         inner.leave_board(board);

@@ -1,6 +1,6 @@
 //! An error as it comes in.
 
-use super::text::{ClippedBuffer, MAX_PLACE, name, one_line, push_bounded, whole};
+use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, one_line, push_bounded, whole};
 use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
@@ -150,7 +150,7 @@ pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Lo
 }
 
 impl ErrorBuilder {
-    /// Takes what belongs to an self. True when no more of the text begun last is kept.
+    /// Takes what belongs to the error. True when no more of the text begun last is kept.
     pub(crate) fn event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
             Event::ErrorText { text, again } => {
@@ -211,9 +211,7 @@ impl ErrorBuilder {
             }
             Event::FrameSource(place, line) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    let mut path = String::new();
-                    place.append_to(&mut path, MAX_PLACE);
-                    let place = path;
+                    let place = beginning(place, MAX_PLACE);
                     frame.source = Some(match line {
                         0 => place,
                         _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),

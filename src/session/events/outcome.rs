@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::JobEnd;
 use super::error::ErrorBuilder;
-use super::text::{ClippedBuffer, MAX_PLACE, name, on_one_line, push_within};
+use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome, Timing, Warning, interleaved};
@@ -220,9 +220,8 @@ impl OutcomeBuilder {
             }
             Event::WarningPlace(file, column) => {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
-                    let mut path = String::new();
-                    file.append_to(&mut path, MAX_PLACE);
-                    warning.file = Some(on_one_line(&path)).filter(|path| !path.is_empty());
+                    let path = on_one_line(&beginning(file, MAX_PLACE));
+                    warning.file = Some(path).filter(|path| !path.is_empty());
                     warning.column = column;
                 }
             }
@@ -257,10 +256,8 @@ impl OutcomeBuilder {
             }
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
-                    let mut notice = String::new();
-                    text.append_to(&mut notice, MAX_NOTICE);
                     // Names of the user's stand in it.
-                    self.notices.push(on_one_line(&notice));
+                    self.notices.push(on_one_line(&beginning(text, MAX_NOTICE)));
                 }
             }
             Event::Defined(start, end_and_package) => {

@@ -55,10 +55,16 @@ impl ClippedBuffer {
     }
 }
 
+/// The first characters of `text`, at most so many.
+pub(crate) fn beginning(text: Text<'_>, most: usize) -> String {
+    let mut kept = String::new();
+    text.append_to(&mut kept, most);
+    kept
+}
+
 /// A name, cut where it is too long.
 pub(crate) fn name(text: Text<'_>) -> String {
-    let mut name = String::new();
-    text.append_to(&mut name, MAX_NAME);
+    let mut name = beginning(text, MAX_NAME);
     if text.len() > MAX_NAME {
         name.push('…');
     }
@@ -109,13 +115,11 @@ pub(crate) fn whole(buffer: ClippedBuffer) -> String {
 
 /// A frame's text on one line.
 pub(crate) fn one_line(call: ClippedBuffer) -> String {
-    let clipped = Clipped::from(call);
-    let mut text = if clipped.text.contains(['\n', '\r']) { on_one_line(&clipped.text) } else { clipped.text };
-    if clipped.omitted > 0 {
-        text.push_str(&crate::report::omission(clipped.omitted));
-    } else if text.is_empty() {
+    let text = whole(call);
+    match text.contains(['\n', '\r']) {
+        true => on_one_line(&text),
         // A print method that did not end, and was interrupted.
-        text.push_str("#<unprintable>");
+        false if text.is_empty() => "#<unprintable>".to_owned(),
+        false => text,
     }
-    text
 }
