@@ -10,9 +10,8 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::operation::Operation;
 use super::scheduler::Board;
 use super::{Answer, Evaluation, Inner, JobId, Reply, Session, answer};
-use crate::config::Limits;
 use crate::image::Interrupt;
-use crate::outcome::{Clipped, Outcome};
+use crate::outcome::Outcome;
 
 /// What is done: it makes what the evaluation comes to of what Lisp came to, or says why it cannot.
 type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
@@ -127,8 +126,8 @@ impl Finishing {
 
     /// Answers as a cancelled one does.
     pub(super) fn abandon(self) -> Answer {
-        let builder = OutcomeBuilder::new(self.evaluation, Arc::default(), Limits::default(), None);
-        answer(self.reply, Arc::new(builder.finish(JobEnd::Interrupted(Interrupt::Cancel))))
+        let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
+        answer(self.reply, Arc::new(outcome))
     }
 }
 
@@ -139,22 +138,14 @@ impl Inner {
         // It was answered when the image was replaced.
         let Some(index) = board.finishing.iter().position(|finishing| finishing.job == job) else { return };
         let Finishing { evaluation, background, end, before, reply, cancel, .. } = board.finishing.swap_remove(index);
-        let builder = || OutcomeBuilder::new(evaluation, Arc::default(), Limits::default(), None);
+        let builder = OutcomeBuilder::blank(evaluation);
         let (end, mut outcome) = match result {
             _ if cancel.is_none() => {
                 let end = JobEnd::Interrupted(Interrupt::Cancel);
-                (end, builder().finish(end))
+                (end, builder.finish(end))
             }
             Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
-            Err(reason) => {
-                let mut outcome = builder().finish(JobEnd::Failed);
-                if let Err(error) = &mut outcome.result {
-                    let error = Arc::make_mut(error);
-                    error.kind = "SIMPLE-ERROR".to_owned();
-                    error.message = Clipped::from(reason);
-                }
-                (JobEnd::Failed, outcome)
-            }
+            Err(reason) => (JobEnd::Failed, builder.failed("SIMPLE-ERROR", reason)),
         };
         if background {
             if let Some(observer) = self.observer.get() {

@@ -250,10 +250,7 @@ impl Session {
         let mut board = self.inner.board.lock();
         let number = board.evaluations.by_job(id.0).unwrap_or(0);
         let running = board.find(id.0).and_then(|running| running.reply.outcome());
-        let mut outcome = running.map_or_else(
-            || OutcomeBuilder::new(number, Arc::default(), Limits::default(), None).so_far(),
-            OutcomeBuilder::so_far,
-        );
+        let mut outcome = running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far);
         drop(board);
         self.connection.state().tell(&mut outcome);
         outcome

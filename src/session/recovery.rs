@@ -17,9 +17,8 @@ use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
 use super::{Answer, Inner, Reply, Session};
 use crate::Evaluation;
-use crate::config::Limits;
 use crate::image::{Interrupt, Lane};
-use crate::outcome::{Clipped, ErrorRecord, Outcome};
+use crate::outcome::{ErrorRecord, Outcome};
 
 /// What a reset says of an evaluation that ran.
 const ENDED: &str = "The evaluation that was running has been ended.";
@@ -277,11 +276,5 @@ impl Drop for Asking {
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(0, Arc::default(), Limits::default(), None).finish(JobEnd::Failed);
-    if let Err(error) = &mut outcome.result {
-        let error = Arc::make_mut(error);
-        error.kind = kind.to_owned();
-        error.message = Clipped::from(message);
-    }
-    outcome
+    OutcomeBuilder::blank(0).failed(kind, message)
 }

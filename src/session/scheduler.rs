@@ -598,7 +598,6 @@ mod tests {
 
     use super::super::limits::Interruption;
     use super::*;
-    use crate::config::Limits;
 
     const JOBS: u64 = 4;
 
@@ -623,7 +622,7 @@ mod tests {
             let number = board.evaluations.add(&Connection::new(0), id, &"code".into());
             assert_eq!(number, id);
             let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
-            let builder = Box::new(OutcomeBuilder::new(id, Arc::default(), Limits::default(), None));
+            let builder = Box::new(OutcomeBuilder::blank(id));
             let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
             board.push(
                 Lane::Evaluation,

@@ -100,6 +100,11 @@ impl OutcomeBuilder {
         }
     }
 
+    /// For an evaluation of which nothing is known but its number.
+    pub(crate) fn blank(evaluation: u64) -> Self {
+        Self::new(evaluation, Arc::default(), Limits::default(), None)
+    }
+
     /// Keeps the errors that the code handles, too.
     pub(crate) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
@@ -344,6 +349,12 @@ impl OutcomeBuilder {
         let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
         (errors, printed)
+    }
+
+    /// The outcome, when it ended with an error that Lisp knows nothing of.
+    pub(crate) fn failed(self, kind: &str, message: String) -> Outcome {
+        let error = ErrorBuilder::new(kind.to_owned(), &self.limits).finish(Some(message), &self.code, self.evaluation);
+        Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
     /// The outcome, once the job is over.
