@@ -57,7 +57,7 @@ impl Server {
     /// Gives the last answer to whatever still waits.
     pub(super) fn abandon(&self, reason: &'static str) {
         for conversation in self.guests.lock().values() {
-            conversation.tools().inflight().abandon(reason);
+            conversation.inflight().abandon(reason);
         }
     }
 
@@ -65,7 +65,7 @@ impl Server {
     fn number(&self, text: &[u8]) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
-            if let Some(memory) = self.main.tools().inflight().output.memory() {
+            if let Some(memory) = self.main.inflight().output.memory() {
                 memory.add(text);
             }
             lines.next += 1;
@@ -112,7 +112,7 @@ impl Service for Server {
                     if let Some(conversation) = gone {
                         conversation.end();
                     }
-                    self.main.tools().inflight().output.done(number);
+                    self.main.inflight().output.done(number);
                 }
                 (connection, text) => self.guest(connection).line(Line::Text(text), number),
             },
@@ -122,11 +122,12 @@ impl Service for Server {
 
     fn due(&self, now: Instant) -> Option<Instant> {
         let guests: Vec<_> = self.guests.lock().values().cloned().collect();
-        guests.iter().chain([&self.main]).filter_map(|conversation| conversation.due(now)).min()
+        guests.iter().chain([&self.main]).filter_map(|conversation| conversation.inflight().due(now)).min()
     }
 
     fn is_idle(&self) -> bool {
-        self.main.is_idle() && self.guests.lock().values().all(|conversation| conversation.is_idle())
+        self.main.inflight().is_idle()
+            && self.guests.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
 
     /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
@@ -135,7 +136,7 @@ impl Service for Server {
     }
 
     fn replace(&self, input: &LineReader) {
-        self.main.tools().inflight().output.replace(input.as_fd(), input.unread());
+        self.main.inflight().output.replace(input.as_fd(), input.unread());
     }
 }
 
@@ -158,11 +159,11 @@ impl Service for Guest {
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
-        self.conversation.due(now)
+        self.conversation.inflight().due(now)
     }
 
     fn is_idle(&self) -> bool {
-        self.conversation.is_idle()
+        self.conversation.inflight().is_idle()
     }
 
     fn heeds_signals(&self) -> bool {
