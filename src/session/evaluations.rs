@@ -137,8 +137,7 @@ impl Evaluations {
 
     /// `job` begins to do an evaluation, or goes on with it.
     pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
-        if let Some(index) = self.find(id) {
-            let entry = &mut self.entries[index];
+        if let Some(entry) = self.entry(id) {
             entry.job = job;
             entry.stage = Stage::Running(now);
         }
@@ -146,8 +145,8 @@ impl Evaluations {
 
     /// What is held was to go on and does not.
     pub(super) fn rest(&mut self, id: u64) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].rest();
+        if let Some(entry) = self.entry(id) {
+            entry.rest();
         }
     }
 
@@ -195,7 +194,7 @@ impl Evaluations {
 
     /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.
     fn deliver(&mut self, id: u64) -> bool {
-        self.find(id).is_some_and(|index| std::mem::take(&mut self.entries[index].undelivered))
+        self.entry(id).is_some_and(|entry| std::mem::take(&mut entry.undelivered))
     }
 
     /// True when somebody waits who is given what this evaluation comes to.
@@ -205,8 +204,8 @@ impl Evaluations {
 
     /// Nobody is given what this evaluation comes to, which ends in the background.
     pub(super) fn undelivered(&mut self, id: u64) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].undelivered = true;
+        if let Some(entry) = self.entry(id) {
+            entry.undelivered = true;
         }
     }
 
@@ -227,8 +226,8 @@ impl Evaluations {
 
     /// An evaluation is this connection's from now on, and its newest.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].connection = connection.clone();
+        if let Some(entry) = self.entry(id) {
+            entry.connection = connection.clone();
             connection.newest.fetch_max(id, Ordering::Relaxed);
         }
     }
@@ -245,6 +244,10 @@ impl Evaluations {
 
     fn find(&self, id: u64) -> Option<usize> {
         self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
+    }
+
+    fn entry(&mut self, id: u64) -> Option<&mut Entry> {
+        self.find(id).map(|index| &mut self.entries[index])
     }
 
     /// The entry of the newest evaluation of a connection.
