@@ -1,12 +1,12 @@
 //! The tools for an evaluation that is held where it failed.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::arguments::{shown, whole};
 use super::limits::{timeout, timeout_schema};
 use super::schema::{text, whole_from};
-use super::{Arguments, Call, Fault, Reply, Step, define, inspection, later};
+use super::{Arguments, Call, Fault, Reply, Step, define, evaluation_hints, inspection, later};
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
@@ -17,7 +17,6 @@ pub(super) const AGAIN: &str = "restart-frame";
 pub(super) const ABORT: &str = "abort-evaluation";
 
 pub(super) fn tools() -> [Tool; 6] {
-    let acts = || ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true);
     let frame = || whole_from(0, None, "The frame's number, from 0, as get-backtrace shows them.");
     let code = || text("Lisp code; the frame's local variables are visible.");
     [
@@ -32,7 +31,7 @@ pub(super) fn tools() -> [Tool; 6] {
                 "values": text("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`."),
             }),
             &["restart"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             LOCALS,
@@ -53,7 +52,7 @@ pub(super) fn tools() -> [Tool; 6] {
             does not lose the held one.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             RETURN,
@@ -62,7 +61,7 @@ pub(super) fn tools() -> [Tool; 6] {
              the values of this code, and answer what it then comes to.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             AGAIN,
@@ -72,7 +71,7 @@ pub(super) fn tools() -> [Tool; 6] {
               comes to.",
             json!({"frame": frame()}),
             &["frame"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             ABORT,
@@ -81,7 +80,7 @@ pub(super) fn tools() -> [Tool; 6] {
              forms run, and what it has done stays done.",
             json!({}),
             &[],
-            acts(),
+            evaluation_hints(),
         ),
     ]
 }

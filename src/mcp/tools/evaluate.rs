@@ -1,13 +1,13 @@
 //! evaluate-lisp.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::ask::{self, Asked};
 use super::background::Job;
 use super::limits::{on_error, on_error_schema, timeout, timeout_schema};
 use super::schema::{flag, text};
-use super::{Arguments, Call, Fault, Step, background, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
 use crate::session::Operation;
 use crate::{Evaluation, OnError};
 
@@ -32,14 +32,7 @@ pub(super) fn tool() -> Tool {
             the client can ask. Default: the session's, `abort` at first."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Evaluate Lisp",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Evaluate Lisp", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {

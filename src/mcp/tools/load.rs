@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::ask::{self, Asked};
 use super::limits::{on_error, on_error_schema, timeout, timeout_schema_with};
 use super::schema::{choice, text};
 use super::system::{System, absolute, existing, pathname};
-use super::{Arguments, Call, Fault, Step, background, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
@@ -45,14 +45,7 @@ pub(super) fn tool() -> Tool {
         "on-error": on_error_schema("As of evaluate-lisp."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Load a system or file",
-        DESCRIPTION,
-        properties,
-        &[],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Load a system or file", DESCRIPTION, properties, &[], evaluation_hints())
 }
 
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {

@@ -284,7 +284,7 @@ fn call_now(call: Call, request: CallToolRequestParams) {
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
         macroexpand::NAME => macroexpand::call(arguments),
-        tracing::NAME => tracing::call(arguments),
+        tracing::NAME => tracing::call(&call, arguments),
         profile::NAME => profile::call(arguments),
         checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
@@ -338,6 +338,11 @@ fn define(
     hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
     hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
     Tool::new(name, description, schema).with_title(title).with_annotations(hints)
+}
+
+/// Hints of a tool that evaluates whatever it is given.
+fn evaluation_hints() -> ToolAnnotations {
+    ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
 }
 
 /// Hints of a tool that only looks.

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::background::{self, Job};
 use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::{Arguments, Fault, Step, define, evaluation_hints, later};
 use crate::session::Aftermath;
 use crate::session::Operation;
 use crate::{Evaluation, Outcome};
@@ -39,14 +39,7 @@ pub(super) fn tool() -> Tool {
         "timeout": timeout_schema(),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Profile",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Profile", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
@@ -71,9 +64,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         };
         job = job.before_end(Aftermath::new(work, || ()));
     }
-    later(move |call: Call| {
-        background::evaluate(call, job, patience, |call, outcome| call.reply(outcome));
-    })
+    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
 }
 
 /// Writes the flame graph of a profile; or says why not.

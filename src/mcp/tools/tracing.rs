@@ -1,12 +1,12 @@
 //! trace-calls: the calls of chosen functions while code is evaluated.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::background::{self, Job};
 use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::{Arguments, Call, Fault, Step, define, evaluation_hints, later};
 use crate::report::calls_shown;
 use crate::session::Operation;
 use crate::{Evaluation, OnError};
@@ -41,17 +41,10 @@ pub(super) fn tool() -> Tool {
         "on-error": choice(&ON_ERROR, None, "Default: abort."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Trace Calls",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Trace Calls", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
+pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let known = &["code", "functions", "package", "depth", "limit", "timeout", "on-error", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
@@ -75,18 +68,12 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     if !functions.is_empty() {
         operation = operation.with("functions", functions);
     }
-    later(move |call: Call| {
-        // What is held is traced until it is released: only who asks for that gets it.
-        match background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience) {
-            Err(fault) => call.refuse(fault),
-            Ok(on_error) => {
-                evaluation.hold = on_error == OnError::Debug;
-                if !call.is_structured() {
-                    operation = operation.with("shown", calls_shown(call.context.max_answer()));
-                }
-                let job = Job::operation(evaluation, operation);
-                background::evaluate(call, job, patience, |call, outcome| call.reply(outcome));
-            }
-        }
-    })
+    // What is held is traced until it is released: only who asks for that gets it.
+    let on_error = background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience)?;
+    evaluation.hold = on_error == OnError::Debug;
+    if !call.is_structured() {
+        operation = operation.with("shown", calls_shown(call.context.max_answer()));
+    }
+    let job = Job::operation(evaluation, operation);
+    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
 }
