@@ -38,6 +38,14 @@ mod timer {
             }
         }
 
+        /// Forgets the time.
+        pub(crate) fn stop(&self) {
+            let never = Itimerspec { it_interval: Timespec::default(), it_value: Timespec::default() };
+            if let Some(timer) = &self.0 {
+                let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &never);
+            }
+        }
+
         /// Waits until the time has come, or for no reason.
         pub(crate) fn wait(&self) {
             let rung = self.0.as_ref().is_some_and(|timer| {
@@ -67,6 +75,11 @@ mod timer {
         pub(crate) fn set(&self, time: Instant) {
             *self.time.lock() = Some(time);
             self.changed.notify_one();
+        }
+
+        /// Forgets the time.
+        pub(crate) fn stop(&self) {
+            *self.time.lock() = None;
         }
 
         /// Waits until the time has come, or for no reason.

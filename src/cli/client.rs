@@ -320,3 +320,42 @@ fn kept(mut from: impl Read) -> String {
     let _ = io::copy(&mut from, &mut io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
 }
+
+/// A client of a server that runs, or else of a new one with these arguments.
+pub(super) fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
+    match attach {
+        None => Client::start_with(for_person(arguments), Stdio::inherit())
+            .map_err(|error| format!("no server can be started: {error}")),
+        Some(name) => {
+            let stream = crate::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
+            let to = stream.try_clone().map_err(|error| error.to_string())?;
+            Ok(Client::over(stream, to))
+        }
+    }
+}
+
+/// The packages of a server that runs, in upper case as a reader has them.
+pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
+    let mut client = client_of(Some(name.map(str::to_owned)), Vec::new())?;
+    let asked = client.initialize(START);
+    let asked = asked.and_then(|_| client.request(crate::attach::PACKAGES, &json!({}), START));
+    let answer = asked.map_err(|failure| failure.to_string())?;
+    let names = answer["packages"].as_array().into_iter().flatten();
+    Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
+}
+
+/// The arguments of a server for a person, who has time, a terminal that is not cut, and Ctrl-C; unless told otherwise.
+fn for_person(given: Vec<OsString>) -> Vec<OsString> {
+    let mut arguments = Vec::new();
+    for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {
+        let is_it = |argument: &OsString| {
+            let argument = argument.to_string_lossy();
+            argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        if !given.iter().any(is_it) {
+            arguments.extend([OsString::from(option), OsString::from(value)]);
+        }
+    }
+    arguments.extend(given);
+    arguments
+}

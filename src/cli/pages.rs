@@ -8,7 +8,8 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Cli, complain};
+use super::arguments::Cli;
+use super::complain;
 
 /// The command line as users know it: clap's generators would tell of what is hidden, too.
 fn visible() -> Command {

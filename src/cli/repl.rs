@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use reedline::ExternalPrinter;
 use serde_json::{Value, json};
 
-use super::client::{Answer, Client, Event, Failure, START, answered};
+use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::editor::{Editor, Typed};
 use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
 use crate::mcp::ONE_FORM;
+use crate::mcp::stdio::Stdio;
 use crate::rpc::inflight::OUTPUT_FROM;
 
 /// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
@@ -827,6 +828,27 @@ fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
         (of == parent).then(|| rustix::process::Pid::from_raw(pid)).flatten()
     });
     children.collect()
+}
+
+/// A person's REPL, on an image of its own or that of a server that runs.
+pub(super) fn start(attach: Option<Option<String>>, shared: bool, stdio: Stdio) -> i32 {
+    let given = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
+    let talk = || {
+        give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
+        let joined = attach.clone().map(Option::unwrap_or_default);
+        run(client_of(attach, given)?, &Options { joined, shared })
+    };
+    talk().unwrap_or_else(|reason| {
+        super::say(&format!("sbcl-mcp repl: {reason}"));
+        GONE
+    })
+}
+
+/// Makes stdin and stdout what they were: Lisp is in another process.
+fn give_back(stdio: Stdio) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(&stdio.input)?;
+    rustix::stdio::dup2_stdout(&stdio.output)?;
+    Ok(())
 }
 
 #[cfg(test)]

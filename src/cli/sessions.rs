@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 use rustix::event::Timespec;
 
-use super::{Restore, has_hung_up, say};
+use super::arguments::Restore;
+use super::say;
+use super::serve::has_hung_up;
 use crate::attach;
 use crate::checkpoints::{Draft, Made};
 use crate::durable::Durable;

@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
 
-use super::client::{Answer, Client, Event, Failure, START, answered};
+use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::repl::{load_arguments, test_arguments, test_failures};
+use crate::mcp::stdio::Stdio;
 
 /// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
 const FINE: i32 = 0;
@@ -19,6 +20,26 @@ pub(super) enum Request {
     Evaluate(String),
     Load(String),
     Test(String),
+}
+
+/// Calls a tool of a server that runs, or of one for this alone.
+pub(super) fn call(attach: Option<Option<String>>, request: &Request, stdio: Stdio) -> i32 {
+    let (command, what) = match request {
+        Request::Load(what) => ("load", what),
+        Request::Test(what) => ("test", what),
+        Request::Evaluate(code) => ("eval", code),
+    };
+    let mut given: Vec<_> = std::env::args_os().skip_while(|argument| argument != command).skip(1).collect();
+    // The rest is a server's.
+    if let Some(at) = given.iter().rposition(|argument| *argument == **what) {
+        given.remove(at);
+    }
+    given.retain(|argument| argument != "--");
+    let done = client_of(attach, given).and_then(|client| run(client, request, stdio.output));
+    done.unwrap_or_else(|reason| {
+        super::say(&format!("sbcl-mcp {command}: {reason}"));
+        IMPOSSIBLE
+    })
 }
 
 /// Asks, and prints what is answered. Returns the exit status, or a sentence that says why there is no answer.

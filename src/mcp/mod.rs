@@ -101,8 +101,8 @@ struct Reader {
 }
 
 impl Idle for Reader {
-    fn idle(&self, until: Option<Instant>) {
-        self.driver.idle(&self.server, until);
+    fn idle(&self, until: Option<Instant>, rest: &dyn Fn()) {
+        self.driver.idle(&self.server, until, rest);
     }
 
     fn wake(&self) {

@@ -146,8 +146,8 @@ impl Driver {
         }
     }
 
-    /// The evaluating thread's part: leads until there is work, or the time has come.
-    pub(crate) fn idle(&self, service: &dyn Service, until: Option<Instant>) {
+    /// The evaluating thread's part: leads until there is work, or the time has come. Calls `rest` before it sleeps.
+    pub(crate) fn idle(&self, service: &dyn Service, until: Option<Instant>, rest: &dyn Fn()) {
         let mut state = self.state.lock();
         state.away_since = None;
         state.is_wanted = true;
@@ -163,7 +163,10 @@ impl Driver {
         }
         state.is_wanted = false;
         if !state.has_work && state.leader.is_none() {
-            state = self.lead(Thread::Evaluating, state, service, until);
+            state = self.lead(Thread::Evaluating, state, service, until, &|| {
+                self.rest();
+                rest();
+            });
         }
         state.has_work = false;
         state.away_since = Some(Instant::now());
@@ -216,12 +219,20 @@ impl Driver {
                     self.alarm.set(since + HANDOFF_DELAY);
                     continue;
                 }
-                state = self.lead(Thread::Follower, state, service, None);
+                state = self.lead(Thread::Follower, state, service, None, &|| ());
                 self.changed.notify_all();
             }
             if let Some(status) = state.ended {
                 return status;
             }
+        }
+    }
+
+    /// Spares the follower to wake while nothing is evaluated.
+    fn rest(&self) {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.is_armed) {
+            self.alarm.stop();
         }
     }
 
@@ -245,6 +256,7 @@ impl Driver {
         mut state: MutexGuard<'a, State>,
         service: &dyn Service,
         until: Option<Instant>,
+        rest: &dyn Fn(),
     ) -> MutexGuard<'a, State> {
         state.leader = Some(thread);
         let mut input = self.input.lock();
@@ -286,7 +298,8 @@ impl Driver {
             }
             let deaf = (!ears.waker).then(|| now + DEAF);
             let wakes = [due, until, ending.map(|(_, deadline)| deadline), deaf].into_iter().flatten().min();
-            self.wait(&mut input, service, &mut ears, reads, wakes.map(|time| time.saturating_duration_since(now)));
+            let timeout = wakes.map(|time| time.saturating_duration_since(now));
+            self.wait(&mut input, service, &mut ears, reads, timeout, rest);
             state = self.state.lock();
             state.is_polling = false;
         }
@@ -301,9 +314,9 @@ impl Driver {
         service: &dyn Service,
         ears: &mut Ears,
         reads: bool,
-        timeout: Option<Duration>,
+        mut timeout: Option<Duration>,
+        rest: &dyn Fn(),
     ) {
-        let mut timeout = timeout;
         {
             let mut state = self.state.lock();
             state.is_polling = true;
@@ -320,7 +333,7 @@ impl Driver {
         let waker_at = ears.waker.then(|| push(&mut fds, PollFd::new(&*self.waker, PollFlags::IN)));
         let signals_at = ears.signals.then(|| push(&mut fds, PollFd::new(&*signals, PollFlags::IN)));
         // Evaluated code may have set a limit under which nothing can be waited for; reading and writing still tell.
-        let blind = super::wait(&mut fds, timeout).is_err();
+        let blind = super::wait_or_rest(&mut fds, timeout, rest).is_err();
         if blind {
             std::thread::sleep(DEAF);
         }
@@ -467,7 +480,7 @@ mod tests {
                             std::thread::sleep(Duration::from_millis(time));
                             owed.answer(json!(time));
                         }
-                        None => evaluator.idle(&*worker, None),
+                        None => evaluator.idle(&*worker, None, &|| ()),
                     }
                 }
             });

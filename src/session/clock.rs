@@ -25,6 +25,14 @@ impl Clock {
         }
     }
 
+    /// Forgets all times.
+    pub(super) fn rest(&self) {
+        let mut wakes = self.wakes.lock();
+        if wakes.take().is_some() {
+            self.alarm.stop();
+        }
+    }
+
     /// Calls `look` whenever the time has come; it answers when the next time is. Never returns.
     pub(super) fn run(&self, mut look: impl FnMut(Instant) -> Option<Instant>) {
         loop {
@@ -39,5 +47,24 @@ impl Clock {
                 self.arm(next);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn it_stays_at_the_earliest_time_until_it_rests() {
+        let clock = Clock::default();
+        let (soon, late) = (Instant::now() + Duration::from_secs(3600), Instant::now() + Duration::from_secs(7200));
+        clock.arm(soon);
+        clock.arm(late);
+        assert_eq!(*clock.wakes.lock(), Some(soon));
+        clock.rest();
+        clock.arm(late);
+        assert_eq!(*clock.wakes.lock(), Some(late));
     }
 }

@@ -10,7 +10,7 @@ use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, on_one_line};
 use super::hold::RELEASE_TIMEOUT;
 use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
 use super::pending::PendingReply;
-use super::scheduler::{Next, Place, Running};
+use super::scheduler::{Board, Next, Place, Running};
 use crate::image::{Event, Host, Job, Lane};
 
 /// How long to wait after a thread could not be started.
@@ -67,12 +67,15 @@ impl Host for Inner {
                     match self.idle.get().filter(|_| lane == Lane::Evaluation) {
                         Some(idle) => {
                             drop(board);
-                            idle.idle(until);
+                            idle.idle(until, &|| self.rest(&self.board.lock()));
                         }
-                        None => match until {
-                            None => self.changed[lane as usize].wait(&mut board),
-                            Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
-                        },
+                        None => {
+                            self.rest(&board);
+                            match until {
+                                None => self.changed[lane as usize].wait(&mut board),
+                                Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
+                            }
+                        }
                     }
                 }
                 Next::End => return None,
@@ -208,6 +211,14 @@ impl Host for Inner {
 }
 
 impl Inner {
+    /// Spares the clock's thread to wake for what is over, as it would soon. Called before a thread sleeps, not whenever
+    /// nothing runs: where one evaluation follows another the clock stays as it is.
+    fn rest(&self, board: &Board) {
+        if board.running.is_empty() {
+            self.clock.rest();
+        }
+    }
+
     /// Takes note of a job that begins to run.
     fn begun(&self, running: Option<&mut Running>, now: Instant) {
         let Some(running) = running else { return };

@@ -213,7 +213,8 @@ fn page(samples: &Samples) -> String {
 
 Medians; in parentheses the ratio to this crate's. Each round starts a process an engine, one after another; there each
 program runs once to warm up, and three times for the figure. All return the same, which is looked at each time. The
-programs are written as one writes them in each language where speed counts, hence with types in Lisp, which checks them.
+programs are written as one writes them in each language where speed counts, hence with types in Lisp, which checks them,
+and `fib` declared inline there, which unrolls the recursion once: LuaJIT does so of its own accord.
 The keys of the table are integers far apart, lest it be a vector; rhai has strings only for keys, steel's tables are
 immutable, but changed in place where nothing else refers to them. The mandelbrot set is a chain of three dependent
 operations on floats a step: who compiles it to these waits for the processor. The host function adds two integers, and is

@@ -1,0 +1,105 @@
+//! The command line.
+
+mod arguments;
+mod beside;
+mod check;
+mod client;
+mod doctor;
+mod editor;
+mod evaluate;
+mod pages;
+mod repl;
+mod replay;
+mod serve;
+mod sessions;
+mod tools;
+
+use std::io::Write;
+
+use clap::Parser;
+use once_cell::sync::Lazy;
+use tracing_subscriber::EnvFilter;
+
+use crate::checkpoints::Checkpoints;
+use crate::mcp::stdio::Stdio;
+use crate::scratch::Scratch;
+use crate::supervisor::log::Log;
+use arguments::{Cli, Command};
+
+/// The exit status of a command that could not do what was asked: start, read its input, or write what came of it. It is 1
+/// for code, files or answers that are wrong, and 2 for a wrong command line.
+const IMPOSSIBLE: i32 = 3;
+
+/// The program `sbcl-mcp`.
+pub fn main() -> ! {
+    // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
+    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::refuse(&error));
+    let status = match Stdio::take() {
+        Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
+            Command::Serve(serve) if serve.no_supervisor => serve::alone(serve, stdio),
+            Command::Serve(serve) => serve::supervise(serve, stdio),
+            Command::Worker { serve, status_fd, scratch, checkpoint_directory, lock_fd } => {
+                serve::work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory, lock_fd)
+            }
+            Command::Sessions { action } => {
+                sessions::run(action, stdio.output).unwrap_or_else(|reason| complain(&reason))
+            }
+            Command::FinishSaving { directory, file, name, evaluation, heap, control_stack } => {
+                let draft = Checkpoints::new(directory, heap, control_stack).draft(file);
+                sessions::finish_saving(draft, name, evaluation).map_or_else(|reason| complain(&reason), |()| 0)
+            }
+            Command::Probe { options } => beside::probe(options, stdio),
+            Command::Check { attach, fix, files } => {
+                let known = attach.map_or_else(|| Ok(Vec::new()), |name| client::packages_of(name.as_deref()));
+                let checked = known.and_then(|known| check::run(&files, fix, known, stdio.input, stdio.output));
+                checked.unwrap_or_else(|reason| {
+                    say(&format!("sbcl-mcp check: {reason}"));
+                    IMPOSSIBLE
+                })
+            }
+            Command::Repl { attach, serve } => repl::start(attach, serve.socket || serve.session.is_some(), stdio),
+            Command::Load { attach, what, .. } => tools::call(attach.attach, &tools::Request::Load(what), stdio),
+            Command::Test { attach, what, .. } => tools::call(attach.attach, &tools::Request::Test(what), stdio),
+            Command::Doctor { options } => {
+                let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
+                doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
+                    say(&reason);
+                    IMPOSSIBLE
+                })
+            }
+            Command::Replay { file, options } => replay::run(&file, options, stdio.output).unwrap_or_else(|reason| {
+                say(&format!("sbcl-mcp replay: {reason}"));
+                IMPOSSIBLE
+            }),
+            Command::Completions { shell } => pages::print_completions(shell, stdio.output),
+            Command::Man { directory } => pages::write_manual(&directory),
+            Command::Beside { serve, .. } => beside::run(serve.options, stdio),
+            Command::Eval { attach, options, code } => match attach.attach {
+                Some(name) => evaluate::attached(name, &code, stdio),
+                None => evaluate::here(options, &code, stdio),
+            },
+        },
+        Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
+    };
+    // No exit handlers: they would run while Lisp's threads do.
+    crate::exit_now(status)
+}
+
+fn complain(reason: &str) -> i32 {
+    say(reason);
+    1
+}
+
+/// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would, or to wait.
+fn say(text: &str) {
+    let _ = Log.write_all(format!("{text}\n").as_bytes());
+}
+
+fn start_logging(filter: EnvFilter) {
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log).log_internal_errors(false).init();
+}
+
+fn version() -> &'static str {
+    static VERSION: Lazy<String> = Lazy::new(|| format!("{} (SBCL {})", crate::VERSION, crate::SBCL_VERSION));
+    &VERSION
+}
