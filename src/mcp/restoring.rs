@@ -104,7 +104,7 @@ impl Restoring {
             } else {
                 Some(Operation::new("restore-form").with("package", &*entry.form.package))
             };
-            match &session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
+            match &session.evaluate_as(Some(entry.evaluation), evaluation, operation.as_ref()).result {
                 Ok(_) => report.restored += 1,
                 Err(error) => report.failed.push((index, reason(error))),
             }

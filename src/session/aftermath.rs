@@ -7,9 +7,8 @@ use std::sync::Arc;
 use super::completion::{Earlier, keep};
 use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
-use super::operation::Operation;
 use super::scheduler::Board;
-use super::{Answer, Evaluation, Inner, JobId, Reply, Session, answer};
+use super::{Answer, Inner, Reply, Session, answer};
 use crate::image::Interrupt;
 use crate::outcome::Outcome;
 
@@ -36,8 +35,8 @@ impl Aftermath {
 
 /// An aftermath, and the session that it is of.
 pub(super) struct Due {
-    aftermath: Aftermath,
-    session: Session,
+    pub(super) aftermath: Aftermath,
+    pub(super) session: Session,
 }
 
 /// While there is one, whoever watches over the image knows that an answer waits for something else: it may take its
@@ -69,20 +68,6 @@ pub(super) struct Finishing {
     reply: Reply<Arc<Outcome>>,
     /// Taken when it is cancelled.
     cancel: Option<Answer>,
-}
-
-impl Session {
-    /// [`submit_operation`](Self::submit_operation) with something to do afterwards.
-    pub(crate) fn submit_operation_with(
-        &self,
-        operation: &Operation,
-        evaluation: Evaluation,
-        aftermath: Aftermath,
-        reply: Reply<Arc<Outcome>>,
-    ) -> JobId {
-        let due = Due { aftermath, session: self.clone() };
-        self.submit_as(None, evaluation, Some(operation), Some(due), reply)
-    }
 }
 
 impl Due {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::aftermath::Due;
+use super::aftermath::{Aftermath, Due};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
@@ -136,8 +136,18 @@ impl Session {
     /// Must not be called from a `reply` closure: that runs on the thread that would do the work.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
+        self.evaluate_as(None, evaluation, None)
+    }
+
+    /// The same by an operation, or from `source`, as [`submit_as`](Self::submit_as) does.
+    pub(crate) fn evaluate_as(
+        &self,
+        source: Option<u64>,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+    ) -> Arc<Outcome> {
         wait(|reply| {
-            self.submit(evaluation, reply);
+            self.submit_as(source, evaluation, operation, None, reply);
         })
     }
 
@@ -148,32 +158,15 @@ impl Session {
         self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
-    /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
-    /// The outcome has its records.
-    pub(crate) fn submit_operation(
-        &self,
-        operation: &Operation,
-        evaluation: Evaluation,
-        reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
-    ) -> JobId {
-        self.submit_as(None, evaluation, Some(operation), None, Box::new(reply))
-    }
-
-    /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
-    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Arc<Outcome> {
-        wait(|reply| {
-            self.submit_operation(operation, evaluation, reply);
-        })
-    }
-
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
-    /// evaluation `source`.
-    pub(super) fn submit_as(
+    /// evaluation `source`. An `operation` may evaluate the code, or do what the code stands for: the outcome has its
+    /// records. The `aftermath` is done before the evaluation is over.
+    pub(crate) fn submit_as(
         &self,
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
-        due: Option<Due>,
+        aftermath: Option<Aftermath>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
@@ -200,7 +193,7 @@ impl Session {
         let reply = PendingReply::Submitted(Submission { number, code, limits, timeout, handled }, reply);
         let mut request = Request::new(&self.connection, job, timeout, reply);
         request.background = background == Background::AtOnce;
-        request.due = due.map(Box::new);
+        request.due = aftermath.map(|aftermath| Box::new(Due { aftermath, session: self.clone() }));
         if source.is_none() {
             request.job.evaluation = number;
         }
@@ -402,7 +395,7 @@ impl Session {
 }
 
 /// Calls `submit` with a reply and waits until that is called.
-pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
+fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     let (sender, receiver) = oneshot::channel();
     submit(Box::new(move |value| drop(sender.send(value))));
     match crate::busy_poll::look(20, || receiver.try_recv().ok()) {

@@ -12,11 +12,9 @@ use super::history::History;
 use super::hold::RELEASED;
 use super::idle::Idle;
 use super::observer::Observer;
-use super::operation::Operation;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
-use super::{Answer, Inner, Reply, Session};
-use crate::Evaluation;
+use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
@@ -108,19 +106,6 @@ impl Session {
         // It may be asleep. The lock: or about to be.
         drop(self.inner.board.lock());
         self.inner.changed[Lane::Evaluation as usize].notify_one();
-    }
-
-    /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
-    /// of its own.
-    pub(crate) fn evaluate_again(
-        &self,
-        source: u64,
-        evaluation: Evaluation,
-        operation: Option<&Operation>,
-    ) -> Arc<Outcome> {
-        super::api::wait(|reply: Reply<Arc<Outcome>>| {
-            self.submit_as(Some(source), evaluation, operation, None, reply);
-        })
     }
 
     /// Evaluations to come get numbers above this one.

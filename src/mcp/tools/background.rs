@@ -51,7 +51,8 @@ pub(super) fn on_error(
 /// What a call evaluates.
 pub(super) struct Job {
     evaluation: Evaluation,
-    operation: Option<(Operation, Option<Aftermath>)>,
+    operation: Option<Operation>,
+    aftermath: Option<Aftermath>,
     /// What progress reports say.
     reports: fn(&Session, JobId, usize) -> Option<String>,
 }
@@ -59,17 +60,17 @@ pub(super) struct Job {
 impl Job {
     /// Code, whose output is reported.
     pub(super) fn new(evaluation: Evaluation) -> Self {
-        Self { evaluation, operation: None, reports: Session::output_so_far }
+        Self { evaluation, operation: None, aftermath: None, reports: Session::output_so_far }
     }
 
     /// An operation.
     pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
-        Self { operation: Some((operation, None)), ..Self::new(evaluation) }
+        Self { operation: Some(operation), ..Self::new(evaluation) }
     }
 
     /// The same with something to do before it is over.
     pub(super) fn before_end(self, aftermath: Aftermath) -> Self {
-        Self { operation: self.operation.map(|(operation, _)| (operation, Some(aftermath))), ..self }
+        Self { aftermath: Some(aftermath), ..self }
     }
 
     /// The same with other reports.
@@ -85,18 +86,14 @@ pub(super) fn evaluate(
     patience: Option<Duration>,
     answer: impl FnOnce(Call, Arc<Outcome>) + Send + 'static,
 ) {
-    let Job { mut evaluation, operation, reports } = job;
+    let Job { mut evaluation, operation, aftermath, reports } = job;
     let session = call.session().clone();
     if patience.is_some()
         && let Err(error) = session.check_background()
     {
         return call.refuse(error);
     }
-    let submit = |evaluation, reply: Box<dyn FnOnce(Arc<Outcome>) + Send>| match operation {
-        Some((operation, Some(aftermath))) => session.submit_operation_with(&operation, evaluation, aftermath, reply),
-        Some((operation, None)) => session.submit_operation(&operation, evaluation, reply),
-        None => session.submit(evaluation, reply),
-    };
+    let submit = |evaluation, reply| session.submit_as(None, evaluation, operation.as_ref(), aftermath, reply);
     if patience == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));

@@ -15,7 +15,7 @@ const MAX_SIGNALLED: usize = 100 << 10;
 const MAX_LOCAL: u64 = 200;
 
 /// An error as it comes in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
     message: ClippedBuffer,
@@ -46,19 +46,8 @@ struct FrameBuilder {
 
 impl ErrorBuilder {
     pub(crate) fn new(kind: String, limits: &Limits) -> Self {
-        Self {
-            kind,
-            message: ClippedBuffer::new(limits.max_message),
-            time: jiff::Timestamp::now(),
-            form: None,
-            slots: Vec::new(),
-            slots_omitted: 0,
-            restarts: Vec::new(),
-            frames: Vec::new(),
-            total_frames: 0,
-            left: MAX_RECORD,
-            skips: false,
-        }
+        let message = ClippedBuffer::new(limits.max_message);
+        Self { kind, message, time: jiff::Timestamp::now(), left: MAX_RECORD, ..Self::default() }
     }
 
     /// One that the code may handle.

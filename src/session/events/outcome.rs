@@ -38,7 +38,7 @@ struct WarningBuilder {
 }
 
 /// An outcome as it comes in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
     limits: Limits,
     timeout: Option<Duration>,
@@ -76,27 +76,12 @@ impl OutcomeBuilder {
         Self {
             code,
             evaluation,
-            defined: Vec::new(),
-            notices: Vec::new(),
-            records: RecordsBuilder::default(),
             limits,
             timeout,
-            stdout: Clipped::default(),
-            stderr: Clipped::default(),
-            turns: Vec::new(),
-            printed_before: 0,
             output_left: limits.max_output,
-            warnings: Vec::new(),
-            warnings_omitted: 0,
-            values: Vec::new(),
             values_left: limits.max_value,
             value_left: limits.max_value,
-            error: None,
-            superseded: Vec::new(),
-            signalled: None,
-            signalled_before: 0,
-            errors_are_records: false,
-            timing: None,
+            ..Self::default()
         }
     }
 

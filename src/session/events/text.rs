@@ -12,7 +12,7 @@ const MAX_NAME: usize = 150;
 pub(crate) const MAX_PLACE: usize = 1_000;
 
 /// Text that is cut while it is written.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ClippedBuffer {
     text: String,
     left: u64,
@@ -22,7 +22,7 @@ pub(crate) struct ClippedBuffer {
 impl ClippedBuffer {
     /// Keeps the first `limit` characters.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { text: String::new(), left: limit, omitted: 0 }
+        Self { left: limit, ..Self::default() }
     }
 
     /// Adds `text`.
