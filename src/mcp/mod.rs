@@ -160,7 +160,7 @@ pub(crate) fn serve(
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
     if let Some(space) = saves.automatic {
-        let (saver, activity) = (saver.clone(), worker.activity().clone());
+        let (saver, activity) = (saver.clone(), worker.activity.clone());
         worker.once_restored(move || checkpointing::save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
