@@ -138,7 +138,7 @@ impl Output {
 
     /// Tells the supervisor something, or whoever remembers; a client is told nothing.
     pub(crate) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
-        if matches!(self.reader, Reader::Client) {
+        if !self.is_remembered() {
             return;
         }
         let payload = match serde_json::to_vec(content) {

@@ -37,9 +37,8 @@ pub(super) fn tools() -> [Tool; 6] {
             LOCALS,
             "Frame locals",
             "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \
-              \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
-             get-backtrace has \
-             `locals`.",
+            \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
+            get-backtrace has `locals`.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),

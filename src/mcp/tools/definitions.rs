@@ -44,7 +44,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let query = DefinitionQuery {
         filter: arguments.choice("type", TYPES)?.unwrap_or_default(),
         package: arguments.optional_text("package")?,
-        limit: arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 10000")?.unwrap_or(DEFAULT_LIMIT),
+        limit: arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?,
     };
     // What is not there belongs to no kind and no package.
     let is_all = query.filter == DefinitionFilter::All && query.package.is_none();

@@ -113,8 +113,7 @@ fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
 
 fn history(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(HISTORY_NAME, &["limit"], 0, arguments)?;
-    let allowed = format!("a whole number from 1 to {MAX_HISTORY}");
-    let limit = arguments.whole("limit", 1..=MAX_HISTORY, &allowed)?.unwrap_or(DEFAULT_HISTORY);
+    let limit = arguments.count("limit", MAX_HISTORY, DEFAULT_HISTORY)?;
     let mut errors = session.error_history();
     let shown = errors.len().min(usize::try_from(limit).unwrap_or(usize::MAX));
     let older = errors.split_off(shown).len();

@@ -46,9 +46,6 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .with("name", arguments.text("name")?)
         .maybe("relation", arguments.choice("relation", &relations())?)
         .maybe("package", arguments.optional_text("package")?)
-        .with(
-            "limit",
-            arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
-        );
+        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
     query(operation, Reply::References)
 }

@@ -47,9 +47,6 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .maybe("package", arguments.optional_text("package")?)
         .maybe("kind", arguments.choice("kind", KINDS)?)
         .with("external", arguments.flag("external")?)
-        .with(
-            "limit",
-            arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
-        );
+        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
     query(operation, Reply::Symbols)
 }

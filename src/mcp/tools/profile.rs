@@ -47,7 +47,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     let mode = arguments.choice("mode", &MODES)?.unwrap_or("cpu");
-    let top = arguments.whole("top", 1..=MAX_TOP, &format!("a whole number from 1 to {MAX_TOP}"))?.unwrap_or(TOP);
+    let top = arguments.count("top", MAX_TOP, TOP)?;
     let path = arguments.optional_text("save-to")?.map(PathBuf::from);
     evaluation.package = arguments.optional_text("package")?;
     evaluation.timeout = timeout(&mut arguments)?;

@@ -54,9 +54,8 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";
         return Err(Fault::Value(reason.to_owned()));
     }
-    let number = |most| format!("a whole number from 1 to {most}");
-    let depth = arguments.whole("depth", 1..=MAX_DEPTH, &number(MAX_DEPTH))?.unwrap_or(DEPTH);
-    let limit = arguments.whole("limit", 1..=MAX_LIMIT, &number(MAX_LIMIT))?.unwrap_or(LIMIT);
+    let depth = arguments.count("depth", MAX_DEPTH, DEPTH)?;
+    let limit = arguments.count("limit", MAX_LIMIT, LIMIT)?;
     evaluation.timeout = timeout(&mut arguments)?;
     let on_error = arguments.choice("on-error", &ON_ERROR)?;
     let patience = background::patience(&mut arguments)?;
