@@ -262,6 +262,10 @@ interrupted stays so."
   "Have VERDICT, of a test that is over, belong to the run, and push the error that it ended with."
   (when (member (verdict-status verdict) '(:failed :error))
     (push-test-error verdict))
+  (when (and (eq :passed (verdict-status verdict))
+             (zerop (verdict-passed-checks verdict))
+             (not (test-operation-p verdict)))
+    (setf (verdict-message verdict) "It made no check."))
   (setf (verdict-signalled verdict) '()
         (verdict-condition verdict) nil)
   (vector-push-extend verdict (test-run-verdicts *test-run*))
@@ -402,7 +406,7 @@ NIL."
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
     (let ((*recording* t))
-      (asdf:load-system system))))
+      (call-compiling-anew (lambda () (asdf:load-system system))))))
 
 ;;; Files of systems
 

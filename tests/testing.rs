@@ -483,6 +483,23 @@ fn several_systems_are_tested_in_one_call() {
 }
 
 #[test]
+fn a_test_that_checks_nothing_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
+    let Some(project) = fiveam("nothing", tests) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no check: DEMO-TESTS::NOTHING";
+    assert_eq!(timeless(&text), expected);
+    let content = structured(&mut server, json!({"system": "demo"}));
+    let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "It made no check.");
+    assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
+}
+
+#[test]
 fn what_is_not_there_is_an_error_with_near_names() {
     let mut server = Server::ready();
     let text = bad(&mut server, "run-tests", json!({}));

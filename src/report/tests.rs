@@ -120,6 +120,7 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
+    push_without_checks(target, outcome);
     let (printed, whole) = printed_by_test_op(outcome);
     push_failures(target, outcome, room.saturating_sub(length(&printed)));
     if hint && lacks_suspects(outcome) {
@@ -226,6 +227,18 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
             let rest = if names.len() > NAMES { ", …" } else { "" };
             _ = write!(target, "\n{says}: {shown}{rest}");
         }
+    }
+}
+
+/// Tests that passed and checked nothing, which their frameworks count differently.
+fn push_without_checks(target: &mut String, outcome: &Outcome) {
+    let tests = outcome.records.iter().filter(|record| record.kind == "test" && !is_test_op(record));
+    let empty = tests.filter(|test| test.text("status") == Some("passed") && test.number("checks") == Some(0));
+    let names: Vec<_> = empty.map(|test| one_line(name(test), MAX_CALL)).collect();
+    if !names.is_empty() {
+        let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
+        let rest = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
+        _ = write!(target, "\nMade no check: {shown}{rest}");
     }
 }
 

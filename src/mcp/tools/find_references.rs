@@ -42,8 +42,20 @@ pub(super) fn tool() -> Tool {
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["name", "relation", "limit", "package"], 1, arguments)?;
+    let name = arguments.text("name")?;
+    let named = name.trim();
+    if named.is_empty() {
+        let reason =
+            "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\".";
+        return Err(Fault::Value(reason.to_owned()));
+    }
+    if named.starts_with("#:") {
+        return Err(Fault::Value(format!(
+            "find-references: nothing can refer to {named}: the reader makes another symbol each time."
+        )));
+    }
     let operation = Operation::new(NAME)
-        .with("name", arguments.text("name")?)
+        .with("name", name)
         .maybe("relation", arguments.choice("relation", &relations())?)
         .maybe("package", arguments.optional_text("package")?)
         .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
