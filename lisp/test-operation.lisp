@@ -46,9 +46,12 @@
 (defvar *takes-over* nil
   "True while a framework's function that runs tests is to run them here.")
 
+(defvar *asked* nil
+  "True once a framework was asked to run tests here, be it none.")
+
 (defun call-taking-over (function)
   "Return the values of FUNCTION. What a framework is asked to run meanwhile, by this thread, is run in this run of tests;
-its function returns what it would."
+its function returns what it would. *ASKED* becomes true then."
   (declare (type function function))
   (let ((entries (loop for framework in (present-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
@@ -62,11 +65,12 @@ its function returns what it would."
                       (encapsulate symbol 'run-tests
                                    (lambda (original &rest arguments)
                                      (declare (type function original))
-                                     (if *takes-over*
-                                         (let ((*takes-over* nil)
-                                               (*framework* framework))
-                                           (run-with framework (apply tests-of arguments)))
-                                         (apply original arguments))))))
+                                     (cond (*takes-over*
+                                            (setf *asked* t)
+                                            (let ((*takes-over* nil)
+                                                  (*framework* framework))
+                                              (run-with framework (apply tests-of arguments))))
+                                           (t (apply original arguments)))))))
            (let ((*takes-over* t))
              (call-silencing-frameworks function)))
       (loop for (symbol) in entries
@@ -76,19 +80,22 @@ its function returns what it would."
 
 (defun perform-tests (system)
   "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
-fails when it signals, is ended, or returns false and says so."
+fails when it signals, is ended, or returns false and says so, and it is none that passes when a framework ran none."
   (let* ((verdicts (test-run-verdicts *test-run*))
          (before (length verdicts))
+         (*asked* nil)
          (verdict (make-verdict :framework "ASDF" :name (asdf:component-name system)
                                 :title (format nil "test-op of ~A" (asdf:component-name system)))))
     (call-as-test verdict
                   (lambda ()
                     (block perform
                       (handler-bind ((error (lambda (condition)
-                                              ;; How it says that tests failed.
-                                              (unless (find-if #'failed-p verdicts :start before)
-                                                (end-with-condition verdict condition))
-                                              (return-from perform))))
+                                              ;; One of a test ends that, in the debugger if nothing handles it.
+                                              (when (eq verdict *verdict*)
+                                                ;; How it says that tests failed.
+                                                (unless (find-if #'failed-p verdicts :start before)
+                                                  (end-with-condition verdict condition))
+                                                (return-from perform)))))
                         (multiple-value-bind (values printed)
                             (call-keeping-output
                              verdict
@@ -102,7 +109,7 @@ fails when it signals, is ended, or returns false and says so."
         (judge-reports verdict)
         (setf (verdict-reports verdict) #()))
     (when (or (not (eq :passed (verdict-status verdict)))
-              (and (= before (length verdicts)) (performs-tests-p system)))
+              (and (= before (length verdicts)) (not *asked*) (performs-tests-p system)))
       (conclude verdict))))
 
 (defun run-system-tests (system)

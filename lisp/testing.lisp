@@ -258,6 +258,11 @@ interrupted stays so."
     (:left (setf (verdict-status verdict) :error
                  (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
 
+(defun note-removed (verdict)
+  "Have VERDICT say that its test was no longer there when it was to be run."
+  (setf (verdict-status verdict) :error
+        (verdict-message verdict) "It could not run: a test before it has removed it."))
+
 (defun conclude (verdict)
   "Have VERDICT, of a test that is over, belong to the run, and push the error that it ended with."
   (when (member (verdict-status verdict) '(:failed :error))

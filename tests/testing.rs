@@ -500,6 +500,59 @@ fn a_test_that_checks_nothing_is_told_of_as_that() {
 }
 
 #[test]
+fn what_a_framework_does_not_handle_ends_no_other_test() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test first-one (is (= 1 1)))\n\
+                 (define-condition silent (error) () (:report (lambda (c s) c s (error \"no report\"))))\n\
+                 (test broken (error 'silent))\n(test after (is (= 2 2)))\n(test erring (error \"so\"))\n";
+    let Some(project) = fiveam("silent", tests) else { return };
+    let mut server = project.server();
+    for settings in ["", "(setf *print-readably* t)"] {
+        server.evaluate(settings);
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  2 passed, 0 failed, 2 errors, 0 skipped in "), "{settings}: {text}");
+        assert!(!text.contains("non-local exit"), "{settings}: {text}");
+    }
+}
+
+#[test]
+fn a_framework_that_is_asked_for_no_test_passes_none() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
+    let Some(project) = fiveam("none-asked", tests) else { return };
+    let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
+}
+
+#[test]
+fn a_test_that_another_has_removed_does_not_pass() {
+    let Some(root) = libraries() else { return };
+    for (framework, perform, tests) in [
+        (
+            "rove",
+            "(symbol-call :rove :run-suite :demo-tests)",
+            "(deftest removes (ok t) (rove:remove-test 'gone))\n(deftest gone (ok t))\n",
+        ),
+        (
+            "lisp-unit2",
+            "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+            "(define-test removes () (assert-true t) (uninstall-test 'gone))\n(define-test gone () (assert-true t))\n",
+        ),
+    ] {
+        let tests = format!("(defpackage :demo-tests (:use :cl :{framework}))\n(in-package :demo-tests)\n{tests}");
+        let project = Project::new(&format!("removed-{framework}"), &format!("{framework:?}"), perform, &tests);
+        let mut server = Server::ready();
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
+        assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_an_error_with_near_names() {
     let mut server = Server::ready();
     let text = bad(&mut server, "run-tests", json!({}));
