@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::text::{ClippedBuffer, MAX_PLACE, name, one_line, push_bounded, whole};
+use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, one_line, push_bounded, whole};
 use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
@@ -19,7 +19,7 @@ const MAX_SIGNALLED: usize = 100 << 10;
 const MAX_LOCAL: u64 = 200;
 
 /// An error as it comes in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
     message: ClippedBuffer,
@@ -50,19 +50,8 @@ struct FrameBuilder {
 
 impl ErrorBuilder {
     pub(crate) fn new(kind: String, limits: &Limits) -> Self {
-        Self {
-            kind,
-            message: ClippedBuffer::new(limits.max_message),
-            time: jiff::Timestamp::now(),
-            form: None,
-            slots: Vec::new(),
-            slots_omitted: 0,
-            restarts: Vec::new(),
-            frames: Vec::new(),
-            total_frames: 0,
-            left: MAX_RECORD,
-            skips: false,
-        }
+        let message = ClippedBuffer::new(limits.max_message);
+        Self { kind, message, time: jiff::Timestamp::now(), left: MAX_RECORD, ..Self::default() }
     }
 
     /// One that the code may handle.
@@ -169,7 +158,7 @@ pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Lo
 }
 
 impl ErrorBuilder {
-    /// Takes what belongs to an self. True when no more of the text begun last is kept.
+    /// Takes what belongs to the error. True when no more of the text begun last is kept.
     pub(crate) fn event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
             Event::ErrorText { text, again } => {
@@ -230,9 +219,7 @@ impl ErrorBuilder {
             }
             Event::FrameSource(place, line) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    let mut path = String::new();
-                    place.append_to(&mut path, MAX_PLACE);
-                    let place = path;
+                    let place = beginning(place, MAX_PLACE);
                     frame.source = Some(match line {
                         0 => place,
                         _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),
