@@ -725,6 +725,18 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
         let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
         assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
         assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
+        // What is there and no file stays what it is.
+        let link = core.with_file_name("link");
+        std::os::unix::fs::symlink("/dev/null", &link).expect("it is made");
+        for place in [link.as_path(), core.parent().expect("one")] {
+            let refused = lisp.save(place).expect_err("it is no file");
+            assert!(
+                matches!(&refused, Error::Io(error) if error.kind() == std::io::ErrorKind::AlreadyExists),
+                "{refused:?}"
+            );
+        }
+        assert!(link.is_symlink());
+        std::fs::remove_file(&link).expect("it is removed");
         std::fs::write(&core, "what was there").expect("it is written");
         // As on a full disk: what is written past this fails.
         let limit = |bytes| {
@@ -773,6 +785,9 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
         return;
     }
     let boot = |path: &Path| Lisp::builder().core(path).boot().expect_err("it is refused");
+    let missing = core.with_extension("missing");
+    let error = boot(&missing);
+    assert!(matches!(&error, Error::Boot(BootError::Core { path, .. }) if *path == missing), "{error:?}");
     let bytes = std::fs::read(&core).expect("it is there");
     let other = core.with_extension("other");
     let is_unusable = |error: &Error| matches!(error, Error::Boot(BootError::Core { path, .. }) if *path == other);

@@ -108,7 +108,10 @@ pub(super) fn read() -> Option<String> {
     let mut buffer = [0; 4096];
     loop {
         let room = if octets.is_empty() { buffer.len() } else { 1 };
-        let count = stdin.read(&mut buffer[..room]).ok()?;
+        let count = match stdin.read(&mut buffer[..room]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            count => count.ok()?,
+        };
         octets.extend_from_slice(&buffer[..count]);
         match std::str::from_utf8(&octets) {
             Ok("") => return None,
