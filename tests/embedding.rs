@@ -3,12 +3,14 @@
 //! What ends a process is done by a child: this test program, started again for one of its tests.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, OnceLock, mpsc};
+use std::sync::{Arc, LazyLock, OnceLock, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
@@ -255,6 +257,42 @@ fn threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever() 
         .collect();
     let most = threads.into_iter().map(|thread| thread.join().expect("it ends").expect("a number")).max();
     assert!(most < Some(4), "{most:?}");
+}
+
+/// What a runtime might do that is not well: tell, and panic.
+struct PanickingWaker(mpsc::SyncSender<()>);
+
+impl Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.send(()).expect("it is listened to");
+        panic!("on purpose: a waker");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_ends_no_thread() {
+    let name = "a_waker_that_panics_ends_no_thread";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().boot().expect("SBCL boots");
+    let (wake, woken) = mpsc::sync_channel(1);
+    let waker = Arc::new(PanickingWaker(wake)).into();
+    let mut threads = HashSet::new();
+    for _ in 0..20 {
+        let (go, gone) = mpsc::channel::<()>();
+        let mut call = Box::pin(lisp.enter_async(move |_| Ok((gone.recv().is_ok(), std::thread::current().id()))));
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        go.send(()).expect("it waits");
+        woken.recv().expect("it is woken");
+        let Poll::Ready(Ok((true, thread))) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("it is not over");
+        };
+        threads.insert(thread);
+    }
+    // A spare one may have come for what had to wait.
+    assert!(threads.len() < 10, "{threads:?}");
 }
 
 #[test]

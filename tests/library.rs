@@ -783,6 +783,12 @@ mod agent {
 
     impl Agent {
         pub(crate) fn join(lisp: &Lisp) -> (Self, Served) {
+            let (agent, served, _) = Self::join_and_be_told(lisp);
+            (agent, served)
+        }
+
+        /// The same, with what the server says of itself.
+        pub(crate) fn join_and_be_told(lisp: &Lisp) -> (Self, Served, String) {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let served = sbcl::mcp::spawn(lisp, ours).unwrap();
             theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -792,9 +798,11 @@ mod agent {
                 "initialize",
                 &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}),
             );
-            assert_eq!(agent.answer()["result"]["protocolVersion"], "2025-11-25");
+            let answer = agent.answer();
+            assert_eq!(answer["result"]["protocolVersion"], "2025-11-25");
             agent.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-            (agent, served)
+            let instructions = answer["result"]["instructions"].as_str().expect("instructions");
+            (agent, served, instructions.to_owned())
         }
 
         fn send(&mut self, message: &Value) {
@@ -848,11 +856,15 @@ fn agents_are_served_on_the_programs_own_image() {
 
     let lisp = lisp();
     lisp.load_str("(defvar *of-program* 12) (defun answer () 41)").unwrap();
-    let (mut one, served_one) = Agent::join(&lisp);
+    let (mut one, served_one, instructions) = Agent::join_and_be_told(&lisp);
     let (mut other, served_other) = Agent::join(&lisp);
     let tools = one.tools();
     assert!(tools.iter().any(|tool| tool == "evaluate-lisp"), "{tools:?}");
     assert!(!tools.iter().any(|tool| tool == "reset-session" || tool == "checkpoint"), "{tools:?}");
+    for other in ["reset-session", "checkpoint", "IMAGE-LOST"] {
+        assert!(!instructions.contains(other), "{instructions}");
+    }
+    assert!(instructions.contains("part of a running program"), "{instructions}");
 
     // Both are on the program's image, and it sees what they do.
     assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));

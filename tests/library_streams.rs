@@ -46,7 +46,13 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
         .threads(2)
         .stdout(stdout.clone())
         .stderr(stderr.clone())
-        .stdin(Interrupted::default().chain(Cursor::new("first line\nzweite größe\n(:a 1)")))
+        .stdin(
+            Interrupted::default()
+                .chain(Cursor::new("first line\nzweite größe\n(:a 1)"))
+                // Neither is lost by the other: what is no UTF-8, and a character that comes in two parts.
+                .chain(&b" \xff\xc3"[..])
+                .chain(&b"\xa9"[..]),
+        )
         .on_warning(move |class, text| warned.lock().unwrap()(class, text))
         .boot()
         .unwrap();
@@ -66,6 +72,7 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
         ("first line".into(), "zweite größe".into())
     );
     assert_eq!(lisp.eval::<String>("(prin1-to-string (read))").unwrap(), "(:A 1)");
+    assert_eq!(lisp.eval::<String>("(read-line)").unwrap(), "\u{fffd}é");
     assert!(lisp.eval::<()>("(read)").unwrap_err().condition().unwrap().is("end-of-file"));
 
     lisp.load_str("(defun unwarned () (undefined-in-streams)) (warn \"by hand\")").unwrap();

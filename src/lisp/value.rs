@@ -12,7 +12,8 @@ use crate::image::message::{Handle, Token};
 /// A Lisp object of any type, kept alive.
 ///
 /// It may be stored, sent to other threads and dropped anywhere: dropping one neither blocks nor calls Lisp. Clones are the
-/// same object. Its methods may be called from any thread.
+/// same object. Its methods may be called from any thread; they have the time that they need, which may be for ever (where a
+/// `print-object` does not end), but within [`enter`](super::Lisp::enter) that of the call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
