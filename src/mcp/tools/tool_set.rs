@@ -1,7 +1,5 @@
 //! `--tools`: which tools a server has.
 
-use std::borrow::Cow;
-
 use rmcp::model::Tool;
 
 use super::{all, checkpoint, no_such_tool, reset};
@@ -69,7 +67,7 @@ impl ToolSet {
         let names: Vec<String> = text.split(',').map(|name| name.trim().replace('_', "-")).collect();
         let known = all();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
-            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, known.iter().map(named)))),
+            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, &known))),
             None => Ok(Self::Named(names)),
         }
     }
@@ -88,9 +86,4 @@ impl ToolSet {
     pub(super) fn tools(&self) -> Vec<Tool> {
         all().into_iter().filter(|tool| self.has(&tool.name)).collect()
     }
-}
-
-/// A tool's name.
-pub(super) fn named(tool: &Tool) -> Cow<'static, str> {
-    tool.name.clone()
 }
