@@ -134,6 +134,14 @@
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The innermost one that is on the stack.
   (guard nil :type (or null guard))
+  ;; The system whose tests these are, as it was asked for, where there are several.
+  (system nil :type (or null string) :read-only t)
+  ;; The systems that the tests are in, once they are known; and how long all of it took, once it is over.
+  (systems '() :type list)
+  (milliseconds nil :type (or null integer))
+  ;; A COVERAGE, and the systems that are compiled for it, where that is asked for.
+  (coverage nil)
+  (covered '() :type list)
   ;; How many errors were pushed, when the run began, and the milliseconds that went into looking at them.
   (errors 0 :type index)
   (begun (monotonic-milliseconds) :read-only t)
@@ -250,10 +258,19 @@ interrupted stays so."
     (:left (setf (verdict-status verdict) :error
                  (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
 
+(defun note-removed (verdict)
+  "Have VERDICT say that its test was no longer there when it was to be run."
+  (setf (verdict-status verdict) :error
+        (verdict-message verdict) "It could not run: a test before it has removed it."))
+
 (defun conclude (verdict)
   "Have VERDICT, of a test that is over, belong to the run, and push the error that it ended with."
   (when (member (verdict-status verdict) '(:failed :error))
     (push-test-error verdict))
+  (when (and (eq :passed (verdict-status verdict))
+             (zerop (verdict-passed-checks verdict))
+             (not (test-operation-p verdict)))
+    (setf (verdict-message verdict) "It made no check."))
   (setf (verdict-signalled verdict) '()
         (verdict-condition verdict) nil)
   (vector-push-extend verdict (test-run-verdicts *test-run*))
@@ -353,7 +370,8 @@ NIL."
                   when (and name (not (call-system call)))
                     collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
-      (when (and (signalled-condition signalled) (null (verdict-message verdict)))
+      (when (and (signalled-condition signalled) (null (verdict-message verdict))
+                 (string/= "" (verdict-framework verdict)))
         (setf (verdict-message verdict)
               (format nil "~A: ~A" (signalled-type signalled) (report-text (signalled-condition signalled)))))
       (flush-output)
@@ -362,9 +380,12 @@ NIL."
             (condition (signalled-condition signalled)))
         (with-quiet-debugger ()
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
-          (if condition
-              (push-bounded-report condition)
-              (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+          (cond ((null condition) (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+                (t (push-bounded-report condition)
+                   ;; It is no test, and may be about what was loaded for one.
+                   (when (string= "" (verdict-framework verdict))
+                     (push-hints condition)
+                     (push-load-failure condition))))
           (event *job-id* (event-code :frames) (signalled-total signalled))
           ;; What takes too long is left out, and so is what comes after it.
           (call-with-time-limit
@@ -390,7 +411,7 @@ NIL."
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
     (let ((*recording* t))
-      (asdf:load-system system))))
+      (call-compiling-anew (lambda () (asdf:load-system system))))))
 
 ;;; Files of systems
 

@@ -367,6 +367,208 @@ fn a_system_is_found_as_load_finds_it() {
     }
 }
 
+/// Systems in one directory: suites of FiveAM, a test-op alone, one that does not load, and one without tests.
+fn several(name: &str) -> Option<Project> {
+    let project = fiveam(name, FIVEAM)?;
+    let suite = |package: &str, tests: &str| {
+        format!(
+            "(defpackage :{package} (:use :cl :fiveam))\n(in-package :{package})\n(def-suite all)\n(in-suite all)\n{tests}"
+        )
+    };
+    let perform = |package: &str| {
+        format!(":perform (test-op (o c) (symbol-call :fiveam :run! (find-symbol \"ALL\" \"{package}\")))")
+    };
+    project.write(
+        "s.asd",
+        &format!(
+            r#"(defsystem "s")
+               (defsystem "s/good" :depends-on ("fiveam") :components ((:file "good")) {})
+               (defsystem "s/more" :depends-on ("fiveam") :components ((:file "more")) {})
+               (defsystem "s/code" :components ((:file "code")))
+               (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
+               (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
+               (defsystem "s/broken" :components ((:file "broken")))
+               (defsystem "s/empty" :components ((:file "empty")))
+               (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
+            perform("GOOD"),
+            perform("MORE"),
+            perform("BAD"),
+            perform("WORSE"),
+        ),
+    );
+    project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
+    project.write("more.lisp", &suite("more", "(test more (is (= 2 (+ 1 1))))\n"));
+    let wrong: String = (0..30).map(|n| format!("(test wrong-{n} (is (= {n} (1+ {n}))))\n")).collect();
+    project.write(
+        "bad.lisp",
+        &suite("bad", &format!("(test same (cl-user::so 1))\n(test fine (is (= 1 (cl-user::so nil))))\n{wrong}")),
+    );
+    project.write("worse.lisp", &suite("worse", &wrong.replace("(= ", "(= 1 2 3 4 5 6 7 8 9 10 11 12 ")));
+    project.write("code.lisp", "(in-package :cl-user)\n(defun so (x)\n  (if x\n      (error \"so\")\n      1))\n");
+    project.write("broken.lisp", "(defun fine () 1)\n(eval-when (:compile-toplevel) (error \"no such luck\"))\n");
+    project.write("empty.lisp", "(defun no-test () 1)\n");
+    Some(project)
+}
+
+#[test]
+fn several_systems_are_tested_in_one_call() {
+    let Some(project) = several("several") else { return };
+    let root = project.0.display().to_string();
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    let run = |server: &mut Server, systems: Value, others: Value| {
+        let mut arguments = json!({"system": systems, "directory": root});
+        arguments.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        good(server, "run-tests", arguments)
+    };
+    // One is told of as ever, however it is written.
+    for one in [json!("s/good"), json!([":s/good"]), json!(" s/good, ")] {
+        let text = run(&mut server, one, json!({}));
+        assert_eq!(timeless(&text).lines().next().unwrap(), "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped");
+        assert!(!text.contains("s/good:"), "{text}");
+    }
+    let without_times = |text: &str| {
+        let lines = text.lines().map(|line| {
+            line.split_once(" skipped in ").map_or(line.to_owned(), |(counts, _)| format!("{counts} skipped"))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for (systems, fresh) in [(json!("s/good, s/more"), false), (json!(["s/good", "S/MORE", "s/good"]), true)] {
+        let text = run(&mut server, systems, json!({"fresh": fresh}));
+        let expected = "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        s/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        2 systems: => all pass  3 passed, 0 failed, 0 errors, 0 skipped";
+        let timeless = without_times(&text);
+        assert_eq!(timeless.contains("ran in a fresh image"), fresh, "{text}");
+        assert!(timeless.contains(expected), "{text}");
+        assert!(last_error(&mut server).starts_with("No error information available."));
+    }
+    // The others go on, and have their share of the room.
+    for fresh in [false, true] {
+        let all = json!("s/good no-such-system,s/broken s/empty s/plain s/bad s/more");
+        let text = run(&mut server, all, json!({"fresh": fresh}));
+        assert!(text.chars().count() <= 9_500, "{} characters", text.chars().count());
+        let timeless = without_times(&text);
+        for expected in [
+            "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n",
+            "no-such-system:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. no-such-system\n   \
+             ASDF/FIND-COMPONENT:MISSING-COMPONENT ",
+            "\ns/broken:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/broken\n   SIMPLE-ERROR no such luck In ",
+            "\ns/empty:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/empty\n   SIMPLE-ERROR Nothing ran: ",
+            "\ns/plain:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. test-op of s/plain\n   SIMPLE-ERROR not all ",
+            "\nIt printed:\n3 of 4 things work\n",
+            "\ns/bad:\nFAILED  1 passed, 30 failed, 1 error, 0 skipped\n1. BAD::SAME  bad.lisp:5\n",
+            "BAD::WRONG-29",
+            "\ns/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n",
+            "\n7 systems: FAILED  4 passed, 30 failed, 5 errors, 0 skipped",
+        ] {
+            assert!(timeless.contains(expected), "{fresh}: {expected:?} is not in\n{text}");
+        }
+        assert_eq!(text.matches("3 of 4 things work").count(), 1, "{text}");
+        assert_eq!(text.matches("also says which code").count(), 1, "{text}");
+        assert!(last_error(&mut server).starts_with("Error: "));
+    }
+    // What there is no room for is told of each.
+    good(&mut server, "configure-limits", json!({"max-answer": 6000}));
+    let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
+    assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
+    for expected in [" more failed, for which there is no room here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"]
+    {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // Of what cannot be loaded there are no suspects.
+    let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
+    assert!(!text.contains("uspects"), "{text}");
+    let text = run(&mut server, json!("s/good no-such-system"), json!({}));
+    assert!(!text.contains("uspects"), "{text}");
+    // One record a test, with its system; suspects for each.
+    for fresh in [false, true] {
+        let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});
+        let content = structured(&mut server, arguments);
+        let tests = content["tests"].as_array().unwrap();
+        let of = |system: &str| tests.iter().filter(|test| test["system"] == system).count();
+        assert_eq!((of("s/good"), of("s/bad"), of("s/broken"), tests.len()), (2, 32, 1, 35), "{content:#}");
+        assert_eq!((&content["passed"], &content["failed"], &content["errors"]), (&json!(3), &json!(30), &json!(2)));
+        let erred = tests.iter().find(|test| test["name"] == "BAD::SAME").unwrap();
+        assert_eq!((&erred["error"]["message"], &erred["suspects"][0]["name"]), (&json!("so"), &json!("SO")));
+        let erred = tests.iter().find(|test| test["name"] == "s/broken").unwrap();
+        assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
+    }
+    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "package": "good"}));
+    assert_eq!(text, "run-tests needs one of system, package and name.");
+}
+
+#[test]
+fn a_test_that_checks_nothing_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
+    let Some(project) = fiveam("nothing", tests) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no check: DEMO-TESTS::NOTHING";
+    assert_eq!(timeless(&text), expected);
+    let content = structured(&mut server, json!({"system": "demo"}));
+    let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "It made no check.");
+    assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
+}
+
+#[test]
+fn what_a_framework_does_not_handle_ends_no_other_test() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test first-one (is (= 1 1)))\n\
+                 (define-condition silent (error) () (:report (lambda (c s) c s (error \"no report\"))))\n\
+                 (test broken (error 'silent))\n(test after (is (= 2 2)))\n(test erring (error \"so\"))\n";
+    let Some(project) = fiveam("silent", tests) else { return };
+    let mut server = project.server();
+    for settings in ["", "(setf *print-readably* t)"] {
+        server.evaluate(settings);
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  2 passed, 0 failed, 2 errors, 0 skipped in "), "{settings}: {text}");
+        assert!(!text.contains("non-local exit"), "{settings}: {text}");
+    }
+}
+
+#[test]
+fn a_framework_that_is_asked_for_no_test_passes_none() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
+    let Some(project) = fiveam("none-asked", tests) else { return };
+    let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
+}
+
+#[test]
+fn a_test_that_another_has_removed_does_not_pass() {
+    let Some(root) = libraries() else { return };
+    for (framework, perform, tests) in [
+        (
+            "rove",
+            "(symbol-call :rove :run-suite :demo-tests)",
+            "(deftest removes (ok t) (rove:remove-test 'gone))\n(deftest gone (ok t))\n",
+        ),
+        (
+            "lisp-unit2",
+            "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+            "(define-test removes () (assert-true t) (uninstall-test 'gone))\n(define-test gone () (assert-true t))\n",
+        ),
+    ] {
+        let tests = format!("(defpackage :demo-tests (:use :cl :{framework}))\n(in-package :demo-tests)\n{tests}");
+        let project = Project::new(&format!("removed-{framework}"), &format!("{framework:?}"), perform, &tests);
+        let mut server = Server::ready();
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
+        assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_an_error_with_near_names() {
     let mut server = Server::ready();
