@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use common::{BINARY, Server, bad, good};
 use sbcl_core::Recipe;
@@ -447,6 +447,12 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
     server.evaluate(&format!("(compile-file {:?})", place.path("one.lisp")));
     assert_eq!(load(&mut server, json!({"path": "one.fasl"})), "Loaded one.fasl: 1 file, T s");
     assert_eq!(server.evaluate("(one)"), "=> 1");
+    let date = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).expect("a date");
+    // What depends on a fasl that is newer would be compiled, too.
+    let overwrite = |path: &Path, bytes: &[u8], date: SystemTime| {
+        std::fs::write(path, bytes).expect("it is ours");
+        File::options().append(true).open(path).expect("a file").set_modified(date).expect("it is ours");
+    };
     let spoil = |path: &Path| {
         let mut fasl = std::fs::read(path).expect("a fasl");
         let version = b"2.6.4";
@@ -455,7 +461,7 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
         for at in places {
             fasl[at..at + version.len()].copy_from_slice(b"1.0.0");
         }
-        std::fs::write(path, fasl).expect("it is ours");
+        overwrite(path, &fasl, date(path));
     };
     spoil(&place.path("one.fasl"));
     place.write("one.lisp", "(defun one () :anew)");
@@ -467,25 +473,27 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
     load(&mut server, json!({"system": "app", "directory": "app"}));
     let find = Command::new("find").arg(place.root.join("cache")).args(["-name", "a.fasl"]).output().expect("find");
     let fasl = String::from_utf8(find.stdout).expect("a name");
-    spoil(Path::new(fasl.trim()));
+    let fasl = Path::new(fasl.trim());
+    let compiled = date(fasl);
+    spoil(fasl);
     let mut server = place.server();
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{text}");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
 
     // Nothing, a part of the header, code that ends too early.
-    let whole = std::fs::read(fasl.trim()).expect("a fasl");
+    let whole = std::fs::read(fasl).expect("a fasl");
     for length in [0, 20, 200, whole.len() / 2, whole.len() - 1] {
-        std::fs::write(fasl.trim(), &whole[..length]).expect("it is ours");
+        overwrite(fasl, &whole[..length], compiled);
         let mut server = place.server();
         let text = load(&mut server, json!({"system": "app", "directory": "app"}));
         assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{length}: {text}");
         assert_eq!(server.evaluate("(app:run)"), "=> 2");
     }
-    std::fs::write(fasl.trim(), &whole[..200]).expect("it is ours");
-    let text = fails(&mut place.server(), json!({"path": fasl.trim()}));
+    overwrite(fasl, &whole[..200], compiled);
+    let text = fails(&mut place.server(), json!({"path": fasl}));
     assert!(front(&text).contains("a.fasl"), "{text}");
-    std::fs::write(place.path("one.fasl"), &whole[..200]).expect("it is ours");
+    overwrite(&place.path("one.fasl"), &whole[..200], compiled);
     let text = load(&mut server, json!({"path": "one.fasl"}));
     assert!(text.contains("one.fasl is not whole: its source was loaded in its place."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");

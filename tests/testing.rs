@@ -386,12 +386,14 @@ fn several(name: &str) -> Option<Project> {
                (defsystem "s/more" :depends-on ("fiveam") :components ((:file "more")) {})
                (defsystem "s/code" :components ((:file "code")))
                (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
+               (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
                (defsystem "s/broken" :components ((:file "broken")))
                (defsystem "s/empty" :components ((:file "empty")))
                (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
             perform("GOOD"),
             perform("MORE"),
             perform("BAD"),
+            perform("WORSE"),
         ),
     );
     project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
@@ -401,6 +403,7 @@ fn several(name: &str) -> Option<Project> {
         "bad.lisp",
         &suite("bad", &format!("(test same (cl-user::so 1))\n(test fine (is (= 1 (cl-user::so nil))))\n{wrong}")),
     );
+    project.write("worse.lisp", &suite("worse", &wrong.replace("(= ", "(= 1 2 3 4 5 6 7 8 9 10 11 12 ")));
     project.write("code.lisp", "(in-package :cl-user)\n(defun so (x)\n  (if x\n      (error \"so\")\n      1))\n");
     project.write("broken.lisp", "(defun fine () 1)\n(eval-when (:compile-toplevel) (error \"no such luck\"))\n");
     project.write("empty.lisp", "(defun no-test () 1)\n");
@@ -465,6 +468,20 @@ fn several_systems_are_tested_in_one_call() {
         assert_eq!(text.matches("also says which code").count(), 1, "{text}");
         assert!(last_error(&mut server).starts_with("Error: "));
     }
+    // What there is no room for is told of each.
+    good(&mut server, "configure-limits", json!({"max-answer": 6000}));
+    let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
+    assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
+    for expected in [" more failed, for which there is no room here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"]
+    {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // Of what cannot be loaded there are no suspects.
+    let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
+    assert!(!text.contains("uspects"), "{text}");
+    let text = run(&mut server, json!("s/good no-such-system"), json!({}));
+    assert!(!text.contains("uspects"), "{text}");
     // One record a test, with its system; suspects for each.
     for fresh in [false, true] {
         let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});

@@ -233,7 +233,7 @@ impl Conversation {
             "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
             "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
-            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.info()).into()),
             _ => {
                 let reason =
                     format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
@@ -242,13 +242,21 @@ impl Conversation {
         }
     }
 
+    /// What the server says of itself.
+    fn info(&self) -> ServerConfig {
+        let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
+        let mut capabilities = ServerCapabilities::default();
+        capabilities.tools = Some(ToolsCapability::default());
+        ServerConfig::new(capabilities).with_server_info(name).with_instructions(self.tools.instructions())
+    }
+
     /// Opens the conversation by a handshake; also once more, in place of the first.
     fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
         let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
             .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
         let asked = params.protocol_version;
         let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
-        let mut result = info();
+        let mut result = self.info();
         result.protocol_version = version.clone();
         self.tools.session().set_name(&params.client_info.name);
         let experimental = params.capabilities.experimental.as_ref();
@@ -298,14 +306,6 @@ impl Conversation {
         let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
         Ok(Some(Peer { version, meta, capabilities }))
     }
-}
-
-/// What the server says of itself.
-fn info() -> ServerConfig {
-    let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
-    let mut capabilities = ServerCapabilities::default();
-    capabilities.tools = Some(ToolsCapability::default());
-    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
 }
 
 /// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.

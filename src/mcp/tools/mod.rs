@@ -87,6 +87,11 @@ impl ToolContext {
         Self::new(session, inflight, worker, self.checkpoints.clone(), structured, tools)
     }
 
+    /// What the server tells a model of itself.
+    pub(super) fn instructions(&self) -> String {
+        self.tools.instructions()
+    }
+
     pub(super) fn session(&self) -> &Session {
         &self.session
     }
