@@ -334,10 +334,11 @@ DIRECTORIES, a line, and the line of source; or NIL."
   "Return how many of VERDICTS have STATUS."
   (count status verdicts :key #'verdict-status))
 
-(defun push-verdict (verdict place)
-  "Push VERDICT, and the checks that failed, with its PLACE, as TEST-PLACE returns it."
+(defun push-verdict (verdict place system)
+  "Push VERDICT, and the checks that failed, with its PLACE, as TEST-PLACE returns it, and SYSTEM, as of a TEST-RUN."
   (destructuring-bind (&optional file line code) place
     (push-record "test"
+                 :system system
                  :name (verdict-title verdict)
                  :framework (verdict-framework verdict)
                  :status (verdict-status verdict)
@@ -358,31 +359,38 @@ DIRECTORIES, a line, and the line of source; or NIL."
     (when (plusp (verdict-more-checks verdict))
       (push-record "more-checks" :count (verdict-more-checks verdict)))))
 
-(defun push-verdicts (run systems milliseconds)
-  "Push what the tests of RUN, of SYSTEMS if that is known, came to in so many MILLISECONDS."
+(defun push-counts (run)
+  "Push how many tests of RUN came to what."
+  (let ((verdicts (test-run-verdicts run)))
+    (push-record "run"
+                 :system (test-run-system run)
+                 :passed (count-status :passed verdicts)
+                 :failed (count-status :failed verdicts)
+                 :errors (count-status :error verdicts)
+                 :skipped (count-status :skipped verdicts)
+                 :milliseconds (test-run-milliseconds run))))
+
+(defun push-verdicts (run share)
+  "Push what each test of RUN came to; SHARE is that of this run of how many may be told of."
   (let* ((verdicts (test-run-verdicts run))
+         (systems (test-run-systems run))
          (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
          (directories (loop for system in systems
                             for directory = (asdf:system-source-directory system)
                             when directory
                               collect (sb-ext:native-namestring directory)))
          (told 0))
-    (push-record "run"
-                 :passed (count-status :passed verdicts)
-                 :failed (count-status :failed verdicts)
-                 :errors (count-status :error verdicts)
-                 :skipped (count-status :skipped verdicts)
-                 :milliseconds milliseconds)
     (with-source-files ()
       (flet ((tell (verdict)
-               (when (< told +told-tests+)
+               (when (< told (* share +told-tests+))
                  (incf told)
                  (push-verdict verdict (and (failed-p verdict)
-                                            (<= told +told-failures+)
+                                            (<= told (* share +told-failures+))
                                             (guarded (or (check-place verdict directories)
                                                          (test-place verdict files directories))
                                                 (failure)
-                                              nil))))))
+                                              nil))
+                               (test-run-system run)))))
         (map nil (lambda (verdict) (when (failed-p verdict) (tell verdict))) verdicts)
         (map nil (lambda (verdict) (unless (failed-p verdict) (tell verdict))) verdicts)))))
 
@@ -397,26 +405,41 @@ DIRECTORIES, a line, and the line of source; or NIL."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
 (defun run-selected (run system package name)
-  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME, and push what they came to."
-  (let ((systems '())
-        (start 0))
+  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME."
+  (let ((start 0))
     (call-with-test-run run
                         (lambda ()
                           (setf start (monotonic-milliseconds))
-                          (cond (system (setf systems (run-system-tests system)))
+                          (cond (system (setf (test-run-systems run) (run-system-tests system)))
                                 (package (run-tests-in (list (find-user-package package))))
                                 (t (run-tests-named name)))))
-    (when (zerop (length (test-run-verdicts run)))
-      (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
-                 The frameworks that are loaded: ~{~A~^, ~}."
-                (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks))))
-    (push-verdicts run systems (round (- (monotonic-milliseconds) start)))))
+    (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
+  (when (zerop (length (test-run-verdicts run)))
+    (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
+               The frameworks that are loaded: ~{~A~^, ~}."
+              (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
+
+(defun call-for-one-of-several (run function)
+  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as an
+error of a test that is called as the system, so that others can go on."
+  (declare (type function function))
+  (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
+    (block one
+      (let ((*on-debugger* (lambda (condition)
+                             (let ((*test-run* run))
+                               (note-debugger verdict condition (frame-pointer-here))
+                               ;; Here: what was being loaded is known no more once this is left.
+                               (conclude verdict))
+                             (setf (test-run-milliseconds run) (or (test-run-milliseconds run) 0))
+                             (return-from one))))
+        (with-boundary ()
+          (funcall function))))))
 
 ;;; Another image
 
-(defun push-way-to-files (verdicts)
+(defun push-way-to-files (run)
   "Push how another image finds the files of this one: the directories of .asd files as records `directory', and the systems
-with the packages of VERDICTS as records `load'."
+with the packages of RUN's tests as records `load'."
   (dolist (directory (remove-duplicates
                       (append (loop for entry in asdf:*central-registry*
                                     for directory = (ignore-errors (eval entry))
@@ -427,31 +450,21 @@ with the packages of VERDICTS as records `load'."
                                     when (and directory (not (typep directory 'logical-pathname)))
                                       collect (sb-ext:native-namestring directory)))
                       :test #'string= :from-end t))
-    (push-record "directory" :name directory))
+    (push-record "directory" :system (test-run-system run) :name directory))
   (let ((packages (remove nil (remove-duplicates (map 'list (lambda (verdict) (symbol-home (verdict-name verdict)))
-                                                      verdicts)))))
+                                                      (test-run-verdicts run))))))
     (dolist (name (user-systems))
       (when (intersection packages (packages-of-systems (list (asdf:find-system name))))
-        (push-record "load" :name name)))))
+        (push-record "load" :system (test-run-system run) :name name)))))
 
-(define-operation :run-tests (evaluate &key system directory definition fallback looked package name (timeout 60000)
-                                       reload registry load way beside (suspects 0))
-  "Run the tests of SYSTEM, which is found as by load, of PACKAGE, or of NAME, a test or a group, all strings; each may take
-TIMEOUT milliseconds. With RELOAD, what changed on disk is loaded first. Pushes a record `run' with the counts, and for each test one, `test', those
-that failed first, with the checks that failed, `check', after it. In another image than the session's, REGISTRY names
-directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage
-for each test that fails. WAY: tell how another image finds the files. BESIDE: run
-here only what is loaded already."
-  (setf asdf:*central-registry*
-        (append asdf:*central-registry*
-                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
-  (let* ((run (make-test-run :limit timeout))
-         (*looked-in* looked)
+(defun run-tests-of (run &key system directory definition fallback looked package name reload load beside covering)
+  "Run in RUN the tests of SYSTEM, of PACKAGE, or of NAME, as the operation says; COVERING: under coverage."
+  (let* ((*looked-in* looked)
          (system (and system
                       (progn (find-definition system directory definition fallback)
                              (asdf:find-system system))))
          (systems (and system (test-systems system)))
-         (covered (and (plusp suspects)
+         (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
                                            (uiop:subpathname (uiop:parse-native-namestring **scratch**
                                                                                            :ensure-directory t)
@@ -463,10 +476,47 @@ here only what is loaded already."
         (load-for-tests system t)))
     (unless (and beside (notevery #'asdf:component-loaded-p systems))
       (mapc #'load-for-tests systems)
-      (let ((*coverage* (and (plusp suspects) (present-coverage))))
-        (run-selected run system package name)
+      (let ((*coverage* (and covering (present-coverage))))
+        (setf (test-run-covered run) covered
+              (test-run-coverage run) *coverage*)
+        (run-selected run system package name)))))
+
+(define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
+                                       (suspects 0))
+  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of PACKAGE,
+or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is loaded
+first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the checks that
+failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and one that has no
+tests that could be run keeps none from being told of. In another image than the session's, REGISTRY names directories with
+.asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage for each test that
+fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded already."
+  (setf asdf:*central-registry*
+        (append asdf:*central-registry*
+                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
+  (let* ((several (rest systems))
+         (errors 0)
+         (runs (loop for (nil . arguments) in (or systems '((nil)))
+                     for title = (and several (getf arguments :system))
+                     for run = (make-test-run :limit timeout :system title :errors errors)
+                     do (flet ((run ()
+                                 (apply #'run-tests-of run
+                                        :package package :name name :reload reload :load load :beside beside
+                                        :covering (plusp suspects) arguments)))
+                          (cond (several
+                                 ;; What is printed after it is of this one.
+                                 (flush-output)
+                                 (push-record "system" :name title)
+                                 (call-for-one-of-several run #'run))
+                                (t (run))))
+                        (setf errors (test-run-errors run))
+                     collect run))
+         (over (remove nil runs :key #'test-run-milliseconds)))
+    (mapc #'push-counts over)
+    (dolist (run over)
+      (push-verdicts run (/ (length over)))
+      (let ((*coverage* (test-run-coverage run)))
         (when *coverage*
-          (push-suspects run covered suspects))))
+          (push-suspects run (test-run-covered run) suspects))))
     (when way
-      (push-way-to-files (test-run-verdicts run)))
+      (mapc #'push-way-to-files runs))
     '()))

@@ -134,6 +134,14 @@
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The innermost one that is on the stack.
   (guard nil :type (or null guard))
+  ;; The system whose tests these are, as it was asked for, where there are several.
+  (system nil :type (or null string) :read-only t)
+  ;; The systems that the tests are in, once they are known; and how long all of it took, once it is over.
+  (systems '() :type list)
+  (milliseconds nil :type (or null integer))
+  ;; A COVERAGE, and the systems that are compiled for it, where that is asked for.
+  (coverage nil)
+  (covered '() :type list)
   ;; How many errors were pushed, when the run began, and the milliseconds that went into looking at them.
   (errors 0 :type index)
   (begun (monotonic-milliseconds) :read-only t)
@@ -353,7 +361,8 @@ NIL."
                   when (and name (not (call-system call)))
                     collect (symbol-name name)))
       (incf (test-run-errors *test-run*))
-      (when (and (signalled-condition signalled) (null (verdict-message verdict)))
+      (when (and (signalled-condition signalled) (null (verdict-message verdict))
+                 (string/= "" (verdict-framework verdict)))
         (setf (verdict-message verdict)
               (format nil "~A: ~A" (signalled-type signalled) (report-text (signalled-condition signalled)))))
       (flush-output)
@@ -362,9 +371,12 @@ NIL."
             (condition (signalled-condition signalled)))
         (with-quiet-debugger ()
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
-          (if condition
-              (push-bounded-report condition)
-              (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+          (cond ((null condition) (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
+                (t (push-bounded-report condition)
+                   ;; It is no test, and may be about what was loaded for one.
+                   (when (string= "" (verdict-framework verdict))
+                     (push-hints condition)
+                     (push-load-failure condition))))
           (event *job-id* (event-code :frames) (signalled-total signalled))
           ;; What takes too long is left out, and so is what comes after it.
           (call-with-time-limit

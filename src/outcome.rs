@@ -329,6 +329,72 @@ impl Outcome {
         before + (place - own.min(place))
     }
 
+    /// What the tests of each of several systems came to, by the names that were asked for; nothing where there was one.
+    pub(crate) fn by_system(&self) -> Vec<(&str, Self)> {
+        let begun: Vec<_> = self.records.iter().filter(|record| record.kind == SYSTEM).collect();
+        let printed = self.printed();
+        let at = |record: &Record| byte_offset(&printed, record.number("printed").unwrap_or(0).unsigned_abs());
+        let systems = begun.iter().enumerate().map(|(index, system)| {
+            let name = system.text("name").unwrap_or_default();
+            let end = begun.get(index + 1).map_or(printed.len(), |next| at(next));
+            let printed = printed.get(at(system)..end).unwrap_or_default();
+            let mut outcome = Self::of_tests(printed.to_owned());
+            let mut current = None;
+            for record in &self.records {
+                current = record.text(SYSTEM).or(current);
+                if current == Some(name) && record.kind != SYSTEM {
+                    outcome.records.push(record.clone());
+                }
+            }
+            for record in &mut outcome.records {
+                let Some(error) = record.number_mut("error") else { continue };
+                outcome.errors.extend(usize::try_from(*error).ok().and_then(|index| self.errors.get(index)).cloned());
+                *error = outcome.errors.len() as i64 - 1;
+            }
+            (name, outcome)
+        });
+        systems.collect()
+    }
+
+    /// One of tests that come to nothing yet, and printed this.
+    pub(crate) fn of_tests(printed: String) -> Self {
+        Self {
+            evaluation: 0,
+            kept: false,
+            notices: Vec::new(),
+            background: Clipped::default(),
+            turns: vec![u32::try_from(printed.chars().count()).unwrap_or(u32::MAX)],
+            stdout: printed.into(),
+            stderr: Clipped::default(),
+            printed_before: 0,
+            warnings: Vec::new(),
+            warnings_omitted: 0,
+            result: Ok(Vec::new()),
+            timing: None,
+            held: false,
+            in_background: false,
+            defined: Vec::new(),
+            records: Vec::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// The same with what the tests of one more of several systems came to: the reverse of [`by_system`](Self::by_system).
+    pub(crate) fn with_system(mut self, name: &str, mut tests: Self) -> Self {
+        let printed = self.printed().chars().count();
+        let mut system = Record::of(SYSTEM, &[("name", name)]);
+        system.fields.push(("printed".to_owned(), Field::Number(printed as i64)));
+        for record in &mut tests.records {
+            if let Some(error) = record.number_mut("error") {
+                *error += self.errors.len() as i64;
+            }
+            record.set_system(name);
+        }
+        tests.notices.retain(|notice| !self.notices.contains(notice));
+        self.records.push(system);
+        self.followed_by(tests)
+    }
+
     /// One outcome of an evaluation that was held with this one, and went on to `after`.
     pub(crate) fn followed_by(self, after: Self) -> Self {
         let mut turns = self.turns;
@@ -371,7 +437,30 @@ pub struct Record {
     pub fields: Vec<(String, Field)>,
 }
 
+/// The kind of the record with which one of several systems begins whose tests are run, and the field of those that come
+/// after all of them and are about it, or begin what is.
+pub(crate) const SYSTEM: &str = "system";
+
 impl Record {
+    /// One with these texts.
+    pub(crate) fn of(kind: &str, texts: &[(&str, &str)]) -> Self {
+        let field = |&(name, text): &(&str, &str)| (name.to_owned(), Field::Text(Clipped::from(text)));
+        Self { kind: kind.to_owned(), fields: texts.iter().map(field).collect() }
+    }
+
+    /// Has it be about this one of several systems.
+    pub(crate) fn set_system(&mut self, name: &str) {
+        self.fields.retain(|(field, _)| field != SYSTEM);
+        self.fields.push((SYSTEM.to_owned(), Field::Text(Clipped::from(name))));
+    }
+
+    fn number_mut(&mut self, name: &str) -> Option<&mut i64> {
+        self.fields.iter_mut().find_map(|(known, field)| match field {
+            Field::Number(number) if known == name => Some(number),
+            _ => None,
+        })
+    }
+
     fn field(&self, name: &str) -> Option<&Field> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| field)
     }
@@ -420,17 +509,17 @@ pub struct TestCounts {
 }
 
 impl TestCounts {
-    /// Those of an outcome that is one of tests.
+    /// Those of an outcome that is one of tests: of several systems, of all together.
     #[must_use]
     pub fn of(outcome: &Outcome) -> Option<Self> {
-        let run = outcome.records.iter().find(|record| record.kind == "run")?;
-        let number = |name| run.number(name).unwrap_or(0);
-        Some(Self {
-            passed: number("passed"),
-            failed: number("failed"),
-            errors: number("errors"),
-            skipped: number("skipped"),
-            milliseconds: number("milliseconds"),
+        let runs: Vec<_> = outcome.records.iter().filter(|record| record.kind == "run").collect();
+        let sum = |name| runs.iter().filter_map(|run| run.number(name)).sum();
+        (!runs.is_empty()).then(|| Self {
+            passed: sum("passed"),
+            failed: sum("failed"),
+            errors: sum("errors"),
+            skipped: sum("skipped"),
+            milliseconds: sum("milliseconds"),
         })
     }
 
@@ -438,6 +527,20 @@ impl TestCounts {
     #[must_use]
     pub fn all(&self) -> i64 {
         self.passed + self.failed + self.errors + self.skipped
+    }
+}
+
+impl std::ops::Add for TestCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            errors: self.errors + other.errors,
+            skipped: self.skipped + other.skipped,
+            milliseconds: self.milliseconds + other.milliseconds,
+        }
     }
 }
 

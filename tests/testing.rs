@@ -367,6 +367,121 @@ fn a_system_is_found_as_load_finds_it() {
     }
 }
 
+/// Systems in one directory: suites of FiveAM, a test-op alone, one that does not load, and one without tests.
+fn several(name: &str) -> Option<Project> {
+    let project = fiveam(name, FIVEAM)?;
+    let suite = |package: &str, tests: &str| {
+        format!(
+            "(defpackage :{package} (:use :cl :fiveam))\n(in-package :{package})\n(def-suite all)\n(in-suite all)\n{tests}"
+        )
+    };
+    let perform = |package: &str| {
+        format!(":perform (test-op (o c) (symbol-call :fiveam :run! (find-symbol \"ALL\" \"{package}\")))")
+    };
+    project.write(
+        "s.asd",
+        &format!(
+            r#"(defsystem "s")
+               (defsystem "s/good" :depends-on ("fiveam") :components ((:file "good")) {})
+               (defsystem "s/more" :depends-on ("fiveam") :components ((:file "more")) {})
+               (defsystem "s/code" :components ((:file "code")))
+               (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
+               (defsystem "s/broken" :components ((:file "broken")))
+               (defsystem "s/empty" :components ((:file "empty")))
+               (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
+            perform("GOOD"),
+            perform("MORE"),
+            perform("BAD"),
+        ),
+    );
+    project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
+    project.write("more.lisp", &suite("more", "(test more (is (= 2 (+ 1 1))))\n"));
+    let wrong: String = (0..30).map(|n| format!("(test wrong-{n} (is (= {n} (1+ {n}))))\n")).collect();
+    project.write(
+        "bad.lisp",
+        &suite("bad", &format!("(test same (cl-user::so 1))\n(test fine (is (= 1 (cl-user::so nil))))\n{wrong}")),
+    );
+    project.write("code.lisp", "(in-package :cl-user)\n(defun so (x)\n  (if x\n      (error \"so\")\n      1))\n");
+    project.write("broken.lisp", "(defun fine () 1)\n(eval-when (:compile-toplevel) (error \"no such luck\"))\n");
+    project.write("empty.lisp", "(defun no-test () 1)\n");
+    Some(project)
+}
+
+#[test]
+fn several_systems_are_tested_in_one_call() {
+    let Some(project) = several("several") else { return };
+    let root = project.0.display().to_string();
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    let run = |server: &mut Server, systems: Value, others: Value| {
+        let mut arguments = json!({"system": systems, "directory": root});
+        arguments.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        good(server, "run-tests", arguments)
+    };
+    // One is told of as ever, however it is written.
+    for one in [json!("s/good"), json!([":s/good"]), json!(" s/good, ")] {
+        let text = run(&mut server, one, json!({}));
+        assert_eq!(timeless(&text).lines().next().unwrap(), "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped");
+        assert!(!text.contains("s/good:"), "{text}");
+    }
+    let without_times = |text: &str| {
+        let lines = text.lines().map(|line| {
+            line.split_once(" skipped in ").map_or(line.to_owned(), |(counts, _)| format!("{counts} skipped"))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for (systems, fresh) in [(json!("s/good, s/more"), false), (json!(["s/good", "S/MORE", "s/good"]), true)] {
+        let text = run(&mut server, systems, json!({"fresh": fresh}));
+        let expected = "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        s/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        2 systems: => all pass  3 passed, 0 failed, 0 errors, 0 skipped";
+        let timeless = without_times(&text);
+        assert_eq!(timeless.contains("ran in a fresh image"), fresh, "{text}");
+        assert!(timeless.contains(expected), "{text}");
+        assert!(last_error(&mut server).starts_with("No error information available."));
+    }
+    // The others go on, and have their share of the room.
+    for fresh in [false, true] {
+        let all = json!("s/good no-such-system,s/broken s/empty s/plain s/bad s/more");
+        let text = run(&mut server, all, json!({"fresh": fresh}));
+        assert!(text.chars().count() <= 9_500, "{} characters", text.chars().count());
+        let timeless = without_times(&text);
+        for expected in [
+            "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n",
+            "no-such-system:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. no-such-system\n   \
+             ASDF/FIND-COMPONENT:MISSING-COMPONENT ",
+            "\ns/broken:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/broken\n   SIMPLE-ERROR no such luck In ",
+            "\ns/empty:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/empty\n   SIMPLE-ERROR Nothing ran: ",
+            "\ns/plain:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. test-op of s/plain\n   SIMPLE-ERROR not all ",
+            "\nIt printed:\n3 of 4 things work\n",
+            "\ns/bad:\nFAILED  1 passed, 30 failed, 1 error, 0 skipped\n1. BAD::SAME  bad.lisp:5\n",
+            "BAD::WRONG-29",
+            "\ns/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n",
+            "\n7 systems: FAILED  4 passed, 30 failed, 5 errors, 0 skipped",
+        ] {
+            assert!(timeless.contains(expected), "{fresh}: {expected:?} is not in\n{text}");
+        }
+        assert_eq!(text.matches("3 of 4 things work").count(), 1, "{text}");
+        assert_eq!(text.matches("also says which code").count(), 1, "{text}");
+        assert!(last_error(&mut server).starts_with("Error: "));
+    }
+    // One record a test, with its system; suspects for each.
+    for fresh in [false, true] {
+        let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});
+        let content = structured(&mut server, arguments);
+        let tests = content["tests"].as_array().unwrap();
+        let of = |system: &str| tests.iter().filter(|test| test["system"] == system).count();
+        assert_eq!((of("s/good"), of("s/bad"), of("s/broken"), tests.len()), (2, 32, 1, 35), "{content:#}");
+        assert_eq!((&content["passed"], &content["failed"], &content["errors"]), (&json!(3), &json!(30), &json!(2)));
+        let erred = tests.iter().find(|test| test["name"] == "BAD::SAME").unwrap();
+        assert_eq!((&erred["error"]["message"], &erred["suspects"][0]["name"]), (&json!("so"), &json!("SO")));
+        let erred = tests.iter().find(|test| test["name"] == "s/broken").unwrap();
+        assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
+    }
+    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "package": "good"}));
+    assert_eq!(text, "run-tests needs one of system, package and name.");
+}
+
 #[test]
 fn what_is_not_there_is_an_error_with_near_names() {
     let mut server = Server::ready();

@@ -36,8 +36,8 @@ pub(crate) fn allow(arguments: impl Iterator<Item = OsString>) {
 /// Which tests to run, and how the other image finds them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Tests {
-    /// One of these three.
-    pub(super) system: Option<System>,
+    /// Systems, or one of the other two.
+    pub(super) systems: Vec<System>,
     pub(crate) package: Option<String>,
     pub(crate) name: Option<String>,
     /// Milliseconds a test may take.
@@ -54,12 +54,9 @@ pub(crate) struct Tests {
 impl Tests {
     /// What the Lisp side is asked to do.
     pub(crate) fn operation(&self) -> Operation {
-        let operation = Operation::new("run-tests");
-        let operation = match &self.system {
-            Some(system) => system.of(operation),
-            None => operation,
-        };
-        operation
+        let systems: Vec<_> = self.systems.iter().map(|system| system.of(Operation::new("system"))).collect();
+        Operation::new("run-tests")
+            .with("systems", systems)
             .maybe("package", self.package.clone())
             .maybe("name", self.name.clone())
             .with("timeout", self.timeout)
@@ -71,9 +68,14 @@ impl Tests {
 
     /// What makes another image that the same can be run in, as code: tests need not be run again for that.
     pub(crate) fn evaluation(&self) -> Evaluation {
-        let code = match &self.system {
-            Some(system) => format!("{} ; and run-tests", system.code(None)),
-            None => {
+        let code = match &self.systems[..] {
+            [system] => format!("{} ; and run-tests", system.code(None)),
+            // One that cannot be loaded is no reason to load none.
+            [_, ..] => {
+                let loaded = self.systems.iter().map(|system| format!("(cl:ignore-errors {})\n", system.code(None)));
+                format!("{}; and run-tests", loaded.collect::<String>())
+            }
+            [] => {
                 let name = self.package.as_ref().or(self.name.as_ref()).map_or("", String::as_str);
                 format!("(cl:values) ; run-tests {}", name.replace('\n', " "))
             }

@@ -177,11 +177,22 @@ fn tests(outcome: &Outcome) -> Value {
     map["errors"] = counts.errors.into();
     map["skipped"] = counts.skipped.into();
     map["seconds"] = seconds(counts.milliseconds);
+    let systems = outcome.by_system();
+    let tests: Vec<_> = systems.iter().flat_map(|(_, outcome)| each_test(outcome)).collect();
+    map["tests"] = if systems.is_empty() { each_test(outcome) } else { tests }.into();
+    let differing = outcome.records.iter().filter(|record| record.kind == "differs");
+    map["differs"] = differing.map(|record| fields(record, &["name", "passes"])).collect();
+    map
+}
+
+/// One record a test, of one system.
+fn each_test(outcome: &Outcome) -> Vec<Value> {
     let mut tests: Vec<Value> = Vec::new();
     for record in &outcome.records {
         match (record.kind.as_str(), tests.last_mut()) {
             ("test", _) => {
-                let mut test = fields(record, &["name", "framework", "status", "message", "file", "line", "code"]);
+                let mut test =
+                    fields(record, &["system", "name", "framework", "status", "message", "file", "line", "code"]);
                 test["seconds"] = seconds(record.number("milliseconds").unwrap_or(0));
                 test["checks"] = json!([]);
                 let error = record.number("error").and_then(|index| usize::try_from(index).ok());
@@ -200,10 +211,7 @@ fn tests(outcome: &Outcome) -> Value {
         }
     }
     add_suspects(&mut tests, &outcome.records);
-    map["tests"] = tests.into();
-    let differing = outcome.records.iter().filter(|record| record.kind == "differs");
-    map["differs"] = differing.map(|record| fields(record, &["name", "passes"])).collect();
-    map
+    tests
 }
 
 /// Adds the suspects in `records` to the tests that they are of.
@@ -614,6 +622,7 @@ fn tests_properties() -> Value {
     });
     let check = json!({"form": text(), "expected": text(), "actual": text(), "message": text()});
     let test = json!({
+        "system": {"type": "string", "description": "Where there are several."},
         "name": text(),
         "framework": text(),
         "status": status,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::escape::escape_markers;
-use super::fit::length;
+use super::fit::{cut, length};
 use super::{Sections, call, clipped_message};
 use crate::outcome::{ErrorRecord, Frame, Outcome, Record, TestCounts};
 
@@ -34,6 +34,10 @@ const NAMES: usize = 20;
 const WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
 
+/// What is said where suspects were not asked for.
+const SUSPECTS_HINT: &str =
+    "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
+
 /// How much is told of each test that failed: the less, the more of them there are, as each is worth more than another one's
 /// fourth check.
 struct Detail {
@@ -56,25 +60,21 @@ const DETAILS: [Detail; 6] = [
     Detail { checks: 1, frames: 1, functions: 1, lines: 2, context: false },
 ];
 
-/// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room.
+/// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room. Of
+/// several systems this for each, and the counts of all.
 #[must_use]
 pub fn tests(outcome: &Outcome, max: usize) -> String {
     let mut sections = Sections(String::new());
     sections.notices(&outcome.notices);
-    let counts = TestCounts::of(outcome).unwrap_or_default();
     let target = sections.begin();
-    target.push_str(&counts_line(&counts));
-    push_differences(target, outcome);
-    let (printed, whole) = printed_by_test_op(outcome);
-    push_failures(target, outcome, max.saturating_sub(AROUND + length(&printed)));
-    if counts.failed + counts.errors > 0
-        && (!ran_test_op_alone(&outcome.records) || outcome.printed().trim().lines().count() > FEW_LINES)
-        && !outcome.records.iter().any(|record| record.kind == "suspects")
-    {
-        target
-            .push_str("\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.");
-    }
-    target.push_str(&printed);
+    let room = max.saturating_sub(AROUND);
+    let systems = outcome.by_system();
+    let whole = if systems.is_empty() {
+        push_run(target, outcome, room, true)
+    } else {
+        push_runs(target, &systems, room.saturating_sub(length(target)));
+        false
+    };
     let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
     if printed > 0 && outcome.kept && !whole {
         _ = write!(
@@ -87,17 +87,93 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     sections.0
 }
 
+/// What the tests of each of several systems came to, each in its share of the room, and the counts of all.
+fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) {
+    let section = |(name, outcome): &(&str, Outcome), room| {
+        let mut text = format!("{}:\n", escape_markers(name));
+        push_run(&mut text, outcome, room, false);
+        text + "\n\n"
+    };
+    // What needs less than its share leaves the rest to others.
+    let mut whole: Vec<_> = systems.iter().map(|system| section(system, usize::MAX)).enumerate().collect();
+    whole.sort_by_key(|(_, text)| length(text));
+    let mut texts = vec![String::new(); systems.len()];
+    for (done, (index, text)) in whole.into_iter().enumerate() {
+        let share = room / (systems.len() - done);
+        texts[index] = if length(&text) <= share { text } else { cut(section(&systems[index], share), share) };
+        room = room.saturating_sub(length(&texts[index]));
+    }
+    target.extend(texts);
+    let counts = systems.iter().map(|(_, outcome)| TestCounts::of(outcome).unwrap_or_default());
+    let verdict = counts.clone().map(|counts| verdict(&counts)).max().unwrap_or(Verdict::NothingRan);
+    let all = counts.fold(TestCounts::default(), |all, counts| all + counts);
+    let verdict = if verdict == Verdict::NothingRan && all.passed > 0 { "NOT ALL RAN" } else { verdict.name() };
+    _ = write!(target, "{} systems: {verdict}{}", systems.len(), counts_text(&all));
+    if systems.iter().any(|(_, outcome)| lacks_suspects(outcome)) {
+        target.push_str(SUSPECTS_HINT);
+    }
+}
+
+/// What the tests of a system, or of whatever else, came to; the failures in this room. True when all that they printed is
+/// shown.
+fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> bool {
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    target.push_str(&counts_line(&counts));
+    push_differences(target, outcome);
+    let (printed, whole) = printed_by_test_op(outcome);
+    push_failures(target, outcome, room.saturating_sub(length(&printed)));
+    if hint && lacks_suspects(outcome) {
+        target.push_str(SUSPECTS_HINT);
+    }
+    target.push_str(&printed);
+    whole
+}
+
+/// True when tests failed whose suspects were not looked for and could be told.
+fn lacks_suspects(outcome: &Outcome) -> bool {
+    let counts = TestCounts::of(outcome).unwrap_or_default();
+    counts.failed + counts.errors > 0
+        && (!ran_test_op_alone(&outcome.records) || outcome.printed().trim().lines().count() > FEW_LINES)
+        && !outcome.records.iter().any(|record| record.kind == "suspects")
+}
+
+/// What tests came to in a word, the worst last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    AllPass,
+    NothingRan,
+    Failed,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllPass => "=> all pass",
+            Self::NothingRan => "NOTHING RAN",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+fn verdict(counts: &TestCounts) -> Verdict {
+    match counts {
+        TestCounts { failed: 0, errors: 0, passed: 1.., .. } => Verdict::AllPass,
+        TestCounts { failed: 0, errors: 0, .. } => Verdict::NothingRan,
+        _ => Verdict::Failed,
+    }
+}
+
 /// The verdict in one line.
 fn counts_line(counts: &TestCounts) -> String {
-    let verdict = match counts {
-        TestCounts { failed: 0, errors: 0, passed: 1.., .. } => "=> all pass",
-        TestCounts { failed: 0, errors: 0, .. } => "NOTHING RAN",
-        _ => "FAILED",
-    };
+    format!("{}{}", verdict(counts).name(), counts_text(counts))
+}
+
+/// How many tests came to what, after two spaces.
+fn counts_text(counts: &TestCounts) -> String {
     let TestCounts { passed, failed, errors, skipped, milliseconds } = counts;
     let seconds = tenths(*milliseconds);
     let plural = if *errors == 1 { "" } else { "s" };
-    format!("{verdict}  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
+    format!("  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
 }
 
 /// True for the record of a test operation that is one test itself.

@@ -7,7 +7,7 @@ use super::INSPECTION_TIMEOUT;
 use super::events::{ClippedBuffer, JobEnd};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
-use crate::outcome::{Field, Record};
+use crate::outcome::{Field, Record, SYSTEM};
 
 /// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
 const MAX_RECORDS: usize = 10_000;
@@ -27,6 +27,8 @@ pub(crate) enum Argument {
     Flag(bool),
     /// A list of strings.
     Texts(Vec<String>),
+    /// A list of such lists.
+    Operations(Vec<Operation>),
 }
 
 impl From<&str> for Argument {
@@ -59,6 +61,12 @@ impl From<Vec<String>> for Argument {
     }
 }
 
+impl From<Vec<Operation>> for Argument {
+    fn from(operations: Vec<Operation>) -> Self {
+        Self::Operations(operations)
+    }
+}
+
 impl Display for Argument {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -70,6 +78,11 @@ impl Display for Argument {
                 for text in texts {
                     write_string(f, text)?;
                 }
+                f.write_char(')')
+            }
+            Self::Operations(operations) => {
+                f.write_char('(')?;
+                operations.iter().try_for_each(|operation| operation.fmt(f))?;
                 f.write_char(')')
             }
         }
@@ -198,6 +211,11 @@ impl RecordsBuilder {
         false
     }
 
+    /// The record begun last, if it is the one with which one of several systems begins.
+    pub(super) fn begun_system(&mut self) -> Option<&mut Record> {
+        self.records.last_mut().filter(|record| self.omitted == 0 && record.kind == SYSTEM && record.fields.is_empty())
+    }
+
     fn end_field(&mut self) {
         let Some(text) = self.text.take() else { return };
         if let Some((_, field)) =
@@ -250,10 +268,11 @@ mod tests {
             .with("limit", 30)
             .with("external", true)
             .maybe("package", None::<String>)
-            .with("names", vec!["x".to_owned(), "y z".to_owned()]);
+            .with("names", vec!["x".to_owned(), "y z".to_owned()])
+            .with("all", vec![Operation::new("a").with("b", true), Operation::new("c")]);
         assert_eq!(
             operation.to_string(),
-            r#"(:find-symbols :query "a\"b\\c" :limit 30 :external T :names ("x""y z"))"#
+            r#"(:find-symbols :query "a\"b\\c" :limit 30 :external T :names ("x""y z") :all ((:a :b T)(:c)))"#
         );
     }
 }

@@ -61,8 +61,18 @@ impl Arguments {
         }
     }
 
+    /// Names, in an array or in one text, where commas or blanks part them, but for what is within parentheses or quoted.
+    pub(super) fn names(&mut self, name: &str) -> Result<Vec<String>, Fault> {
+        let mut names = self.texts(name)?;
+        if let [text] = &names[..] {
+            names = parted(text).into_iter().map(str::to_owned).collect();
+        }
+        names.retain(|name| !name.trim().is_empty());
+        Ok(names)
+    }
+
     /// Texts. A single one may stand for a list of it.
-    pub(super) fn texts(&mut self, name: &str) -> Result<Vec<String>, Fault> {
+    fn texts(&mut self, name: &str) -> Result<Vec<String>, Fault> {
         let values = match self.take(name) {
             None => return Ok(Vec::new()),
             Some(Value::Array(values)) => values,
@@ -153,6 +163,22 @@ fn known_name(known: &[&str], name: String) -> String {
     if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
 }
 
+/// The parts of a text between commas and blanks that are not within parentheses, `"` or `|`.
+fn parted(text: &str) -> Vec<&str> {
+    let (mut depth, mut quote) = (0_usize, None);
+    let separates = move |character: char| {
+        match (character, quote) {
+            (_, Some(open)) => quote = Some(open).filter(|_| character != open),
+            ('"' | '|', None) => quote = Some(character),
+            ('(', None) => depth += 1,
+            (')', None) => depth = depth.saturating_sub(1),
+            (_, None) => return depth == 0 && (character == ',' || character.is_whitespace()),
+        }
+        false
+    };
+    text.split(separates).filter(|part| !part.is_empty()).collect()
+}
+
 /// What editors may put before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
@@ -238,6 +264,22 @@ mod tests {
         {
             let expected = format!("tool: max-count must be a whole number from 1 to 10, not {wrong}.");
             assert_eq!(count(wrong), Err(expected));
+        }
+    }
+
+    #[test]
+    fn names_are_parted() {
+        for (given, expected) in [
+            (json!("a, b"), vec!["a", "b"]),
+            (json!(" a\n,b c,"), vec!["a", "b", "c"]),
+            (json!(["a", "", "(b\"", "c"]), vec!["a", "(b\"", "c"]),
+            (
+                json!("(setf a) |b c|, (method d (e f)) \"g h\""),
+                vec!["(setf a)", "|b c|", "(method d (e f))", "\"g h\""],
+            ),
+            (json!("a) b"), vec!["a)", "b"]),
+        ] {
+            assert_eq!(arguments(json!({"code": "1", "name": given})).unwrap().names("name").unwrap(), expected);
         }
     }
 

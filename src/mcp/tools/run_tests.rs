@@ -8,8 +8,9 @@ use serde_json::json;
 use super::system::System;
 use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
-use crate::outcome::{Clipped, Field, Record, TestCounts};
+use crate::outcome::{Field, Record, TestCounts};
 use crate::session::Aftermath;
+use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
 
 pub(super) const NAME: &str = "run-tests";
@@ -19,6 +20,9 @@ const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one
     no test that passes to compare it with.";
 /// Suspects for each test that fails, at most.
 const MAX_SUSPECTS: u64 = 20;
+
+/// Systems of one call.
+const MAX_SYSTEMS: usize = 20;
 
 /// Seconds that a test may take unless asked otherwise.
 const TIMEOUT: f64 = 60.0;
@@ -32,7 +36,7 @@ pub(super) fn tool() -> Tool {
     let mut properties = json!({
         "system": {
             "type": "string",
-            "description": "An ASDF system. Give this, package or name.",
+            "description": "An ASDF system, or several: a, b. Or give package or name.",
         },
         "directory": {
             "type": "string",
@@ -40,7 +44,7 @@ pub(super) fn tool() -> Tool {
         },
         "package": {
             "type": "string",
-            "description": "A package of tests.",
+            "description": "Its tests.",
         },
         "name": {
             "type": "string",
@@ -51,7 +55,7 @@ pub(super) fn tool() -> Tool {
             "minimum": 0.1,
             "maximum": Limits::MAX_TIMEOUT_SECONDS,
             "default": TIMEOUT,
-            "description": "Seconds for each test; one that takes longer fails.",
+            "description": "Seconds for each test, which then fails.",
         },
         "reload": {
             "type": "boolean",
@@ -84,19 +88,28 @@ pub(super) fn tool() -> Tool {
 
 /// Which tests, from the arguments.
 fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
-    let [system, package, name] = ["system", "package", "name"].map(|name| arguments.optional_text(name));
-    let (system, package, name) = (system?, package?, name?);
-    if [&system, &package, &name].iter().filter(|given| given.is_some()).count() != 1 {
+    let [package, name] = ["package", "name"].map(|name| arguments.optional_text(name));
+    let (named, package, name) = (arguments.names("system")?, package?, name?);
+    if [!named.is_empty(), package.is_some(), name.is_some()].iter().filter(|given| **given).count() != 1 {
         return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
     }
     let directory = arguments.optional_text("directory")?;
-    // Their case is nothing that one has to know.
-    let system = system.map(|name| System::find(&name.to_lowercase(), directory.as_deref())).transpose()?;
+    let mut systems: Vec<System> = Vec::new();
+    for name in named {
+        // Their case is nothing that one has to know.
+        let system = System::find(&name.to_lowercase(), directory.as_deref())?;
+        if systems.iter().all(|known| known.name() != system.name()) {
+            systems.push(system);
+        }
+    }
+    if systems.len() > MAX_SYSTEMS {
+        return Err(Fault::Value(format!("{NAME} takes at most {MAX_SYSTEMS} systems at once.")));
+    }
     let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
     let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
     let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
     let reload = arguments.flag("reload")?;
-    Ok(Tests { system, package, name, timeout, reload, ..Tests::default() })
+    Ok(Tests { systems, package, name, timeout, reload, ..Tests::default() })
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
@@ -146,15 +159,54 @@ fn has_failures(outcome: &Outcome) -> bool {
     TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0)
 }
 
+/// Runs the tests in other images, once the session has, those of each system in its own.
+fn run_beside(handle: &Handle, tests: Tests, beside: Beside, mut here: Outcome) -> Result<Outcome, String> {
+    if tests.systems.len() < 2 {
+        return run_one_beside(handle, tests, beside, here);
+    }
+    let mut fresh = Outcome::of_tests(String::new());
+    let mut suspects = Vec::new();
+    for ((name, known), system) in here.by_system().into_iter().zip(tests.systems.clone()) {
+        let told = known.records.len();
+        let outcome = run_one_beside(handle, Tests { systems: vec![system], ..tests.clone() }, beside, known);
+        let mut outcome = outcome.unwrap_or_else(|reason| failed("SIMPLE-ERROR", reason));
+        if beside.fresh {
+            fresh = fresh.with_system(name, told_as_test(name, outcome));
+            continue;
+        }
+        let mut added = outcome.records.split_off(told);
+        added.iter_mut().for_each(|record| record.set_system(name));
+        suspects.push((added, outcome.notices));
+    }
+    if beside.fresh {
+        return Ok(fresh);
+    }
+    for (records, notices) in suspects {
+        here.records.extend(records);
+        here.notices.extend(notices);
+    }
+    Ok(here)
+}
+
+/// Of several systems, one that has no tests that could be run has one that failed, so that others are told of, too.
+fn told_as_test(name: &str, outcome: Outcome) -> Outcome {
+    let Err(error) = &outcome.result else { return outcome };
+    let number = |name: &str, number| (name.to_owned(), Field::Number(number));
+    let run = Record { kind: "run".to_owned(), fields: vec![number("errors", 1)] };
+    let mut test = Record::of("test", &[("name", name), ("framework", ""), ("status", "error")]);
+    test.fields.push(number("error", 0));
+    Outcome { records: vec![run, test], errors: vec![error.clone()], result: Ok(Vec::new()), ..outcome }
+}
+
 /// Runs the tests in other images, once the session has. If a fresh one is asked for, what is said is what they come to
 /// there, and which ones differ.
-fn run_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
+fn run_one_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
     let named = |kind: &str| {
         let records = here.records.iter().filter(|record| record.kind == kind);
         records.filter_map(|record| record.text("name").map(str::to_owned)).collect::<Vec<_>>()
     };
     (tests.registry, tests.load, tests.reload) = (named("directory"), named("load"), false);
-    if tests.system.is_none() && tests.load.is_empty() {
+    if tests.systems.is_empty() && tests.load.is_empty() {
         return Err("The tests are in no file of a system that is loaded, which another image could load.".to_owned());
     }
     let mut outcome = if beside.fresh { run_fresh(handle, &tests, &here)? } else { here };
@@ -226,8 +278,7 @@ fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
             ("failed" | "error", "passed") => "fresh",
             _ => return None,
         };
-        let field = |name: &str, text: &str| (name.to_owned(), Field::Text(Clipped::from(text.to_owned())));
-        Some(Record { kind: "differs".to_owned(), fields: vec![field("name", name), field("passes", passes)] })
+        Some(Record::of("differs", &[("name", name), ("passes", passes)]))
     });
     differing.collect()
 }

@@ -47,6 +47,11 @@ impl System {
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
 
+    /// What it is called.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The system that the .asd file at `path` is named after.
     pub(super) fn of_definition(path: &Path) -> Self {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -75,7 +75,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let known = &["code", "functions", "package", "depth", "limit", "timeout", "on-error", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
-    let functions = arguments.texts("functions")?;
+    let functions = arguments.names("functions")?;
     let package = arguments.optional_text("package")?;
     if functions.is_empty() == package.is_none() {
         let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";

@@ -8,7 +8,7 @@ use super::error::ErrorBuilder;
 use super::text::{ClippedBuffer, MAX_PLACE, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
-use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome, Timing, Warning, interleaved};
+use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
 
 /// Notices of an evaluation in the background, and characters of one.
@@ -266,7 +266,15 @@ impl OutcomeBuilder {
             Event::Defined(start, end_and_package) => {
                 self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
             }
-            event @ (Event::Record(_) | Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
+            event @ Event::Record(_) => {
+                let enough = self.records.event(event);
+                let printed = self.turns.iter().copied().map(i64::from).sum();
+                if let Some(system) = self.records.begun_system() {
+                    system.fields.push(("printed".to_owned(), Field::Number(printed)));
+                }
+                return enough;
+            }
+            event @ (Event::Field(..) | Event::FieldText(_)) => return self.records.event(event),
             other => return self.error.as_mut().is_some_and(|error| error.event(other, &self.limits)),
         }
         false
