@@ -329,10 +329,19 @@ program's, which may pass them on."
 (defvar *ask-program* nil
   "True when the program has a handler that is asked about errors where they happen.")
 
+(declaim (type index *asking*))
+(defvar *asking* 0
+  "How many of the program's handlers this thread is in, each asked about what the one before it failed with.")
+
+(defconstant +most-asking+ 4
+  "How many those may be: one that calls Lisp by the handle that it handles the errors of would be asked for ever.")
+
 (defun decide (report)
-  "Ask the program's handler about the condition in REPORT, and invoke the restart that it names, if it does."
-  (let ((choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report))) (failure) nil))
-        (*ask-program* nil))
+  "Ask the program's handler about the condition in REPORT, and invoke the restart that it names, if it does. What
+that fails with itself only another handler is asked about, of a call that it makes."
+  (let* ((*ask-program* nil)
+         (*asking* (1+ *asking*))
+         (choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report))) (failure) nil)))
     (when choice
       (let ((restart (find-restart-named (first choice) (first report))))
         (when restart
@@ -352,7 +361,7 @@ fails with. Return 0 or 1."
           (block failed
             (flet ((fail (condition)
                      (let ((report (condition-report condition (frame-pointer-here))))
-                       (when *ask-program*
+                       (when (and *ask-program* (< *asking* +most-asking+))
                          (decide report))
                        (return-from failed report))))
               (declare (dynamic-extent #'fail))

@@ -3,9 +3,6 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +program-job+ (ash 1 62)
-  "SBCL_JOB_PROGRAM: the job that threads of the program's print into.")
-
 ;;; The threads
 
 (defglobal **program-input** nil
@@ -22,7 +19,8 @@
         (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
-        (*readtable* (copy-readtable nil))
+        ;; The same for all of them: which one a call comes to is chance.
+        (*readtable* *readtable*)
         (*interruptible* t)
         (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
@@ -259,8 +257,8 @@ such a symbol."
       (mapcar #'parameter lambda-list))))
 
 (defun parameter-variables (lambda-list)
-  "Return the variables that LAMBDA-LIST binds, in their order."
-  (loop for parameter in lambda-list
+  "Return the variables of LAMBDA-LIST's parameters, in their order."
+  (loop for parameter in (ldiff lambda-list (member '&aux lambda-list))
         unless (member parameter lambda-list-keywords)
           collect (let ((name (if (consp parameter) (first parameter) parameter)))
                     (if (consp name) (second name) name))))
@@ -281,13 +279,6 @@ program defines it there, too."
   (fail-program-call 'rust:host-error
                      (list name "it is of the program that saved this image, and not yet defined in this one")))
 
-(defun note-program-function (symbol number)
-  "Return the PROGRAM-FUNCTION of SYMBOL, which is now the program's NUMBER. Earlier definitions of it call that, too."
-  (let ((function (or (gethash symbol **program-functions**)
-                      (setf (gethash symbol **program-functions**) (make-program-function)))))
-    (setf (program-function-number function) number)
-    function))
-
 (defun forget-program-functions ()
   "Have no function that was defined in the image before it was booted call one of this program's."
   (loop for function being the hash-values of **program-functions**
@@ -296,35 +287,54 @@ program defines it there, too."
 
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
-variables are written in SHAPES. A package that does not exist is made, and the name is exported."
+variables are written in SHAPES. A package that does not exist is made, and the name is exported. Return the number that
+it has: the one that it had before, if it was defined."
   (let* ((colon (nth-value 1 (read-name name)))
-         (package (if (null colon)
-                      *package*
-                      (or (user-package (subseq name 0 colon))
-                          (make-package (string-upcase (subseq name 0 colon)) :use '()))))
+         (package (cond ((null colon) *package*)
+                        ((zerop colon) (find-package "KEYWORD"))
+                        (t (or (user-package (subseq name 0 colon))
+                               (make-package (read-name (subseq name 0 colon)) :use '())))))
+         (lambda-list (read-lambda-list lambda-list package))
+         (variables (parameter-variables lambda-list))
          (symbol (symbol-named name t))
-         (function (note-program-function symbol number))
-         (lambda-list (read-lambda-list lambda-list package)))
-    (unless (eq package (find-package "COMMON-LISP-USER"))
-      (export symbol package))
-    (setf (fdefinition symbol)
-          (let ((sb-ext:*evaluator-mode* :compile))
-            (handler-bind ((warning #'muffle-warning)
-                           (sb-ext:compiler-note #'muffle-warning))
-              (compile nil
-                       `(sb-int:named-lambda ,symbol ,lambda-list
-                          ,documentation
-                          (declare (optimize speed (debug 1) (safety 1)))
-                          (let ((number (program-function-number ',function)))
-                            (if number
-                                (call-program number
-                                              (lambda (scratch)
-                                                ,@(loop for variable in (parameter-variables lambda-list)
-                                                        for shape in shapes
-                                                        collect `(put-argument scratch ,variable ,shape))))
-                                (fail-missing-function ,name))))))))
-    (setf (documentation symbol 'function) documentation)
-    nil))
+         (cell (or (gethash symbol **program-functions**) (make-program-function))))
+    (unless (= (length variables) (length shapes))
+      (error "~A has ~D parameter~:P in its lambda list, ~:S, and ~D in Rust." name (length variables) lambda-list
+             (length shapes)))
+    (let ((function (compile-program-function symbol lambda-list documentation cell variables shapes name)))
+      (unless (eq package (find-package "COMMON-LISP-USER"))
+        (export symbol package))
+      (setf (fdefinition symbol) function
+            (documentation symbol 'function) documentation
+            (gethash symbol **program-functions**) cell)
+      ;; Earlier definitions of it call that, too.
+      (or (program-function-number cell)
+          (setf (program-function-number cell) number)))))
+
+(defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
+  "Return the function SYMBOL, with that LAMBDA-LIST and DOCUMENTATION, which calls the one of the program's that CELL has
+the number of. Its VARIABLES are written in SHAPES; NAME is told where there is none."
+  (let ((sb-ext:*evaluator-mode* :compile))
+    (multiple-value-bind (function warnings failure)
+        (handler-bind ((warning #'muffle-warning)
+                       (sb-ext:compiler-note #'muffle-warning))
+          (let ((*error-output* (make-broadcast-stream)))
+            (compile nil
+                     `(sb-int:named-lambda ,symbol ,lambda-list
+                        ,documentation
+                        (declare (optimize speed (debug 1) (safety 1)))
+                        (let ((number (program-function-number ',cell)))
+                          (if number
+                              (call-program number
+                                            (lambda (scratch)
+                                              ,@(loop for variable in variables
+                                                      for shape in shapes
+                                                      collect `(put-argument scratch ,variable ,shape))))
+                              (fail-missing-function ,name)))))))
+      (declare (ignore warnings))
+      (when failure
+        (error "~A cannot be defined with the lambda list ~:S." name lambda-list))
+      function)))
 
 (defun make-local-function (number required shapes)
   "Return a function that calls the program's, NUMBER, with arguments that are written in SHAPES. REQUIRED of them have to
@@ -355,8 +365,8 @@ be there."
 (defun printed-for-program (object limit escape)
   "Return OBJECT printed as by PRIN1, or PRINC unless ESCAPE; at most LIMIT characters."
   (if escape
-      (with-server-syntax () (printed object limit))
-      (with-server-syntax ()
+      (with-server-syntax (:length nil :level nil) (printed object limit))
+      (with-server-syntax (:length nil :level nil)
         (let ((*print-escape* nil))
           (values (bounded-text limit (lambda (stream) (princ object stream))))))))
 
@@ -397,9 +407,16 @@ Their address, and how many there are, are then in the two words at the address 
 
 (defun size-of-object (object)
   "Return how many elements OBJECT, a sequence or a table, has."
-  (etypecase object
+  (typecase object
     (hash-table (hash-table-count object))
-    (sequence (length object))))
+    (list (proper-list-length object))
+    (sequence (length object))
+    (t (error 'type-error :datum object :expected-type '(or sequence hash-table)))))
+
+(defun proper-list-length (list)
+  "Return how many elements LIST has. Signal an error if it has no end, which LENGTH would look for for ever, or is dotted."
+  (or (list-length list)
+      (error 'type-error :datum list :expected-type '(satisfies list-length))))
 
 (defun slot-of-object (object name)
   "Return what the slot of OBJECT holds whose name is NAME, in whatever package; an error if there is none."
@@ -435,6 +452,9 @@ a property list or an association list."
                 (values (aref object key) t)
                 (values nil nil)))
     (list
+     (unless (typep key 'index)
+       ;; What has no end is not searched.
+       (list-extent object))
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))
@@ -445,7 +465,7 @@ a property list or an association list."
             (multiple-value-bind (indicator value tail) (get-properties object (list key))
               (declare (ignore indicator))
               (values value (and tail t))))))
-    (t (error "~A has no elements." (type-of-object object)))))
+    (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
 
 (defun objects-of (&rest objects)
   "Return OBJECTS as values: to write what handles keep in another shape."

@@ -405,6 +405,28 @@ there are. Return how many there are in all."
                 (t 2))
           (source-name name))))
 
+(defun internal-name-p (name)
+  "True when NAME, a function name, is no business of anybody's but SBCL."
+  (let* ((symbol (cond ((symbolp name) name)
+                       ((eq (first name) 'setf) (second name))
+                       (t (first name))))
+         (package (symbol-package symbol)))
+    (and package
+         (member (package-name package)
+                 '("SB-C" "SB-FORMAT" "SB-IMPL" "SB-INT" "SB-KERNEL" "SB-LOOP" "SB-PCL" "SB-PRETTY" "SB-VM")
+                 :test #'string=)
+         t)))
+
+(defun written-p (name function)
+  "True when NAME, a function name, stands in the source of FUNCTION, a simple function, or that is not known."
+  (let* ((place (code-place function nil nil))
+         (text (and place (place-text place)))
+         (map (and text (map-form text (place-position place)))))
+    (or (null map)
+        (and (symbolp (if (consp name) (second name) name))
+             (named-position map text (source-name name))
+             t))))
+
 (defun push-callees (name limit)
   "Push what the function NAME calls, and the macros that it expands, where it does so first."
   (let ((callees (make-hash-table :test 'equal))
@@ -431,7 +453,12 @@ there are. Return how many there are in all."
                 (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
                       (or (find t functions :key #'current-p) (first functions)) nil nil)))))))
     (let ((names (sort (loop for callee being the hash-keys of callees
-                             unless (or (equal callee name) (method-body-name-p callee)) collect callee)
+                               using (hash-value reference)
+                             unless (or (equal callee name) (method-body-name-p callee)
+                                        ;; What macros of SBCL's expand into.
+                                        (and (internal-name-p callee)
+                                             (not (written-p callee (reference-function reference)))))
+                               collect callee)
                        #'list< :key #'callee-order)))
       (dolist (callee names)
         (when (< count limit)

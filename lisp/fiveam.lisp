@@ -65,8 +65,7 @@
                              (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
                                      :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq))))
              (unless test
-               (setf (verdict-status verdict) :error
-                     (verdict-message verdict) "It could not run: a test before it has removed it."))
+               (note-removed verdict))
              (setf all (append results all))
              (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
                                                     (reverse results))))

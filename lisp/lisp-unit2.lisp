@@ -40,6 +40,8 @@
              (run (fdefinition (their-symbol "RUN-TESTS")))
              (results (first (call-as-test verdict (lambda () (funcall run :tests (list (unit2-name test))))))))
         (when results
+          (when (zerop (length (their-slot results "RESULTS")))
+            (note-removed verdict))
           (call-as-test verdict
                         (lambda ()
                           (loop for result across (their-slot results "RESULTS")

@@ -168,18 +168,37 @@ has loaded that; then FUNCTION is called again."
         (push-progress "fetching" (string-downcase missing))
         (uiop:symbol-call "QL" "QUICKLOAD" missing :silent t)))))
 
+(defun fasl-stream-p (stream)
+  "True when STREAM reads a fasl."
+  (and (typep stream 'file-stream)
+       (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
+
+(defun cut-fasl-p (condition)
+  "True when CONDITION is that a fasl ends too early: in its code, or in its header, without which it is read as source."
+  (typecase condition
+    ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
+    (simple-error (let ((control (simple-condition-format-control condition)))
+                    (and (stringp control) (eql 0 (search "attempt to load an empty FASL" control)))))))
+
+(defun unusable-fasl-p (condition)
+  "True when CONDITION is that a fasl is not of this SBCL, or not whole."
+  (or (typep condition 'sb-ext:invalid-fasl) (cut-fasl-p condition)))
+
 (defun call-compiling-anew (function)
-  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL is made anew, once."
+  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL, or not whole, is made
+anew, once."
   (declare (type function function))
   (let ((seen '()))
     (handler-bind
-        ((sb-ext:invalid-fasl
+        ((error
            (lambda (condition)
-             (let ((restart (find-restart 'asdf:try-recompiling condition)))
-               (when (and restart *loaded-file* (not (member *loaded-file* seen :test #'equal)))
+             (let ((restart (and *loaded-file* (unusable-fasl-p condition)
+                                 (find-restart 'asdf:try-recompiling condition))))
+               (when (and restart (not (member *loaded-file* seen :test #'equal)))
                  (push *loaded-file* seen)
-                 (incf (report-compiled *load-report*))
-                 (push-progress "compiling" (shown-path *loaded-file*))
+                 (when *load-report*
+                   (incf (report-compiled *load-report*))
+                   (push-progress "compiling" (shown-path *loaded-file*)))
                  (invoke-restart restart))))))
       (funcall function))))
 
@@ -205,17 +224,18 @@ has loaded that; then FUNCTION is called again."
     (load file)))
 
 (defun load-file (namestring)
-  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL its source is loaded."
+  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL, or of a part of one, its source
+is loaded."
   (let* ((file (native-pathname namestring))
          (source (make-pathname :type "lisp" :defaults file)))
     (push-progress "loading" (shown-path (sb-ext:native-namestring file)))
     (block done
-      (handler-bind ((sb-ext:invalid-fasl
+      (handler-bind ((error
                        (lambda (condition)
-                         (declare (ignore condition))
-                         (when (and (equal "fasl" (pathname-type file)) (probe-file source))
-                           (say "~A was made by another SBCL: its source was loaded in its place."
-                                (shown-path (sb-ext:native-namestring file)))
+                         (when (and (equal "fasl" (pathname-type file)) (unusable-fasl-p condition)
+                                    (probe-file source))
+                           (say "~A ~:[was made by another SBCL~;is not whole~]: its source was loaded in its place."
+                                (shown-path (sb-ext:native-namestring file)) (cut-fasl-p condition))
                            (return-from done (load-source source))))))
         (load-source file)))))
 
@@ -230,7 +250,8 @@ defines, or NIL; with FALLBACK only if it knows no such system. Return true if t
       (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
                asdf:*central-registry* :test #'equal))
     (when definition
-      (asdf:load-asd (sb-ext:parse-native-namestring definition)))
+      ;; Otherwise ASDF takes the file for the definition of a system of its own name, and would load it again.
+      (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
     t))
 
 (defvar *looked-in* '()

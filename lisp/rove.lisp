@@ -76,8 +76,11 @@
                            (call-as-test verdict
                                          (lambda ()
                                            (unwind-protect
-                                                (progn (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
-                                                       (funcall (call-theirs "GET-TEST" (first test))))
+                                                (let ((function (call-theirs "GET-TEST" (first test))))
+                                                  (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
+                                                  (if function
+                                                      (funcall function)
+                                                      (note-removed verdict)))
                                              (call-hooks (of-suite "SUITE-AFTER-HOOKS")))))
                            (call-as-test verdict
                                          (lambda ()

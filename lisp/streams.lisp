@@ -19,6 +19,9 @@
 (defconstant +buffer-size+ 1024
   "Characters that a stream keeps back before it hands them over.")
 
+(defconstant +program-job+ (ash 1 62)
+  "SBCL_JOB_PROGRAM: the job that threads of the program's, and those that they make, print into.")
+
 (declaim (type (unsigned-byte 64) *job-id*))
 (defvar *job-id* 0
   "The job that this thread works for; 0 for none. Threads made by the user's code inherit it.")
@@ -150,7 +153,9 @@ NIL.")
             ((null output)
              (setf (standard-stream-column stream)
                    (column-after (standard-stream-column stream) string start end))
-             (event-text 0 (standard-stream-event-kind stream) 0 string start end))
+             ;; Whose job is over has nobody that it prints for; the program stays.
+             (event-text (if (eql *job-id* +program-job+) *job-id* 0)
+                         (standard-stream-event-kind stream) 0 string start end))
             (t
              (without-interrupts
                (when (output-octets output)

@@ -46,9 +46,12 @@
 (defvar *takes-over* nil
   "True while a framework's function that runs tests is to run them here.")
 
+(defvar *asked* nil
+  "True once a framework was asked to run tests here, be it none.")
+
 (defun call-taking-over (function)
   "Return the values of FUNCTION. What a framework is asked to run meanwhile, by this thread, is run in this run of tests;
-its function returns what it would."
+its function returns what it would. *ASKED* becomes true then."
   (declare (type function function))
   (let ((entries (loop for framework in (present-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
@@ -62,11 +65,12 @@ its function returns what it would."
                       (encapsulate symbol 'run-tests
                                    (lambda (original &rest arguments)
                                      (declare (type function original))
-                                     (if *takes-over*
-                                         (let ((*takes-over* nil)
-                                               (*framework* framework))
-                                           (run-with framework (apply tests-of arguments)))
-                                         (apply original arguments))))))
+                                     (cond (*takes-over*
+                                            (setf *asked* t)
+                                            (let ((*takes-over* nil)
+                                                  (*framework* framework))
+                                              (run-with framework (apply tests-of arguments))))
+                                           (t (apply original arguments)))))))
            (let ((*takes-over* t))
              (call-silencing-frameworks function)))
       (loop for (symbol) in entries
@@ -76,19 +80,22 @@ its function returns what it would."
 
 (defun perform-tests (system)
   "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
-fails when it signals, is ended, or returns false and says so."
+fails when it signals, is ended, or returns false and says so, and it is none that passes when a framework ran none."
   (let* ((verdicts (test-run-verdicts *test-run*))
          (before (length verdicts))
+         (*asked* nil)
          (verdict (make-verdict :framework "ASDF" :name (asdf:component-name system)
                                 :title (format nil "test-op of ~A" (asdf:component-name system)))))
     (call-as-test verdict
                   (lambda ()
                     (block perform
                       (handler-bind ((error (lambda (condition)
-                                              ;; How it says that tests failed.
-                                              (unless (find-if #'failed-p verdicts :start before)
-                                                (end-with-condition verdict condition))
-                                              (return-from perform))))
+                                              ;; One of a test ends that, in the debugger if nothing handles it.
+                                              (when (eq verdict *verdict*)
+                                                ;; How it says that tests failed.
+                                                (unless (find-if #'failed-p verdicts :start before)
+                                                  (end-with-condition verdict condition))
+                                                (return-from perform)))))
                         (multiple-value-bind (values printed)
                             (call-keeping-output
                              verdict
@@ -102,7 +109,7 @@ fails when it signals, is ended, or returns false and says so."
         (judge-reports verdict)
         (setf (verdict-reports verdict) #()))
     (when (or (not (eq :passed (verdict-status verdict)))
-              (and (= before (length verdicts)) (performs-tests-p system)))
+              (and (= before (length verdicts)) (not *asked*) (performs-tests-p system)))
       (conclude verdict))))
 
 (defun run-system-tests (system)
@@ -420,8 +427,8 @@ DIRECTORIES, a line, and the line of source; or NIL."
               (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
 
 (defun call-for-one-of-several (run function)
-  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as an
-error of a test that is called as the system, so that others can go on."
+  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as
+an error of a test that is called as the system, so that others can go on."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
@@ -483,13 +490,14 @@ with the packages of RUN's tests as records `load'."
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0))
-  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of PACKAGE,
-or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is loaded
-first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the checks that
-failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and one that has no
-tests that could be run keeps none from being told of. In another image than the session's, REGISTRY names directories with
-.asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage for each test that
-fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded already."
+  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of
+PACKAGE, or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is
+loaded first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the
+checks that failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and
+one that has no tests that could be run keeps none from being told of. In another image than the session's, REGISTRY
+names directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by
+coverage for each test that fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded
+already."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))

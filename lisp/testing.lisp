@@ -258,10 +258,19 @@ interrupted stays so."
     (:left (setf (verdict-status verdict) :error
                  (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
 
+(defun note-removed (verdict)
+  "Have VERDICT say that its test was no longer there when it was to be run."
+  (setf (verdict-status verdict) :error
+        (verdict-message verdict) "It could not run: a test before it has removed it."))
+
 (defun conclude (verdict)
   "Have VERDICT, of a test that is over, belong to the run, and push the error that it ended with."
   (when (member (verdict-status verdict) '(:failed :error))
     (push-test-error verdict))
+  (when (and (eq :passed (verdict-status verdict))
+             (zerop (verdict-passed-checks verdict))
+             (not (test-operation-p verdict)))
+    (setf (verdict-message verdict) "It made no check."))
   (setf (verdict-signalled verdict) '()
         (verdict-condition verdict) nil)
   (vector-push-extend verdict (test-run-verdicts *test-run*))
@@ -402,7 +411,7 @@ NIL."
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
     (let ((*recording* t))
-      (asdf:load-system system))))
+      (call-compiling-anew (lambda () (asdf:load-system system))))))
 
 ;;; Files of systems
 

@@ -30,7 +30,7 @@
 
 (defun start-thread-of-job (start thread function arguments)
   "What SBCL's START-THREAD, START, does. Threads that evaluations start work for the evaluation that started them, and
-must not be too many. Those of timers are nobody's."
+must not be too many. Those that the program's calls start print where it does; those of timers are nobody's."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
          (observer *signal-observer*)
@@ -47,8 +47,10 @@ must not be too many. Those of timers are nobody's."
                       (guard-stack-end)
                       (if adopted
                           (call-as-thread-of-job job-id evaluation observer function arguments)
-                          (with-boundary ()
-                            (apply function arguments))))
+                          ;; The program, unlike a session's evaluation, is there for as long as they are.
+                          (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
+                            (with-boundary ()
+                              (apply function arguments)))))
                     arguments)
       (when adopted
         (note-thread thread evaluation)))))

@@ -47,7 +47,9 @@ fn size(bytes: u64) -> String {
 #[non_exhaustive]
 pub enum BootError {
     /// There is one image a process, and it was booted before (or is being booted now).
-    #[error("SBCL is booted already: there is one image a process; share its Session")]
+    #[error(
+        "SBCL is booted already: there is one image a process, to be shared (Lisp::get_or_boot gives it to programs)"
+    )]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
     #[error("an earlier boot of SBCL failed in this process; start a new process")]

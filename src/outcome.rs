@@ -380,6 +380,7 @@ impl Outcome {
     }
 
     /// The same with what the tests of one more of several systems came to: the reverse of [`by_system`](Self::by_system).
+    #[cfg(feature = "mcp")]
     pub(crate) fn with_system(mut self, name: &str, mut tests: Self) -> Self {
         let printed = self.printed().chars().count();
         let mut system = Record::of(SYSTEM, &[("name", name)]);
@@ -443,12 +444,14 @@ pub(crate) const SYSTEM: &str = "system";
 
 impl Record {
     /// One with these texts.
+    #[cfg(feature = "mcp")]
     pub(crate) fn of(kind: &str, texts: &[(&str, &str)]) -> Self {
         let field = |&(name, text): &(&str, &str)| (name.to_owned(), Field::Text(Clipped::from(text)));
         Self { kind: kind.to_owned(), fields: texts.iter().map(field).collect() }
     }
 
     /// Has it be about this one of several systems.
+    #[cfg(feature = "mcp")]
     pub(crate) fn set_system(&mut self, name: &str) {
         self.fields.retain(|(field, _)| field != SYSTEM);
         self.fields.push((SYSTEM.to_owned(), Field::Text(Clipped::from(name))));

@@ -3,12 +3,14 @@
 //! What ends a process is done by a child: this test program, started again for one of its tests.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, OnceLock, mpsc};
+use std::sync::{Arc, LazyLock, OnceLock, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
@@ -255,6 +257,42 @@ fn threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever() 
         .collect();
     let most = threads.into_iter().map(|thread| thread.join().expect("it ends").expect("a number")).max();
     assert!(most < Some(4), "{most:?}");
+}
+
+/// What a runtime might do that is not well: tell, and panic.
+struct PanickingWaker(mpsc::SyncSender<()>);
+
+impl Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.send(()).expect("it is listened to");
+        panic!("on purpose: a waker");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_ends_no_thread() {
+    let name = "a_waker_that_panics_ends_no_thread";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().boot().expect("SBCL boots");
+    let (wake, woken) = mpsc::sync_channel(1);
+    let waker = Arc::new(PanickingWaker(wake)).into();
+    let mut threads = HashSet::new();
+    for _ in 0..20 {
+        let (go, gone) = mpsc::channel::<()>();
+        let mut call = Box::pin(lisp.enter_async(move |_| Ok((gone.recv().is_ok(), std::thread::current().id()))));
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        go.send(()).expect("it waits");
+        woken.recv().expect("it is woken");
+        let Poll::Ready(Ok((true, thread))) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("it is not over");
+        };
+        threads.insert(thread);
+    }
+    // A spare one may have come for what had to wait.
+    assert!(threads.len() < 10, "{threads:?}");
 }
 
 #[test]
@@ -725,6 +763,18 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
         let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
         assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
         assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
+        // What is there and no file stays what it is.
+        let link = core.with_file_name("link");
+        std::os::unix::fs::symlink("/dev/null", &link).expect("it is made");
+        for place in [link.as_path(), core.parent().expect("one")] {
+            let refused = lisp.save(place).expect_err("it is no file");
+            assert!(
+                matches!(&refused, Error::Io(error) if error.kind() == std::io::ErrorKind::AlreadyExists),
+                "{refused:?}"
+            );
+        }
+        assert!(link.is_symlink());
+        std::fs::remove_file(&link).expect("it is removed");
         std::fs::write(&core, "what was there").expect("it is written");
         // As on a full disk: what is written past this fails.
         let limit = |bytes| {
@@ -773,6 +823,9 @@ fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
         return;
     }
     let boot = |path: &Path| Lisp::builder().core(path).boot().expect_err("it is refused");
+    let missing = core.with_extension("missing");
+    let error = boot(&missing);
+    assert!(matches!(&error, Error::Boot(BootError::Core { path, .. }) if *path == missing), "{error:?}");
     let bytes = std::fs::read(&core).expect("it is there");
     let other = core.with_extension("other");
     let is_unusable = |error: &Error| matches!(error, Error::Boot(BootError::Core { path, .. }) if *path == other);

@@ -248,6 +248,32 @@ const CALLERS: &str = "(defun target (x) x)
 (defun data () 'target)";
 
 #[test]
+fn callees_are_not_what_macros_of_sbcl_expand_into() {
+    let mut server = Server::ready();
+    server.evaluate(
+        "(defun target (x) x)
+         (defclass slotted () ((slot)))
+         (defgeneric macros (x))
+         (defmethod macros ((x slotted))
+           (with-slots (slot) x (destructuring-bind (a &key b) slot (ecase a (1 (target b))))))
+         (defun internals (list) (sb-impl::%putf list :a (destructuring-bind (a) list a)))",
+    );
+    let found = |server: &mut Server, name: &str| {
+        let found = references(server, name, "callees");
+        found.iter().filter_map(|line| Some(line.split_once("  ")?.0.to_owned())).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&mut server, "macros"), ["TARGET"]);
+    assert_eq!(found(&mut server, "internals"), ["SB-IMPL::%PUTF"]);
+    for (name, reason) in [
+        ("", "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\"."),
+        (" ", "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\"."),
+        ("#:c", "find-references: nothing can refer to #:c: the reader makes another symbol each time."),
+    ] {
+        assert_eq!(bad(&mut server, "find-references", json!({"name": name})), reason);
+    }
+}
+
+#[test]
 fn callers_come_with_place_and_line_of_source() {
     let mut server = Server::ready();
     server.evaluate(CALLERS);

@@ -783,6 +783,12 @@ mod agent {
 
     impl Agent {
         pub(crate) fn join(lisp: &Lisp) -> (Self, Served) {
+            let (agent, served, _) = Self::join_and_be_told(lisp);
+            (agent, served)
+        }
+
+        /// The same, with what the server says of itself.
+        pub(crate) fn join_and_be_told(lisp: &Lisp) -> (Self, Served, String) {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let served = sbcl::mcp::spawn(lisp, ours).unwrap();
             theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -792,9 +798,11 @@ mod agent {
                 "initialize",
                 &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}),
             );
-            assert_eq!(agent.answer()["result"]["protocolVersion"], "2025-11-25");
+            let answer = agent.answer();
+            assert_eq!(answer["result"]["protocolVersion"], "2025-11-25");
             agent.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-            (agent, served)
+            let instructions = answer["result"]["instructions"].as_str().expect("instructions");
+            (agent, served, instructions.to_owned())
         }
 
         fn send(&mut self, message: &Value) {
@@ -848,11 +856,15 @@ fn agents_are_served_on_the_programs_own_image() {
 
     let lisp = lisp();
     lisp.load_str("(defvar *of-program* 12) (defun answer () 41)").unwrap();
-    let (mut one, served_one) = Agent::join(&lisp);
+    let (mut one, served_one, instructions) = Agent::join_and_be_told(&lisp);
     let (mut other, served_other) = Agent::join(&lisp);
     let tools = one.tools();
     assert!(tools.iter().any(|tool| tool == "evaluate-lisp"), "{tools:?}");
     assert!(!tools.iter().any(|tool| tool == "reset-session" || tool == "checkpoint"), "{tools:?}");
+    for other in ["reset-session", "checkpoint", "IMAGE-LOST"] {
+        assert!(!instructions.contains(other), "{instructions}");
+    }
+    assert!(instructions.contains("part of a running program"), "{instructions}");
 
     // Both are on the program's image, and it sees what they do.
     assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));
@@ -1024,4 +1036,161 @@ mod identity {
             prop_assert_eq!(&lisp.value(&nested).unwrap().to::<Vec<(u64, Option<char>, Vec<String>)>>().unwrap(), &nested);
         }
     }
+}
+
+#[test]
+fn what_has_no_f64_of_its_own_is_the_nearest_one() {
+    let lisp = lisp();
+    let numbers: Vec<Value> = lisp
+        .eval(
+            "(let ((*random-state* (sb-ext:seed-random-state 1)))
+               (flet ((any (bits) (- (random (ash 1 bits)) (ash 1 (1- bits)))))
+                 (append (list (/ (expt 10 400) (1+ (expt 10 399))) (1- (ash 1 1024)) (/ (1+ (ash 1 54)) 3))
+                         (loop repeat 50 collect (any 200))
+                         (loop repeat 50 collect (/ (any 80) (1+ (random (ash 1 80)))))
+                         (loop repeat 50 collect (/ (any 62) (1+ (random (ash 1 62))))))))",
+        )
+        .unwrap();
+    for number in &numbers[2..] {
+        let nearest: f64 = lisp.call("coerce", (number, Symbol::new("COMMON-LISP", "DOUBLE-FLOAT"))).unwrap();
+        assert_eq!(number.to::<f64>().unwrap().to_bits(), nearest.to_bits(), "{number}");
+    }
+    assert_eq!(numbers[0].to::<f64>().unwrap(), 10.0);
+    // Near 0 fewer bits are left.
+    for (code, nearest) in [("(expt 2 -1074)", 5e-324), ("(/ 3 (ash 1 1076))", 5e-324), ("(expt 10 -320)", 1e-320)] {
+        assert_eq!(lisp.eval::<f64>(code).unwrap(), nearest, "{code}");
+        assert_eq!(lisp.eval::<f64>(&format!("(- {code})")).unwrap(), -nearest, "{code}");
+    }
+    assert_eq!(lisp.eval::<f64>("(expt 10 -400)").unwrap(), 0.0);
+    assert_eq!(lisp.eval::<f64>("(expt 2 1023)").unwrap(), 2_f64.powi(1023));
+    for beyond in [&numbers[1], &lisp.eval("(expt 10 400)").unwrap()] {
+        assert!(matches!(beyond.to::<f64>(), Err(Error::Conversion(_))), "{beyond}");
+    }
+    assert_eq!(lisp.eval::<Complex>("1/2").unwrap(), Complex { re: 0.5, im: 0.0 });
+    assert_eq!(lisp.eval::<Complex>("(expt 10 30)").unwrap(), Complex { re: 1e30, im: 0.0 });
+}
+
+#[test]
+fn what_no_string_of_rusts_can_hold_is_an_error_or_replaced_where_people_read_it() {
+    let lisp = lisp();
+    let surrogate = "(string (code-char #xd800))";
+    let character: Value = lisp.eval("(code-char #xd800)").unwrap();
+    assert_eq!(lisp.call::<i64>("char-code", (&character,)).unwrap(), 0xd800);
+    for failed in [
+        lisp.eval::<String>(surrogate).map(drop),
+        lisp.eval::<sbcl::Serde<String>>(surrogate).map(drop),
+        lisp.eval::<Symbol>(&format!("(make-symbol {surrogate})")).map(drop),
+    ] {
+        assert!(matches!(failed, Err(Error::Conversion(_))), "{failed:?}");
+    }
+    assert_eq!(lisp.eval::<Value>(surrogate).unwrap().to_string(), "\"\u{fffd}\"");
+    let condition = condition(lisp.eval::<()>(&format!("(error \"bad ~a\" {surrogate})")).unwrap_err());
+    assert_eq!(condition.message(), "bad \u{fffd}");
+}
+
+#[test]
+fn a_keyword_is_the_one_that_lisp_reads() {
+    for name in ["rate", "straße", "élan", "ǰ", "ς"] {
+        assert_eq!(lisp().eval::<Symbol>(&format!(":{name}")).unwrap(), keyword(name));
+    }
+}
+
+#[test]
+fn a_pair_may_end_in_nil() {
+    let pairs = "'((\"a\" . 1) (\"b\" . nil))";
+    let map: BTreeMap<String, Option<i64>> = lisp().eval(pairs).unwrap();
+    assert_eq!(map, BTreeMap::from([("a".to_owned(), Some(1)), ("b".to_owned(), None)]));
+    assert_eq!(lisp().eval::<Vec<(String, bool)>>(pairs).unwrap(), [("a".to_owned(), true), ("b".to_owned(), false)]);
+    assert!(matches!(lisp().eval::<Vec<(i64, i64)>>("'((1))"), Err(Error::Conversion(_))));
+}
+
+#[test]
+fn a_list_without_end_is_an_error_wherever_it_is_looked_through() {
+    let lisp = lisp();
+    for code in ["(let ((l (list :a 1 :b))) (setf (cdddr l) l))", "(let ((l (list (cons 1 2)))) (setf (cdr l) l))"] {
+        let list: Value = lisp.eval(code).unwrap();
+        assert!(condition(list.len().unwrap_err()).is("type-error"), "{code}");
+        assert!(list.get::<Value>(keyword("other")).is_err(), "{code}");
+        assert!(list.to::<Vec<Value>>().is_err(), "{code}");
+    }
+    assert!(condition(lisp.value(5).unwrap().len().unwrap_err()).is("type-error"));
+}
+
+#[test]
+fn an_object_is_printed_as_far_as_the_limit_lets_it() {
+    let numbers: Vec<i64> = (0..100).collect();
+    let text = format!("({})", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" "));
+    assert_eq!(lisp().value(&numbers).unwrap().to_string(), text);
+    let nested: Value = lisp().eval("(let ((x nil)) (dotimes (i 50 x) (setf x (list x))))").unwrap();
+    assert_eq!(nested.to_string(), format!("{}NIL{}", "(".repeat(50), ")".repeat(50)));
+    let circular: Value = lisp().eval("(let ((x (list 1))) (setf (car x) x))").unwrap();
+    assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
+}
+
+#[test]
+fn a_handler_that_fails_in_lisp_is_not_asked_about_that() {
+    let lisp = lisp();
+    let (plain, asked) = (lisp.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = asked.clone();
+    let careful = lisp.with_handler(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        let inner = plain.eval::<i64>("(car 7)").unwrap_err();
+        Some(Restart::invoke("use-value", inner.condition().is_some_and(|inner| inner.is("type-error"))))
+    });
+    assert!(careful.eval::<bool>("(restart-case (/ 1 0) (use-value (v) v))").unwrap());
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+
+    // Another one is asked about calls of its own.
+    let inner = lisp.with_handler(|_| Some(Restart::invoke("use-value", 1)));
+    let outer = lisp.with_handler(move |_| {
+        let value = inner.eval::<i64>("(restart-case (car 7) (use-value (v) (1+ v)))");
+        Some(Restart::invoke("use-value", value.unwrap()))
+    });
+    assert_eq!(outer.eval::<i64>("(restart-case (/ 1 0) (use-value (v) (1+ v)))").unwrap(), 3);
+
+    // And by the handle that it is a handler of, not for ever.
+    let itself: Arc<Mutex<Option<Lisp>>> = Arc::default();
+    let handle = itself.clone();
+    let circular = lisp.with_handler(move |_| {
+        let handle = handle.lock().unwrap().clone().unwrap();
+        assert!(handle.eval::<i64>("(car 7)").unwrap_err().condition().is_some());
+        None
+    });
+    *itself.lock().unwrap() = Some(circular.clone());
+    assert!(condition(circular.eval::<i64>("(/ 1 0)").unwrap_err()).is("division-by-zero"));
+    itself.lock().unwrap().take();
+}
+
+#[test]
+fn what_cannot_be_defined_leaves_what_was_there() {
+    let lisp = lisp();
+    lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
+    for (lambda_list, why) in [("n &key &key", "lambda list"), ("(", "end of file"), ("n m", "2 parameters")] {
+        let failed = lisp.define_as("host:kept", lambda_list, "Wrong.", |n: i64| -n).unwrap_err();
+        assert!(condition(failed).message().contains(why), "{lambda_list}");
+        assert_eq!(lisp.eval::<i64>("(host:kept 1)").unwrap(), 2);
+    }
+    assert!(lisp.define("cl:car", "Locked.", || 1).is_err());
+    lisp.define_as("host:kept", "n &optional (m 2 m-p) &aux (k (if m-p 1 0))", "Two.", |n: i64, m: i64| n + m).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:kept 1)").unwrap(), 3);
+}
+
+#[test]
+fn functions_whose_names_differ_in_case_are_two() {
+    let lisp = lisp();
+    for (name, value) in [("host:|odd|", "lower"), ("host:|ODD|", "upper"), ("|Mixed|:|Odd|", "mixed")] {
+        lisp.define(name, "Its case.", move || value).unwrap();
+    }
+    for (name, value) in [("host:|odd|", "lower"), ("host:odd", "upper"), ("|Mixed|:|Odd|", "mixed")] {
+        assert_eq!(lisp.call::<String>(name, ()).unwrap(), value);
+        assert_eq!(lisp.eval::<String>(&format!("({name})")).unwrap(), value);
+    }
+}
+
+#[test]
+fn a_file_is_loaded_from_where_the_program_is() {
+    // No path at all.
+    assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
+    let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
+    assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));
 }

@@ -1,6 +1,6 @@
 //! Output, input, warnings and several threads: chosen at boot, so this is a program of its own.
 
-use std::io::{self, Cursor, Write};
+use std::io::{self, Cursor, Read, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,16 @@ impl Write for Kept {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Empty, but for a signal that comes first.
+#[derive(Default)]
+struct Interrupted(bool);
+
+impl Read for Interrupted {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        if std::mem::replace(&mut self.0, true) { Ok(0) } else { Err(io::ErrorKind::Interrupted.into()) }
     }
 }
 
@@ -36,7 +46,13 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
         .threads(2)
         .stdout(stdout.clone())
         .stderr(stderr.clone())
-        .stdin(Cursor::new("first line\nzweite größe\n(:a 1)"))
+        .stdin(
+            Interrupted::default()
+                .chain(Cursor::new("first line\nzweite größe\n(:a 1)"))
+                // Neither is lost by the other: what is no UTF-8, and a character that comes in two parts.
+                .chain(&b" \xff\xc3"[..])
+                .chain(&b"\xa9"[..]),
+        )
         .on_warning(move |class, text| warned.lock().unwrap()(class, text))
         .boot()
         .unwrap();
@@ -56,12 +72,33 @@ fn streams_warnings_and_threads_are_what_they_were_booted_with() {
         ("first line".into(), "zweite größe".into())
     );
     assert_eq!(lisp.eval::<String>("(prin1-to-string (read))").unwrap(), "(:A 1)");
+    assert_eq!(lisp.eval::<String>("(read-line)").unwrap(), "\u{fffd}é");
     assert!(lisp.eval::<()>("(read)").unwrap_err().condition().unwrap().is("end-of-file"));
 
     lisp.load_str("(defun unwarned () (undefined-in-streams)) (warn \"by hand\")").unwrap();
     let text = warnings.text();
     assert!(text.contains("simple-warning: by hand") && text.contains("undefined function"), "{text}");
     assert_eq!(stderr.text(), "to stderr");
+
+    // A thread of Lisp's own prints there as well, also when the call that has made it is over.
+    lisp.eval::<()>(
+        r#"(defvar *over* (sb-thread:make-semaphore))
+           (defvar *late* (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *over*) (princ " and late"))))"#,
+    )
+    .unwrap();
+    lisp.eval::<()>("(sb-thread:signal-semaphore *over*) (sb-thread:join-thread *late*)").unwrap();
+    assert_eq!(stdout.text(), "to stdout λ and late");
+
+    // What changes the syntax changes it for all threads.
+    lisp.load_str("(set-macro-character #\\! (lambda (stream character) character (list 'quote (read stream))))")
+        .unwrap();
+    let both = [(); 2].map(|()| lisp.separate());
+    let read = lisp.enter(|_| {
+        let other = both[1].clone();
+        let elsewhere = std::thread::spawn(move || other.eval::<Vec<i64>>("!(1 2)")).join().unwrap()?;
+        Ok((both[0].eval::<Vec<i64>>("!(1 2)")?, elsewhere))
+    });
+    assert_eq!(read.unwrap(), (vec![1, 2], vec![1, 2]));
 
     // Two calls at once: each waits for what the other one does.
     lisp.load_str("(defvar *one* (sb-thread:make-semaphore)) (defvar *other* (sb-thread:make-semaphore))").unwrap();

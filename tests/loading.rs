@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use common::{BINARY, Server, bad, good};
 use sbcl_core::Recipe;
@@ -212,6 +212,7 @@ fn the_definition_is_found_above_below_and_by_what_it_says() {
         text.starts_with("other-name is up to date: 0 files, T s\nDefined in odd/odd.asd\n\n[warnings]\n"),
         "{text}"
     );
+    assert_eq!(text.matches("contains definition for system").count(), 1, "{text}");
     // Several in one directory.
     place.write("several/more.asd", "(defsystem \"more\")");
     let text = fails(&mut server, json!({"path": "several"}));
@@ -276,6 +277,7 @@ fn what_fails_names_file_line_form_and_condition() {
                 "COMPILE-FILE-ERROR",
                 "unfinished/a.lisp:3:1 in (DEFUN F): COMPILE-TIME-ERROR: READ error",
                 "end of file",
+                "\nBy the indentation, line 5: ",
             ],
         ),
         (
@@ -445,6 +447,12 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
     server.evaluate(&format!("(compile-file {:?})", place.path("one.lisp")));
     assert_eq!(load(&mut server, json!({"path": "one.fasl"})), "Loaded one.fasl: 1 file, T s");
     assert_eq!(server.evaluate("(one)"), "=> 1");
+    let date = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).expect("a date");
+    // What depends on a fasl that is newer would be compiled, too.
+    let overwrite = |path: &Path, bytes: &[u8], date: SystemTime| {
+        std::fs::write(path, bytes).expect("it is ours");
+        File::options().append(true).open(path).expect("a file").set_modified(date).expect("it is ours");
+    };
     let spoil = |path: &Path| {
         let mut fasl = std::fs::read(path).expect("a fasl");
         let version = b"2.6.4";
@@ -453,7 +461,7 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
         for at in places {
             fasl[at..at + version.len()].copy_from_slice(b"1.0.0");
         }
-        std::fs::write(path, fasl).expect("it is ours");
+        overwrite(path, &fasl, date(path));
     };
     spoil(&place.path("one.fasl"));
     place.write("one.lisp", "(defun one () :anew)");
@@ -465,11 +473,51 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
     load(&mut server, json!({"system": "app", "directory": "app"}));
     let find = Command::new("find").arg(place.root.join("cache")).args(["-name", "a.fasl"]).output().expect("find");
     let fasl = String::from_utf8(find.stdout).expect("a name");
-    spoil(Path::new(fasl.trim()));
+    let fasl = Path::new(fasl.trim());
+    let compiled = date(fasl);
+    spoil(fasl);
     let mut server = place.server();
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{text}");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
+
+    // Nothing, a part of the header, code that ends too early.
+    let whole = std::fs::read(fasl).expect("a fasl");
+    for length in [0, 20, 200, whole.len() / 2, whole.len() - 1] {
+        overwrite(fasl, &whole[..length], compiled);
+        let mut server = place.server();
+        let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+        assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{length}: {text}");
+        assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    }
+    overwrite(fasl, &whole[..200], compiled);
+    let text = fails(&mut place.server(), json!({"path": fasl}));
+    assert!(front(&text).contains("a.fasl"), "{text}");
+    overwrite(&place.path("one.fasl"), &whole[..200], compiled);
+    let text = load(&mut server, json!({"path": "one.fasl"}));
+    assert!(text.contains("one.fasl is not whole: its source was loaded in its place."), "{text}");
+    assert_eq!(server.evaluate("(one)"), "=> :ANEW");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_where_its_parentheses_went_wrong() {
+    let place = Place::new();
+    let mut server = place.server();
+    place.write("few.lisp", "(defun a (x)\n  (list x)\n\n(defun b (y)\n  (list y))\n");
+    place.write("many.lisp", "(defun a (x)\n  (list x)))\n\n(defun b (y)\n  (list y))\n");
+    place.write("fine.lisp", "(defun a () (with-input-from-string (in \"(\") (read in)))\n(a)\n");
+    for (file, hint) in [
+        (
+            "few.lisp",
+            Some("line 2: the form that begins at line 1 is probably not closed where it ends: one ) missing at 2:11"),
+        ),
+        ("many.lisp", Some("line 2: one ) too many at 2:12")),
+        ("fine.lisp", None),
+    ] {
+        let text = fails(&mut server, json!({"path": file}));
+        let said = text.lines().find_map(|line| line.strip_prefix("By the indentation, "));
+        assert_eq!(said, hint, "{text}");
+    }
 }
 
 // ---- Loading again

@@ -121,6 +121,8 @@ fn a_definition_that_is_too_long_to_keep_is_told_of() {
     kill_worker(&server);
     let text = server.evaluate("(list (f) (boundp '*long*))");
     assert!(text.contains("Restored: 1 of 2 forms") && text.contains("no room"), "{text}");
+    // Nothing ran.
+    assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
     assert!(text.ends_with("=> (7 NIL)"), "{text}");
 }
 

@@ -386,12 +386,14 @@ fn several(name: &str) -> Option<Project> {
                (defsystem "s/more" :depends-on ("fiveam") :components ((:file "more")) {})
                (defsystem "s/code" :components ((:file "code")))
                (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
+               (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
                (defsystem "s/broken" :components ((:file "broken")))
                (defsystem "s/empty" :components ((:file "empty")))
                (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
             perform("GOOD"),
             perform("MORE"),
             perform("BAD"),
+            perform("WORSE"),
         ),
     );
     project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
@@ -401,6 +403,7 @@ fn several(name: &str) -> Option<Project> {
         "bad.lisp",
         &suite("bad", &format!("(test same (cl-user::so 1))\n(test fine (is (= 1 (cl-user::so nil))))\n{wrong}")),
     );
+    project.write("worse.lisp", &suite("worse", &wrong.replace("(= ", "(= 1 2 3 4 5 6 7 8 9 10 11 12 ")));
     project.write("code.lisp", "(in-package :cl-user)\n(defun so (x)\n  (if x\n      (error \"so\")\n      1))\n");
     project.write("broken.lisp", "(defun fine () 1)\n(eval-when (:compile-toplevel) (error \"no such luck\"))\n");
     project.write("empty.lisp", "(defun no-test () 1)\n");
@@ -465,6 +468,20 @@ fn several_systems_are_tested_in_one_call() {
         assert_eq!(text.matches("also says which code").count(), 1, "{text}");
         assert!(last_error(&mut server).starts_with("Error: "));
     }
+    // What there is no room for is told of each.
+    good(&mut server, "configure-limits", json!({"max-answer": 6000}));
+    let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
+    assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
+    for expected in [" more failed, for which there is no room here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"]
+    {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // Of what cannot be loaded there are no suspects.
+    let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
+    assert!(!text.contains("uspects"), "{text}");
+    let text = run(&mut server, json!("s/good no-such-system"), json!({}));
+    assert!(!text.contains("uspects"), "{text}");
     // One record a test, with its system; suspects for each.
     for fresh in [false, true] {
         let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});
@@ -480,6 +497,76 @@ fn several_systems_are_tested_in_one_call() {
     }
     let text = bad(&mut server, "run-tests", json!({"system": "s/good", "package": "good"}));
     assert_eq!(text, "run-tests needs one of system, package and name.");
+}
+
+#[test]
+fn a_test_that_checks_nothing_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
+    let Some(project) = fiveam("nothing", tests) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no check: DEMO-TESTS::NOTHING";
+    assert_eq!(timeless(&text), expected);
+    let content = structured(&mut server, json!({"system": "demo"}));
+    let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "It made no check.");
+    assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
+}
+
+#[test]
+fn what_a_framework_does_not_handle_ends_no_other_test() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test first-one (is (= 1 1)))\n\
+                 (define-condition silent (error) () (:report (lambda (c s) c s (error \"no report\"))))\n\
+                 (test broken (error 'silent))\n(test after (is (= 2 2)))\n(test erring (error \"so\"))\n";
+    let Some(project) = fiveam("silent", tests) else { return };
+    let mut server = project.server();
+    for settings in ["", "(setf *print-readably* t)"] {
+        server.evaluate(settings);
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  2 passed, 0 failed, 2 errors, 0 skipped in "), "{settings}: {text}");
+        assert!(!text.contains("non-local exit"), "{settings}: {text}");
+    }
+}
+
+#[test]
+fn a_framework_that_is_asked_for_no_test_passes_none() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
+    let Some(project) = fiveam("none-asked", tests) else { return };
+    let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
+}
+
+#[test]
+fn a_test_that_another_has_removed_does_not_pass() {
+    let Some(root) = libraries() else { return };
+    for (framework, perform, tests) in [
+        (
+            "rove",
+            "(symbol-call :rove :run-suite :demo-tests)",
+            "(deftest removes (ok t) (rove:remove-test 'gone))\n(deftest gone (ok t))\n",
+        ),
+        (
+            "lisp-unit2",
+            "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+            "(define-test removes () (assert-true t) (uninstall-test 'gone))\n(define-test gone () (assert-true t))\n",
+        ),
+    ] {
+        let tests = format!("(defpackage :demo-tests (:use :cl :{framework}))\n(in-package :demo-tests)\n{tests}");
+        let project = Project::new(&format!("removed-{framework}"), &format!("{framework:?}"), perform, &tests);
+        let mut server = Server::ready();
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
+        assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
+    }
 }
 
 #[test]

@@ -58,6 +58,10 @@ fn calls_are_shown_as_a_tree() {
     let code = "(list (fact 3) (ignore-errors (divide 1 0)) (spoil (list 1 2)) (area 3) (area 1.5)
                       (setf (zap 1) 2) (catch :out (leave)) (multiple-value-list (several)) (none))";
     let functions = json!(["fact", "cl-user::divide", "SPOIL", "area", "(setf zap)", "leave", "several", "none"]);
+    // In one text, too.
+    let text = json!("fact, cl-user::divide SPOIL,area, (setf zap) leave several none");
+    let arguments = json!({"code": code, "functions": text});
+    assert!(traced(&mut server, arguments).starts_with("11 calls of the 8 functions traced:\n"));
     assert_eq!(
         traced(&mut server, json!({"code": code, "functions": functions})),
         "11 calls of the 8 functions traced:\n\

@@ -30,7 +30,7 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     let options = Options { image: None, ..options };
     let session = options.session(&scratch, None)?;
     start_logging(options.log);
-    let outcome = session.evaluate_operation(&tests.operation().with_errors(), tests.evaluation());
+    let outcome = session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors()));
     clear_up(&scratch);
     let text = serde_json::to_vec(&outcome).map_err(|error| error.to_string())?;
     std::fs::File::from(stdio.output).write_all(&text).map_err(|error| error.to_string())

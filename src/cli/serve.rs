@@ -174,7 +174,7 @@ pub(super) fn work(
     start_logging(serve.options.log);
     let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let saves = mcp::Saves { automatic, at_end };
-    let (status, saver) = mcp::serve_supervised(stdio, &session, checkpoints, saves, shared, offer)
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, None, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker.
@@ -324,7 +324,7 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
     let Beginning { init, unread, unsent } = beginning;
     let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
     let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
-    let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, begin, offer)
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, Some(begin), offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     if !is_durable {
         checkpoints.remove();

@@ -84,7 +84,7 @@ fn designator(package: &str) -> String {
     if package.chars().all(is_plain) && package.contains(|c: char| c.is_ascii_uppercase()) {
         format!(":{}", package.to_ascii_lowercase())
     } else {
-        format!("\"{}\"", package.replace('\\', "\\\\").replace('"', "\\\""))
+        crate::session::quoted(package)
     }
 }
 

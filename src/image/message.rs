@@ -96,6 +96,9 @@ pub(crate) fn take_released() -> Vec<u64> {
     numbers
 }
 
+/// A message of NIL.
+pub(crate) const NIL: &[u64] = &[tag::NIL];
+
 /// Writes a message.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
@@ -167,9 +170,10 @@ impl Writer {
         self.words.extend_from_slice(&[tag::DOUBLE, value.to_bits()]);
     }
 
-    pub(crate) fn character(&mut self, value: char) {
+    /// That of this code, which may be a surrogate's.
+    pub(crate) fn character(&mut self, code: u32) {
         self.objects += 1;
-        self.token(tag::CHARACTER, u64::from(u32::from(value)));
+        self.token(tag::CHARACTER, u64::from(code));
     }
 
     fn text(&mut self, text: &str) {

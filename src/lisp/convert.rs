@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
 use super::enter::Cx;
+use super::rounding;
 use super::value::Value;
 use crate::image::message::{self, Characters, Token};
 use crate::image::program::Words;
@@ -169,7 +170,7 @@ impl<'m> Reader<'m> {
         Symbol { package, name: self.text() }
     }
 
-    fn text_or_error(characters: Characters<'_>) -> Result<String, ConversionError> {
+    pub(super) fn text_or_error(characters: Characters<'_>) -> Result<String, ConversionError> {
         characters
             .to_text()
             .map_err(|code| ConversionError::new("text", format!("a string with the surrogate code point {code:#x}")))
@@ -275,7 +276,7 @@ impl Writer {
 /// |---|---|
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
 /// | `BigInt`, `BigUint` of `num-bigint`, with that feature | an integer |
-/// | `f64` | a float, an integer, a ratio |
+/// | `f64` | a float, an integer, a ratio: the nearest one |
 /// | `f32` | a single float, a small integer |
 /// | `bool` | `nil` is false, all else true |
 /// | `char`, `String` | a character, a string |
@@ -533,31 +534,39 @@ impl FromLisp for f64 {
     const SHAPE: Shape = Shape::ATOM;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
-        match reader.token() {
-            Token::Double(value) => Ok(value),
-            Token::Single(value) => Ok(Self::from(value)),
-            Token::Integer(value) => Ok(value as Self),
-            Token::Bignum(words) => Ok(bignum_to_f64(words)),
-            Token::Ratio => match (reader.token(), reader.token()) {
-                (Token::Integer(numerator), Token::Integer(denominator)) => Ok(numerator as Self / denominator as Self),
-                (numerator, denominator) => Ok(whole_to_f64(&numerator) / whole_to_f64(&denominator)),
-            },
-            token => Err(reader.unexpected("a real number", token)),
-        }
+        let token = reader.token();
+        real(reader, token, "a real number")
     }
 }
 
-fn whole_to_f64(token: &Token<'_>) -> f64 {
-    match token {
-        Token::Integer(value) => *value as f64,
-        Token::Bignum(words) => bignum_to_f64(words),
-        _ => f64::NAN,
+/// The real number that begins with `token`, rounded to the nearest float.
+fn real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64, ConversionError> {
+    let one = [1];
+    let quotient = match token {
+        Token::Double(value) => return Ok(value),
+        Token::Single(value) => return Ok(value.into()),
+        Token::Integer(value) => return Ok(value as f64),
+        Token::Bignum(words) => rounding::quotient(words, &one),
+        Token::Ratio => match (reader.token(), reader.token()) {
+            (Token::Integer(numerator), Token::Integer(denominator)) => {
+                rounding::quotient(&[numerator.cast_unsigned()], &[denominator.cast_unsigned()])
+            }
+            (Token::Integer(numerator), Token::Bignum(words)) => {
+                rounding::quotient(&[numerator.cast_unsigned()], words)
+            }
+            (Token::Bignum(words), Token::Integer(denominator)) => {
+                rounding::quotient(words, &[denominator.cast_unsigned()])
+            }
+            (Token::Bignum(numerator), Token::Bignum(denominator)) => rounding::quotient(numerator, denominator),
+            (_, token) => return Err(reader.unexpected(expected, token)),
+        },
+        token => return Err(reader.unexpected(expected, token)),
+    };
+    if quotient.is_finite() {
+        Ok(quotient)
+    } else {
+        Err(ConversionError::new("a number in the range of an f64", "one beyond it"))
     }
-}
-
-fn bignum_to_f64(words: &[u64]) -> f64 {
-    let Some((&high, low)) = words.split_last() else { return 0.0 };
-    low.iter().rev().fold(high.cast_signed() as f64, |sum, &word| sum * 18_446_744_073_709_551_616.0 + word as f64)
 }
 
 impl IntoLisp for f64 {
@@ -612,7 +621,7 @@ impl FromLisp for char {
 
 impl IntoLisp for char {
     fn write(&self, writer: &mut Writer) {
-        writer.0.character(*self);
+        writer.0.character(u32::from(*self));
     }
 }
 
@@ -622,6 +631,20 @@ impl FromLisp for String {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         match reader.token() {
             Token::String(characters) => Reader::text_or_error(characters),
+            token => Err(reader.unexpected("a string", token)),
+        }
+    }
+}
+
+/// What Lisp says for people to read: surrogates in it are replaced.
+pub(super) struct Text(pub(super) String);
+
+impl FromLisp for Text {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match reader.token() {
+            Token::String(characters) => Ok(Self(characters.to_text_lossy())),
             token => Err(reader.unexpected("a string", token)),
         }
     }
@@ -874,12 +897,18 @@ macro_rules! tuples {
             const VALUES: Shape = join(&[$($name::SHAPE),*]);
 
             fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
-                match reader.token() {
-                    Token::List($count) | Token::Vector($count) => {}
-                    Token::Dotted(before) if before + 1 == $count => {}
+                let present = match reader.token() {
+                    Token::List($count) | Token::Vector($count) => $count,
+                    Token::Dotted(before) if before + 1 == $count => $count,
+                    // A pair whose other half is NIL.
+                    Token::List(before) if before == 1 && $count == 2 => 1,
                     token => return Err(reader.unexpected(concat!("a sequence of ", $count, " objects"), token)),
-                }
-                Ok(($(reader.read::<$name>().map_err(|error| error.within(|| format!("element {}", $index)))?,)*))
+                };
+                Ok(($({
+                    let element =
+                        if $index < present { reader.read::<$name>() } else { reader.of_words(message::NIL).read() };
+                    element.map_err(|error| error.within(|| format!("element {}", $index)))?
+                },)*))
             }
 
             fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
@@ -990,7 +1019,16 @@ impl Symbol {
 /// ```
 #[must_use]
 pub fn keyword(name: &str) -> Symbol {
-    Symbol::new("KEYWORD", name.to_uppercase())
+    Symbol::new("KEYWORD", name.chars().map(upper_case).collect::<String>())
+}
+
+/// The character that Lisp's reader makes of this one: characters stay alone, and change only where there is a way back.
+fn upper_case(character: char) -> char {
+    let mut upper = character.to_uppercase();
+    match (upper.next(), upper.next()) {
+        (Some(upper), None) if upper.to_lowercase().eq([character]) => upper,
+        _ => character,
+    }
 }
 
 impl fmt::Display for Symbol {
@@ -1010,8 +1048,12 @@ impl FromLisp for Symbol {
         match reader.token() {
             Token::Nil => Ok(Self::new("COMMON-LISP", "NIL")),
             Token::True => Ok(Self::new("COMMON-LISP", "T")),
-            Token::Symbol(has_package) => Ok(reader.symbol(has_package)),
-            Token::Keyword => Ok(Self::new("KEYWORD", reader.text())),
+            Token::Symbol(true) => {
+                let (package, name) = (reader.read(), reader.read());
+                Ok(Self { package: Some(package?), name: name? })
+            }
+            Token::Symbol(false) => Ok(Self { package: None, name: reader.read()? }),
+            Token::Keyword => Ok(Self::new("KEYWORD", reader.read::<String>()?)),
             token => Err(reader.unexpected("a symbol", token)),
         }
     }
@@ -1089,10 +1131,7 @@ impl FromLisp for Complex {
                 let (re, im) = (reader.read(), reader.read());
                 Ok(Self { re: re?, im: im? })
             }
-            Token::Integer(value) => Ok(Self { re: value as f64, im: 0.0 }),
-            Token::Single(value) => Ok(Self { re: value.into(), im: 0.0 }),
-            Token::Double(value) => Ok(Self { re: value, im: 0.0 }),
-            token => Err(reader.unexpected("a number", token)),
+            token => Ok(Self { re: real(reader, token, "a number")?, im: 0.0 }),
         }
     }
 }

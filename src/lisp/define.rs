@@ -19,8 +19,8 @@ use super::pool::{self, Failure};
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
 const FIRST: u64 = 16;
 
-/// What was defined, by number. A name that is defined again keeps its number.
-static DEFINED: RwLock<Vec<Arc<Defined>>> = RwLock::new(Vec::new());
+/// What was defined, by number. A function that is defined again keeps its number; those of others that are not are free.
+static DEFINED: RwLock<Vec<Option<Arc<Defined>>>> = RwLock::new(Vec::new());
 /// How often that has changed.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -175,23 +175,40 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
-    let number = {
+    let free = add(defined.clone());
+    let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
+    let number: Result<u64, Error> =
+        pool::run(|cx| cx.ask_with(Entry::DefineFunction, &(free, name, &lambda_list, documentation, &shapes)));
+    if number.as_ref().ok() != Some(&free) {
+        // It has one already, or cannot be defined.
+        put(free, None);
+    }
+    put(number?, Some(defined));
+    Ok(())
+}
+
+/// Gives a function a number that is free.
+fn add(defined: Arc<Defined>) -> u64 {
+    let mut all = DEFINED.write();
+    CHANGES.fetch_add(1, Ordering::AcqRel);
+    let place = all.iter().position(Option::is_none).unwrap_or_else(|| {
+        all.push(None);
+        all.len() - 1
+    });
+    all[place] = Some(defined);
+    place as u64 + FIRST
+}
+
+/// Makes `defined` the function of that number, or the number free.
+fn put(number: u64, defined: Option<Arc<Defined>>) {
+    let place = number.checked_sub(FIRST).and_then(|place| usize::try_from(place).ok());
+    let before = {
         let mut all = DEFINED.write();
         CHANGES.fetch_add(1, Ordering::AcqRel);
-        match all.iter().position(|known| known.name.eq_ignore_ascii_case(name)) {
-            Some(place) => {
-                all[place] = defined;
-                place
-            }
-            None => {
-                all.push(defined);
-                all.len() - 1
-            }
-        }
-    } as u64
-        + FIRST;
-    let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-    pool::run(|cx| cx.ask_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes)))
+        place.and_then(|place| all.get_mut(place)).and_then(|known| std::mem::replace(known, defined))
+    };
+    // Outside: what a closure holds may use others.
+    drop(before);
 }
 
 fn lambda_list_of(parameters: &[Parameter]) -> String {
@@ -221,7 +238,7 @@ fn find(function: u64) -> Option<Arc<Defined>> {
             let all = DEFINED.read();
             // No change is made meanwhile.
             *changes = CHANGES.load(Ordering::Acquire);
-            *known = all.iter().map(Arc::downgrade).collect();
+            *known = all.iter().map(|known| known.as_ref().map_or_else(Weak::new, Arc::downgrade)).collect();
         }
         known.get(place).and_then(Weak::upgrade)
     })

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::convert::{Arguments, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::convert::{Arguments, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
 use super::define::{HostFunction, LocalFunction};
 use super::error::{Condition, Error};
 use super::function::Function;
@@ -221,7 +221,7 @@ impl Cx {
     /// # Errors
     /// When something unwinds.
     pub fn print(&self, object: &Value, limit: usize) -> Result<String, Error> {
-        self.ask_with(Entry::Print, &(object, limit, true))
+        self.ask_with(Entry::Print, &(object, limit, true)).map(|Text(text)| text)
     }
 
     pub(super) fn describe(&self, value: &Value) -> String {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::convert::{ConversionError, FromLisp, Reader};
+use super::convert::{ConversionError, FromLisp, Reader, Text};
 use super::enter::Cx;
 use super::value::Value;
 use crate::error::BootError;
@@ -152,17 +152,17 @@ impl Condition {
     pub(super) fn read_from(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         Ok(Self {
             object: reader.read()?,
-            classes: reader.read()?,
-            message: reader.read()?,
+            classes: reader.read::<Vec<Text>>()?.into_iter().map(|Text(class)| class).collect(),
+            message: reader.read::<Text>()?.0,
             restarts: reader
-                .read::<Vec<(String, String)>>()?
+                .read::<Vec<(Text, Text)>>()?
                 .into_iter()
-                .map(|(name, description)| RestartOffer { name, description })
+                .map(|(Text(name), Text(description))| RestartOffer { name, description })
                 .collect(),
             frames: reader
-                .read::<Vec<(String, String)>>()?
+                .read::<Vec<(Text, Text)>>()?
                 .into_iter()
-                .map(|(call, source)| Frame { call, source: (!source.is_empty()).then_some(source) })
+                .map(|(Text(call), Text(source))| Frame { call, source: (!source.is_empty()).then_some(source) })
                 .collect(),
         })
     }

@@ -65,8 +65,11 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<F, R> {
     }
 
     fn settle(mut self: Box<Self>, end: End) {
-        let result = pool::settled(end, self.result.take(), self.limit);
-        self.finish(result);
+        // What a waker panics with, or what is dropped here, ends no thread.
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let result = pool::settled(end, self.result.take(), self.limit);
+            self.finish(result);
+        }));
     }
 }
 

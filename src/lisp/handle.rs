@@ -1,6 +1,6 @@
 //! The handle on the image.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use super::pool;
 use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
+use crate::error::BootError;
 use crate::session::Session;
 
 /// Common Lisp in this process. Clones are handles on the same image; they may be used from any thread.
@@ -193,6 +194,10 @@ impl Builder {
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take() {
             Some(file) if file.is_file() => Some(file),
+            Some(path) if !path.is_dir() => {
+                let reason = if path.exists() { "neither a file nor a directory" } else { "no such file or directory" };
+                return Err(BootError::Core { path, reason: reason.to_owned() }.into());
+            }
             directory => {
                 self.image.core_dir = directory;
                 None
@@ -366,10 +371,12 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when there is no such file, or one of its forms fails.
+    /// [`Error::Condition`] when there is no such file, or one of its forms fails; [`Error::Io`] when its name is no UTF-8.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        let path = path.as_ref().to_string_lossy();
-        self.enter(|cx| cx.ask(Entry::LoadFile, |writer| path.write(writer)))
+        // Of this process' directory, not of the one that Lisp was booted in.
+        let path = std::path::absolute(path.as_ref())?;
+        let name = path.to_str().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidFilename, "no UTF-8"))?;
+        self.enter(|cx| cx.ask(Entry::LoadFile, |writer| name.write(writer)))
     }
 
     /// Defines a Lisp function in Rust. Its package is made if there is none of that name, and the name exported.
@@ -399,7 +406,8 @@ impl Lisp {
     }
 
     /// The same with a lambda list, whose variables are the closure's parameters in their order: those after `&optional`
-    /// and `&key` are best an `Option`, that after `&rest` a `Vec`.
+    /// and `&key` are best an `Option`, that after `&rest` a `Vec`. There are as many of them as there are parameters, but for
+    /// those after `&aux` and those that say whether there was an argument.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -411,7 +419,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// As [`define`](Self::define).
+    /// As [`define`](Self::define); and when it is no lambda list, or one of more or fewer variables. A function that was
+    /// there stays then.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -458,7 +467,8 @@ impl Lisp {
     }
 
     /// A handle whose calls ask `handler` about each error that nothing in Lisp handles, where it is signalled and before
-    /// anything is unwound. It may choose a restart; with `None` the call fails.
+    /// anything is unwound. It may choose a restart; with `None`, or when it panics, the call fails. It may call Lisp; it is
+    /// not asked about errors of that.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -12,6 +12,7 @@ mod handle;
 mod options;
 mod output;
 mod pool;
+mod rounding;
 mod save;
 mod serde;
 mod value;

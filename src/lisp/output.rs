@@ -108,14 +108,20 @@ pub(super) fn read() -> Option<String> {
     let mut buffer = [0; 4096];
     loop {
         let room = if octets.is_empty() { buffer.len() } else { 1 };
-        let count = stdin.read(&mut buffer[..room]).ok()?;
+        let count = match stdin.read(&mut buffer[..room]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            count => count.ok()?,
+        };
         octets.extend_from_slice(&buffer[..count]);
-        match std::str::from_utf8(&octets) {
-            Ok("") => return None,
-            Ok(text) => return Some(text.to_owned()),
-            // An unfinished character: what is left of it follows.
-            Err(error) if error.error_len().is_none() && count > 0 => {}
-            Err(_) => return Some(String::from_utf8_lossy(&octets).into_owned()),
+        if count > 0 && is_unfinished(&octets) {
+            continue;
         }
+        return (!octets.is_empty()).then(|| String::from_utf8_lossy(&octets).into_owned());
     }
+}
+
+/// True when the last character is one of which more octets have to follow.
+fn is_unfinished(octets: &[u8]) -> bool {
+    let last = octets.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())
 }

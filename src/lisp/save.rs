@@ -110,6 +110,10 @@ impl<'path> Draft<'path> {
     fn new(whole: &'path Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = whole.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        // A directory could not be replaced at the end, a device must not be.
+        if fs::metadata(whole).is_ok_and(|there| !there.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what is there is no file"));
+        }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut draft = name.to_owned();
         draft.push(format!(".{}-{number}.draft", std::process::id()));

@@ -127,7 +127,7 @@ impl<'m> Deserializer<'_, 'm> {
             Token::Single(value) => visitor.visit_f32(value),
             Token::Double(value) => visitor.visit_f64(value),
             Token::Character(code) => visitor.visit_char(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
-            Token::String(characters) => visitor.visit_string(characters.to_text_lossy()),
+            Token::String(characters) => visitor.visit_string(Reader::text_or_error(characters).map_err(Failure)?),
             Token::Symbol(has_package) => visitor.visit_string(self.0.symbol(has_package).name.to_lowercase()),
             Token::Keyword => visitor.visit_string(self.0.text().to_lowercase()),
             Token::List(count) | Token::Vector(count) => self.sequence(count, visitor),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
+use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::pool;
@@ -12,7 +12,8 @@ use crate::image::message::{Handle, Token};
 /// A Lisp object of any type, kept alive.
 ///
 /// It may be stored, sent to other threads and dropped anywhere: dropping one neither blocks nor calls Lisp. Clones are the
-/// same object. Its methods may be called from any thread.
+/// same object. Its methods may be called from any thread; they have the time that they need, which may be for ever (where a
+/// `print-object` does not end), but within [`enter`](super::Lisp::enter) that of the call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -36,7 +37,8 @@ enum Repr {
     Integer(i64),
     Single(f32),
     Double(f64),
-    Character(char),
+    /// Its code, which may be a surrogate.
+    Character(u32),
     Object(Arc<Handle>),
 }
 
@@ -97,7 +99,7 @@ impl Value {
     /// # Errors
     /// When Lisp does not answer.
     pub fn type_of(&self) -> Result<String, Error> {
-        pool::run(|cx| cx.ask(Entry::TypeOf, |writer| self.write(writer)))
+        pool::run(|cx| cx.ask(Entry::TypeOf, |writer| self.write(writer))).map(|Text(text)| text)
     }
 
     /// It as `prin1` has it, at most `limit` characters, and where there are more, `…`.
@@ -206,7 +208,8 @@ impl Value {
     /// # Errors
     /// When Lisp does not answer.
     pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
-        pool::run(|cx| cx.ask(Entry::Slots, |writer| self.write(writer)))
+        let slots: Vec<(Text, Text)> = pool::run(|cx| cx.ask(Entry::Slots, |writer| self.write(writer)))?;
+        Ok(slots.into_iter().map(|(Text(name), Text(value))| (name, value)).collect())
     }
 
     /// The elements of a list or a vector.
@@ -235,7 +238,7 @@ impl FromLisp for Value {
             Token::Integer(value) => Repr::Integer(value),
             Token::Single(value) => Repr::Single(value),
             Token::Double(value) => Repr::Double(value),
-            Token::Character(code) => Repr::Character(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
+            Token::Character(code) => Repr::Character(code),
             Token::Handle(handle) => Repr::Object(Arc::new(handle)),
             token => return Err(reader.unexpected("a handle", token)),
         }))
@@ -250,7 +253,7 @@ impl IntoLisp for Value {
             Repr::Integer(value) => writer.0.integer(*value),
             Repr::Single(value) => writer.0.single(*value),
             Repr::Double(value) => writer.0.double(*value),
-            Repr::Character(value) => writer.0.character(*value),
+            Repr::Character(code) => writer.0.character(*code),
             Repr::Object(handle) => writer.0.handle(handle),
         }
     }
@@ -264,7 +267,10 @@ impl fmt::Debug for Value {
             Repr::Integer(value) => write!(f, "Value({value})"),
             Repr::Single(value) => write!(f, "Value({value})"),
             Repr::Double(value) => write!(f, "Value({value}d0)"),
-            Repr::Character(value) => write!(f, "Value({value:?})"),
+            Repr::Character(code) => match char::from_u32(*code) {
+                Some(value) => write!(f, "Value({value:?})"),
+                None => write!(f, "Value(character {code:#x})"),
+            },
             Repr::Object(handle) => write!(f, "Value(object {})", handle.number()),
         }
     }

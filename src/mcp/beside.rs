@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::tools::System;
 use crate::checkpoints::this_program;
 use crate::scratch::Scratch;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, Outcome, TimeLimit};
 
 /// How long all of it may take, the loading included.

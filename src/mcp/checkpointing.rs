@@ -13,7 +13,7 @@ use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::{Checkpoint, Checkpoints, Made};
 use crate::outcome::Record;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 
 /// How long nothing must have been evaluated before the image is saved of the server's own accord, and how long after
 /// the last time that may be.

@@ -1,7 +1,6 @@
 //! A conversation with one client: how it is opened, and what its messages ask for.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use rmcp::model::{
@@ -17,9 +16,9 @@ use super::tools::{self, Call, ToolContext};
 use crate::attach;
 use crate::handover::frame::Kind;
 use crate::handover::job_number;
-use crate::rpc::framing::{Line, MAX_LINE};
+use crate::rpc::framing::{Line, too_long};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
-use crate::session::operation::Operation;
+use crate::session::Operation;
 
 /// The revisions that are tested. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
@@ -42,7 +41,6 @@ const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    inflight: Arc<Inflight>,
     /// Made once: schemas do not change while the server runs.
     listed: ListToolsResult,
     opened: Mutex<Option<Opened>>,
@@ -70,18 +68,21 @@ impl Conversation {
     /// Answers go to the context's `inflight`.
     pub(super) fn new(tools: Arc<ToolContext>) -> Arc<Self> {
         let listed = ListToolsResult::with_all_items(tools.list());
-        let inflight = tools.inflight().clone();
-        Arc::new(Self { tools, inflight, listed, opened: Mutex::default() })
+        Arc::new(Self { tools, listed, opened: Mutex::default() })
     }
 
     /// With another client, by a connection of its own.
     pub(super) fn beside(&self, tools: Arc<ToolContext>) -> Arc<Self> {
-        let (listed, inflight) = (self.listed.clone(), tools.inflight().clone());
-        Arc::new(Self { tools, inflight, listed, opened: Mutex::default() })
+        Arc::new(Self { tools, listed: self.listed.clone(), opened: Mutex::default() })
     }
 
     pub(super) fn tools(&self) -> &Arc<ToolContext> {
         &self.tools
+    }
+
+    /// What waits for an answer.
+    pub(super) fn inflight(&self) -> &Arc<Inflight> {
+        self.tools.inflight()
     }
 
     /// Goes on where the lines of a handshake left it that was answered in another image, of which the client is told.
@@ -98,7 +99,7 @@ impl Conversation {
 
     /// The client is gone: what it has asked for is cancelled, and its connection ends.
     pub(super) fn end(&self) {
-        self.inflight.cancel_all();
+        self.inflight().cancel_all();
         self.tools.session().disconnect();
     }
 
@@ -107,12 +108,11 @@ impl Conversation {
         let text = match line {
             Line::Text(text) => text,
             Line::TooLong(id) => {
-                let reason = format!("the message is longer than {} MiB", MAX_LINE >> 20);
-                return self.inflight.refuse(id, ErrorData::invalid_request(reason, None), number, None);
+                return self.inflight().refuse(id, ErrorData::invalid_request(too_long(), None), number, None);
             }
         };
         match decode(text) {
-            Incoming::Nothing => self.inflight.output.done(number),
+            Incoming::Nothing => self.inflight().output.done(number),
             Incoming::One(message) => {
                 self.take(message, Place { line: number, part: 0, bytes: text.len(), batch: None });
             }
@@ -122,19 +122,9 @@ impl Conversation {
                 for (part, message) in messages.into_iter().enumerate() {
                     self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
                 }
-                self.inflight.batch_read(&batch);
+                self.inflight().batch_read(&batch);
             }
         }
-    }
-
-    /// Does what is due by now; answers when something is due next.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        self.inflight.due(now)
-    }
-
-    /// True when nothing waits for an answer.
-    pub(super) fn is_idle(&self) -> bool {
-        self.inflight.is_idle()
     }
 
     fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
@@ -146,17 +136,17 @@ impl Conversation {
             }
             Ok(Message::Response { id, result }) => {
                 self.unanswered(place);
-                self.inflight.answered(id, result);
+                self.inflight().answered(id, result);
             }
             Ok(Message::Nothing) => self.unanswered(place),
-            Err((id, error)) => self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch)),
+            Err((id, error)) => self.inflight().refuse(id, error, place.line, place.batch),
         }
     }
 
     /// Notes that a message gets no answer.
     fn unanswered(&self, place: Place<'_>) {
         if place.batch.is_none() {
-            self.inflight.output.done(place.line);
+            self.inflight().output.done(place.line);
         }
     }
 
@@ -164,7 +154,7 @@ impl Conversation {
         match method {
             "notifications/cancelled" => {
                 if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
-                    self.inflight.cancel(&id);
+                    self.inflight().cancel(&id);
                 }
             }
             "notifications/initialized" if self.opened.lock().is_some() => {
@@ -176,23 +166,20 @@ impl Conversation {
 
     /// Has the supervisor know what opens the conversation with another worker, too.
     fn keep(&self, line: u64, message: &Value) {
-        self.inflight.output.tell(Kind::Keep, line, message);
+        self.inflight().output.tell(Kind::Keep, line, message);
     }
 
     fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
-        match self.inflight.admit(id.clone(), place.line, place.batch, place.bytes) {
+        match self.inflight().admit(id.clone(), place.line, place.batch, place.bytes) {
             Ok(responder) => self.perform(responder, id, method, params, place),
-            Err(error) => {
-                let id = Some(id.into_json_value());
-                self.inflight.refuse(id, error, place.line, place.batch.map(|batch| &**batch));
-            }
+            Err(error) => self.inflight().refuse(Some(id.into_json_value()), error, place.line, place.batch),
         }
     }
 
     /// Does what a request asks for, or says why not.
     fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
         let result = if method == "initialize" {
-            let kept = self.inflight.output.is_remembered().then(|| params.clone());
+            let kept = self.inflight().output.is_remembered().then(|| params.clone());
             let result = self.initialize(params);
             if let (Ok(_), Some(params)) = (&result, kept) {
                 let id = id.into_json_value();
@@ -246,7 +233,7 @@ impl Conversation {
             "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
             "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
-            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), info()).into()),
+            "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.info()).into()),
             _ => {
                 let reason =
                     format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
@@ -255,18 +242,26 @@ impl Conversation {
         }
     }
 
+    /// What the server says of itself.
+    fn info(&self) -> ServerConfig {
+        let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
+        let mut capabilities = ServerCapabilities::default();
+        capabilities.tools = Some(ToolsCapability::default());
+        ServerConfig::new(capabilities).with_server_info(name).with_instructions(self.tools.instructions())
+    }
+
     /// Opens the conversation by a handshake; also once more, in place of the first.
     fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
         let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
             .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
         let asked = params.protocol_version;
         let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
-        let mut result = info();
+        let mut result = self.info();
         result.protocol_version = version.clone();
         self.tools.session().set_name(&params.client_info.name);
         let experimental = params.capabilities.experimental.as_ref();
         if experimental.is_some_and(|capabilities| capabilities.contains_key(attach::NOTICE)) {
-            let output = self.inflight.output.clone();
+            let output = self.inflight().output.clone();
             self.tools.session().listen(move |text, held| {
                 let params = json!({"text": text, "held": held});
                 output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE, "params": params}));
@@ -311,14 +306,6 @@ impl Conversation {
         let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
         Ok(Some(Peer { version, meta, capabilities }))
     }
-}
-
-/// What the server says of itself.
-fn info() -> ServerConfig {
-    let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
-    let mut capabilities = ServerCapabilities::default();
-    capabilities.tools = Some(ToolsCapability::default());
-    ServerConfig::new(capabilities).with_server_info(name).with_instructions(include_str!("instructions.md").trim_end())
 }
 
 /// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.

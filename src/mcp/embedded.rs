@@ -50,9 +50,11 @@ impl From<TcpStream> for Stream {
 }
 
 impl Stream {
-    fn halves(self) -> io::Result<(OwnedFd, OwnedFd)> {
+    /// What is read from, what is written to, and what wakes the thread that does both.
+    fn open(self) -> io::Result<(OwnedFd, Arc<Output>, Arc<Waker>)> {
         let output = self.output.map_or_else(|| self.input.try_clone(), Ok)?;
-        Ok((self.input, output))
+        let waker = Arc::new(Waker::new()?);
+        Ok((self.input, Arc::new(Output::new(output, Reader::Client, waker.clone())?), waker))
     }
 }
 
@@ -111,10 +113,8 @@ impl Served {
 /// # Errors
 /// When the process has no descriptors or threads left.
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
-    let (input, output) = stream.into().halves()?;
+    let (input, output, waker) = stream.into().open()?;
     let session = lisp.session().connect();
-    let waker = Arc::new(Waker::new()?);
-    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
     let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, false, ToolSet::Embedded);
     let guest = Guest::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));
@@ -160,9 +160,7 @@ pub(super) fn accept(listener: Arc<Listener>, main: Arc<Conversation>) -> io::Re
 
 /// Serves a client that has joined.
 fn join(stream: UnixStream, main: &Conversation) -> io::Result<()> {
-    let (input, output) = Stream::from(stream).halves()?;
-    let waker = Arc::new(Waker::new()?);
-    let output = Arc::new(Output::new(output, Reader::Client, waker.clone())?);
+    let (input, output, waker) = Stream::from(stream).open()?;
     let session = main.tools().session().connect();
     let guest = Guest::new(main.beside(main.tools().beside(session, Inflight::new(output.clone()))));
     serve(input, &output, &waker, &guest, || false)

@@ -6,14 +6,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::checkpointing::Activity;
-use super::restoring::Restoring;
+use super::worker::Worker;
 use crate::handover::frame::Kind;
-use crate::handover::shared_status::{SharedStatus, Status, monotonic};
-use crate::handover::{Entry, ErrorChange, Unrestored};
+use crate::handover::shared_status::{Status, monotonic};
+use crate::handover::{Entry, ErrorChange};
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
-use crate::rpc::driver::Driver;
-use crate::rpc::output::Output;
 use crate::session::observer::Observer;
 use crate::{Limits, report};
 
@@ -28,21 +25,16 @@ pub(super) fn due(time: Duration) -> u64 {
 /// Tells the supervisor.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    pub(super) output: Arc<Output>,
-    pub(super) driver: Arc<Driver>,
-    pub(super) status: SharedStatus,
+    pub(super) worker: Worker,
     /// The number of each connection's last error as the supervisor knows it.
     pub(super) told: Mutex<HashMap<u64, Option<u64>>>,
     /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
     pub(super) since: Mutex<Instant>,
-    pub(super) activity: Arc<Activity>,
-    pub(super) unrestored: Arc<Mutex<Vec<Unrestored>>>,
-    pub(super) restoring: Arc<Restoring>,
 }
 
 impl Observer for Keeper {
     fn restores(&self) -> bool {
-        self.restoring.evaluates()
+        self.worker.restoring.evaluates()
     }
 
     fn begun(&self, job: u64, timeout: Option<Duration>) {
@@ -50,16 +42,16 @@ impl Observer for Keeper {
             return;
         }
         *self.since.lock() = Instant::now();
-        self.status.set(Status::Due, timeout.map_or(0, due));
-        self.status.set(Status::Begun, job);
+        self.worker.status.set(Status::Due, timeout.map_or(0, due));
+        self.worker.status.set(Status::Begun, job);
     }
 
     fn extended(&self, more: Option<Duration>) {
-        self.status.set(Status::Due, more.map_or(0, due));
+        self.worker.status.set(Status::Due, more.map_or(0, due));
     }
 
     fn asks(&self, yes: bool) {
-        self.status.count(Status::Asked, yes);
+        self.worker.status.count(Status::Asked, yes);
     }
 
     fn ended(&self, job: u64) {
@@ -67,18 +59,18 @@ impl Observer for Keeper {
             return;
         }
         // One that was cancelled in the queue never began.
-        if self.status.get(Status::Begun) == job {
-            self.status.set(Status::Ended, job);
+        if self.worker.status.get(Status::Begun) == job {
+            self.worker.status.set(Status::Ended, job);
         }
-        self.activity.ended();
+        self.worker.activity.ended();
     }
 
     fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {
-        self.status.set_background(evaluations);
+        self.worker.status.set_background(evaluations);
     }
 
     fn inspects(&self, job: Option<u64>) {
-        self.status.set(Status::Inspecting, job.unwrap_or(0));
+        self.worker.status.set(Status::Inspecting, job.unwrap_or(0));
     }
 
     fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
@@ -87,7 +79,7 @@ impl Observer for Keeper {
         let known = told.entry(connection).or_default();
         if added.is_some() || *known != last {
             *known = last;
-            self.output.tell(Kind::Error, connection, &ErrorChange { added: added.cloned(), last });
+            self.worker.output.tell(Kind::Error, connection, &ErrorChange { added: added.cloned(), last });
         }
     }
 
@@ -102,23 +94,23 @@ impl Observer for Keeper {
         let now = Instant::now();
         let took = now - std::mem::replace(&mut *self.since.lock(), now);
         let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        self.unrestored.lock().retain(|unrestored| !unrestored.is_made_good_by(form));
-        self.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation, took });
+        self.worker.unrestored.lock().retain(|unrestored| !unrestored.is_made_good_by(form));
+        self.worker.output.tell(Kind::Defined, 0, &Entry { form: form.clone(), local, evaluation, took });
     }
 
     fn numbered(&self, evaluation: u64) {
-        self.status.set(Status::Numbered, evaluation);
+        self.worker.status.set(Status::Numbered, evaluation);
     }
 
     fn limits(&self, limits: &Limits) {
-        self.output.tell(Kind::Limits, 0, limits);
+        self.worker.output.tell(Kind::Limits, 0, limits);
     }
 
     fn stuck(&self, outcome: Option<Outcome>) {
         // No answer will have more of it.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
-        self.output.tell(Kind::Stuck, 0, &outcome);
-        self.driver.replace();
+        self.worker.output.tell(Kind::Stuck, 0, &outcome);
+        self.worker.driver.replace();
     }
 }

@@ -121,17 +121,19 @@ fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
         return text;
     }
     text += &restored_since(init, report, &crash.deadly);
-    text += match &init.checkpoint {
-        Some(_) => {
-            "\nLost: values that were assigned since the checkpoint, threads, open files, and what else the unfinished \
-             evaluation had done."
-        }
-        None => {
-            "\nNot kept: values that were assigned after their definition, threads, open files, and what else the \
-             unfinished evaluation had done. (The tool checkpoint saves values, too.)"
-        }
+    let (values, hint) = match &init.checkpoint {
+        Some(_) => ("\nLost: values that were assigned since the checkpoint", ""),
+        None => (
+            "\nNot kept: values that were assigned after their definition",
+            " (The tool checkpoint saves values, too.)",
+        ),
     };
-    text
+    let unfinished = match crash.background.len() + usize::from(crash.in_flight) {
+        0 => ", threads and open files",
+        1 => ", threads, open files, and what else the unfinished evaluation had done",
+        _ => ", threads, open files, and what else the unfinished evaluations had done",
+    };
+    text + values + unfinished + "." + hint
 }
 
 /// What was restored: the checkpoint, and the forms since.
@@ -187,6 +189,13 @@ mod tests {
             stuck: Some(Box::new(stuck)),
             deadly: Vec::new(),
         };
+        let idle = CrashReport { in_flight: false, stuck: None, ..crash.clone() };
+        let init = WorkerInit { journal: Some(Vec::new()), crash: Some(idle), ..WorkerInit::default() };
+        let error = lost(&init, &Report::default()).result.unwrap_err();
+        let text = error.message.text.clone();
+        assert!(
+            text.contains("\nNot kept: values that were assigned after their definition, threads and open files. (")
+        );
         let init = WorkerInit { journal: Some(Vec::new()), crash: Some(crash), ..WorkerInit::default() };
         let error = lost(&init, &Report::default()).result.unwrap_err();
         assert_eq!(

@@ -119,7 +119,8 @@ pub(crate) struct Offer {
     pub(crate) tools: ToolSet,
 }
 
-/// What a process begins with that remembers for itself what another image must know.
+/// What a process begins with that remembers for itself what another image must know. Another image takes this one's place
+/// by making of this process another one.
 #[derive(Debug)]
 pub(crate) struct Begin {
     pub(crate) memory: Arc<dyn output::Memory>,
@@ -131,8 +132,8 @@ pub(crate) struct Begin {
     pub(crate) listener: Option<Listener>,
 }
 
-/// Serves until the client closes its end or a signal comes. Another image takes this one's place by making of this
-/// process another one.
+/// Serves until the client closes its end or a signal comes. Without `begin` the client is a supervisor's: this goes on
+/// where another worker stopped, and signals are for the supervisor.
 ///
 /// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP; and the number
 /// of the process that saves the session at the end, if there is one.
@@ -142,54 +143,30 @@ pub(crate) fn serve(
     checkpoints: Checkpoints,
     saves: Saves,
     status: SharedStatus,
-    begin: Begin,
+    begin: Option<Begin>,
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
-    let connection = Connection::open(stdio, output::Reader::ClientOf(begin.memory.clone()))?;
-    connection.inflight.output.take_over(&begin.unsent);
-    connection.driver.take_over(begin.unread);
-    let Begin { init, listener, .. } = begin;
-    serve_worker(connection, session, checkpoints, saves, status, &init, offer, listener)
-}
-
-/// Serves a supervisor's client, going on where another worker stopped. Returns as [`serve`] does; signals are for
-/// the supervisor.
-pub(crate) fn serve_supervised(
-    stdio: Stdio,
-    session: &Session,
-    checkpoints: Checkpoints,
-    saves: Saves,
-    status: SharedStatus,
-    offer: Offer,
-) -> io::Result<(i32, Option<Pid>)> {
-    let connection = Connection::open(stdio, output::Reader::Supervisor)?;
-    let init = connection.handover()?;
-    serve_worker(connection, session, checkpoints, saves, status, &init, offer, None)
-}
-
-#[allow(clippy::too_many_arguments, reason = "what two functions begin with alike")]
-fn serve_worker(
-    connection: Connection,
-    session: &Session,
-    checkpoints: Checkpoints,
-    saves: Saves,
-    status: SharedStatus,
-    init: &WorkerInit,
-    offer: Offer,
-    listener: Option<Listener>,
-) -> io::Result<(i32, Option<Pid>)> {
+    let memory = begin.as_ref().map(|begin| begin.memory.clone());
+    let connection = Connection::open(stdio, memory.map_or(output::Reader::Supervisor, output::Reader::ClientOf))?;
+    let (init, listener) = match begin {
+        None => (connection.handover()?, None),
+        Some(Begin { init, unread, unsent, listener, .. }) => {
+            connection.inflight.output.take_over(&unsent);
+            connection.driver.take_over(unread);
+            (init, listener.map(Arc::new))
+        }
+    };
     let output = connection.inflight.output.clone();
-    let worker = worker::take_over(session, init, output, connection.driver.clone(), status);
+    let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
     if let Some(space) = saves.automatic {
-        let (saver, activity) = (saver.clone(), worker.activity().clone());
+        let (saver, activity) = (saver.clone(), worker.activity.clone());
         worker.once_restored(move || checkpointing::save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
     let Offer { structured, tools } = offer;
     let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
-    let server = Server::new(tools).of_worker(init, status);
-    let listener = listener.map(Arc::new);
+    let server = Server::new(tools, &init, status);
     if let Some(listener) = listener.clone() {
         let main = server.main().clone();
         worker.once_restored(move || {

@@ -10,7 +10,7 @@ use super::loss::shortened;
 use crate::handover::Entry;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::outcome::ErrorRecord;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
 
 /// How long a form that is restored may take: so many times what it took at first, and at least this.
@@ -104,7 +104,7 @@ impl Restoring {
             } else {
                 Some(Operation::new("restore-form").with("package", &*entry.form.package))
             };
-            match &session.evaluate_again(entry.evaluation, evaluation, operation.as_ref()).result {
+            match &session.evaluate_as(Some(entry.evaluation), evaluation, operation.as_ref()).result {
                 Ok(_) => report.restored += 1,
                 Err(error) => report.failed.push((index, reason(error))),
             }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
@@ -23,8 +24,9 @@ pub(super) struct Server {
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     lines: Mutex<Numbers>,
-    /// Present where another image may take this one's place.
-    replaceable: Option<Replaceable>,
+    status: SharedStatus,
+    /// The supervisor, where there is one.
+    parent: Option<Pid>,
 }
 
 /// The numbers of the lines, as the supervisor counts them.
@@ -34,33 +36,18 @@ struct Numbers {
     next: u64,
 }
 
-#[derive(Debug)]
-struct Replaceable {
-    status: SharedStatus,
-    /// The supervisor, where there is one.
-    parent: Option<rustix::process::Pid>,
-}
-
 impl Server {
-    pub(super) fn new(tools: Arc<ToolContext>) -> Self {
-        Self {
-            main: Conversation::new(tools),
-            guests: Mutex::default(),
-            lines: Mutex::new(Numbers { resent: VecDeque::new(), next: 1 }),
-            replaceable: None,
-        }
-    }
-
-    /// The same where another image stopped.
-    pub(super) fn of_worker(mut self, init: &WorkerInit, status: SharedStatus) -> Self {
-        let parent = rustix::process::getppid().filter(|_| self.main.tools().inflight().output.memory().is_none());
-        self.replaceable = Some(Replaceable { status, parent });
-        self.lines = Mutex::new(Numbers { resent: init.resent.iter().copied().collect(), next: init.next });
-        self.main.go_on(&init.handshake);
+    /// Goes on where another image stopped.
+    pub(super) fn new(tools: Arc<ToolContext>, init: &WorkerInit, status: SharedStatus) -> Self {
+        let parent = getppid().filter(|_| tools.inflight().output.memory().is_none());
+        let lines = Numbers { resent: init.resent.iter().copied().collect(), next: init.next };
+        let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
+        let server = Self { main, guests: Mutex::default(), lines, status, parent };
+        server.main.go_on(&init.handshake);
         for (connection, guest) in &init.guests {
-            self.guest(*connection).go_on(&guest.handshake);
+            server.guest(*connection).go_on(&guest.handshake);
         }
-        self
+        server
     }
 
     pub(super) fn main(&self) -> &Arc<Conversation> {
@@ -70,7 +57,7 @@ impl Server {
     /// Gives the last answer to whatever still waits.
     pub(super) fn abandon(&self, reason: &'static str) {
         for conversation in self.guests.lock().values() {
-            conversation.tools().inflight().abandon(reason);
+            conversation.inflight().abandon(reason);
         }
     }
 
@@ -78,27 +65,24 @@ impl Server {
     fn number(&self, text: &[u8]) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
-            if let Some(memory) = self.main.tools().inflight().output.memory() {
+            if let Some(memory) = self.main.inflight().output.memory() {
                 memory.add(text);
             }
             lines.next += 1;
             lines.next - 1
         });
-        if let Some(Replaceable { status, .. }) = self.replaceable {
-            status.set(Status::Heard, number);
-        }
+        self.status.set(Status::Heard, number);
         number
     }
 
     /// True when a supervisor is between this process and its clients.
     fn is_supervised(&self) -> bool {
-        self.replaceable.as_ref().is_some_and(|replaceable| replaceable.parent.is_some())
+        self.parent.is_some()
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.
     pub(super) fn is_orphaned(&self) -> bool {
-        let parent = self.replaceable.as_ref().and_then(|replaceable| replaceable.parent);
-        parent.is_some_and(|parent| rustix::process::getppid() != Some(parent))
+        self.parent.is_some_and(|parent| getppid() != Some(parent))
     }
 
     /// The conversation with a client that has joined, perhaps just now.
@@ -128,7 +112,7 @@ impl Service for Server {
                     if let Some(conversation) = gone {
                         conversation.end();
                     }
-                    self.main.tools().inflight().output.done(number);
+                    self.main.inflight().output.done(number);
                 }
                 (connection, text) => self.guest(connection).line(Line::Text(text), number),
             },
@@ -138,11 +122,12 @@ impl Service for Server {
 
     fn due(&self, now: Instant) -> Option<Instant> {
         let guests: Vec<_> = self.guests.lock().values().cloned().collect();
-        guests.iter().chain([&self.main]).filter_map(|conversation| conversation.due(now)).min()
+        guests.iter().chain([&self.main]).filter_map(|conversation| conversation.inflight().due(now)).min()
     }
 
     fn is_idle(&self) -> bool {
-        self.main.is_idle() && self.guests.lock().values().all(|conversation| conversation.is_idle())
+        self.main.inflight().is_idle()
+            && self.guests.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
 
     /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
@@ -151,7 +136,7 @@ impl Service for Server {
     }
 
     fn replace(&self, input: &LineReader) {
-        self.main.tools().inflight().output.replace(input.as_fd(), input.unread());
+        self.main.inflight().output.replace(input.as_fd(), input.unread());
     }
 }
 
@@ -174,11 +159,11 @@ impl Service for Guest {
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
-        self.conversation.due(now)
+        self.conversation.inflight().due(now)
     }
 
     fn is_idle(&self) -> bool {
-        self.conversation.is_idle()
+        self.conversation.inflight().is_idle()
     }
 
     fn heeds_signals(&self) -> bool {

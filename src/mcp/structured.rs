@@ -12,7 +12,7 @@ use super::reply::Reply;
 use super::tools::CheckpointReply;
 use crate::checkpoints::Checkpoint;
 use crate::outcome::{
-    Clipped, Definition, FormPosition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
+    Clipped, Definition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
@@ -25,11 +25,12 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::Profile(outcome) => profile(outcome),
         Reply::Tests(outcome) => tests(outcome),
         Reply::Error(known) => {
-            optional("error", known.as_deref().map(|known| error(known, first(known, report::PREVIEW_FRAMES), true)))
+            let preview = |known| error(known, first(known, report::PREVIEW_FRAMES), true);
+            present(json!({"error": known.as_deref().map(preview)}))
         }
         Reply::Backtrace(known, range) => {
-            let frames = known.as_deref().map(|known| error(known, range.within(known, max), range.locals));
-            optional("error", frames)
+            let frames = |known| error(known, range.within(known, max), range.locals);
+            present(json!({"error": known.as_deref().map(frames)}))
         }
         Reply::History(errors, older) => {
             json!({"errors": errors.iter().map(|known| summary(known)).collect::<Vec<_>>(), "older": older})
@@ -68,11 +69,10 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
 /// What an evaluation did, with the calls that were recorded.
 fn calls(outcome: &Outcome) -> Value {
     let mut map = evaluation(outcome);
-    let calls = outcome.records.iter().filter(|record| record.kind == "call");
-    map["calls"] = calls
+    map["calls"] = report::of_kind(&outcome.records, "call")
         .map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"]))
         .collect();
-    let trace = outcome.records.iter().find(|record| record.kind == "trace");
+    let trace = report::of_kind(&outcome.records, "trace").next();
     map["omittedCalls"] = trace.and_then(|trace| trace.number("omitted")).unwrap_or(0).into();
     map
 }
@@ -80,17 +80,20 @@ fn calls(outcome: &Outcome) -> Value {
 /// What an evaluation did, with the functions it was seen in.
 fn profile(outcome: &Outcome) -> Value {
     let mut map = evaluation(outcome);
-    if let Some(profile) = outcome.records.iter().find(|record| record.kind == "profile") {
+    if let Some(profile) = report::of_kind(&outcome.records, "profile").next() {
         map["profile"] = fields(profile, &["mode", "samples", "threads", "milliseconds"]);
     }
-    let functions = outcome.records.iter().filter(|record| record.kind == "function");
+    let functions = report::of_kind(&outcome.records, "function");
     map["functions"] = functions.map(|function| fields(function, &["name", "place", "self", "total"])).collect();
     map
 }
 
-/// An object with this property, if there is a value for it.
-fn optional(name: &str, value: Option<Value>) -> Value {
-    value.map_or_else(|| json!({}), |value| json!({name: value}))
+/// The object without those of its properties that are null: where there is nothing to tell of, one is missing.
+fn present(mut object: Value) -> Value {
+    if let Value::Object(properties) = &mut object {
+        properties.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 fn status(status: &EvaluationStatus) -> Value {
@@ -101,14 +104,14 @@ fn status(status: &EvaluationStatus) -> Value {
         Progress::Held(outcome) => ("held", None, Some(outcome)),
         Progress::Over(outcome, time) => ("over", Some(time), Some(outcome)),
     };
-    let mut map = json!({"id": status.id, "state": state, "code": status.code, "printed": status.printed});
-    if let Some(time) = took {
-        map["seconds"] = time.as_secs_f64().into();
-    }
-    if let Some(outcome) = outcome {
-        map["failed"] = outcome.is_error().into();
-    }
-    map
+    present(json!({
+        "id": status.id,
+        "state": state,
+        "code": status.code,
+        "printed": status.printed,
+        "seconds": took.map(Duration::as_secs_f64),
+        "failed": outcome.map(|outcome| outcome.is_error()),
+    }))
 }
 
 fn clipped(text: &Clipped) -> String {
@@ -120,7 +123,8 @@ fn clipped(text: &Clipped) -> String {
 }
 
 fn evaluation(outcome: &Outcome) -> Value {
-    let mut map = json!({
+    let timing = outcome.timing.filter(|_| !outcome.is_error());
+    let mut map = present(json!({
         "notices": outcome.notices,
         "background": clipped(&outcome.background),
         "stdout": clipped(&outcome.stdout),
@@ -128,25 +132,19 @@ fn evaluation(outcome: &Outcome) -> Value {
         "warnings": outcome.warnings.iter().map(warning).collect::<Vec<_>>(),
         "warningsOmitted": outcome.warnings_omitted,
         "held": outcome.held,
-    });
-    match &outcome.result {
-        _ if outcome.in_background => map["inBackground"] = outcome.evaluation.into(),
-        Ok(values) => map["values"] = values.iter().map(clipped).collect(),
-        Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
-    }
-    if let Some(record) = report::loaded(outcome) {
-        map["loaded"] = loaded(record);
-    }
-    if let Some(read) = outcome.records.iter().find(|record| record.kind == "read") {
-        map["read"] = read.number("end").into();
-    }
-    if let (Some(timing), Ok(_)) = (&outcome.timing, &outcome.result) {
-        map["timing"] = json!({
+        "loaded": report::loaded(outcome).map(loaded),
+        "read": report::of_kind(&outcome.records, "read").find_map(|read| read.number("end")),
+        "timing": timing.map(|timing| json!({
             "realMs": timing.real_ms,
             "runMs": timing.run_ms,
             "gcMs": timing.gc_ms,
             "bytesConsed": timing.bytes_consed,
-        });
+        })),
+    }));
+    match &outcome.result {
+        _ if outcome.in_background => map["inBackground"] = outcome.evaluation.into(),
+        Ok(values) => map["values"] = values.iter().map(clipped).collect(),
+        Err(failure) => map["error"] = error(failure, report::report_frames(failure).map(|(frame, _)| frame), true),
     }
     map
 }
@@ -154,18 +152,15 @@ fn evaluation(outcome: &Outcome) -> Value {
 /// What was loaded.
 fn loaded(record: &Record) -> Value {
     let number = |field| record.number(field).unwrap_or(0);
-    let mut map = json!({
+    present(json!({
         "name": record.text("name"),
         "files": number("files"),
         "compiled": number("compiled"),
         "upToDate": record.number("present").is_some(),
         "seconds": Duration::from_millis(number("milliseconds").unsigned_abs()).as_secs_f64(),
         "systems": record.text("systems").map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
-    });
-    if let Some(definition) = record.text("definition") {
-        map["definition"] = definition.into();
-    }
-    map
+        "definition": record.text("definition"),
+    }))
 }
 
 /// What tests came to, one record a test.
@@ -180,7 +175,7 @@ fn tests(outcome: &Outcome) -> Value {
     let systems = outcome.by_system();
     let tests: Vec<_> = systems.iter().flat_map(|(_, outcome)| each_test(outcome)).collect();
     map["tests"] = if systems.is_empty() { each_test(outcome) } else { tests }.into();
-    let differing = outcome.records.iter().filter(|record| record.kind == "differs");
+    let differing = report::of_kind(&outcome.records, "differs");
     map["differs"] = differing.map(|record| fields(record, &["name", "passes"])).collect();
     map
 }
@@ -255,36 +250,25 @@ fn fields(record: &Record, names: &[&str]) -> Value {
 }
 
 fn warning(warning: &Warning) -> Value {
-    let mut map = json!({"type": warning.kind, "message": clipped(&warning.message)});
-    if let Some(file) = &warning.file {
-        map["file"] = file.as_str().into();
-    }
-    if let Some(line) = warning.line {
-        map["line"] = line.into();
-    }
-    if let Some(column) = warning.column {
-        map["column"] = column.into();
-    }
-    if let Some(form) = &warning.form {
-        map["form"] = form.as_str().into();
-    }
-    map
+    present(json!({
+        "type": warning.kind,
+        "message": clipped(&warning.message),
+        "file": warning.file,
+        "line": warning.line,
+        "column": warning.column,
+        "form": warning.form,
+    }))
 }
 
 /// What error-history says of an error.
 fn summary(record: &ErrorRecord) -> Value {
-    let mut map = json!({
+    present(json!({
         "type": record.kind,
         "message": clipped(&record.message),
         "time": report::time(record).to_string(),
-    });
-    if record.id > 0 {
-        map["id"] = format!("E{}", record.id).into();
-    }
-    if let Some(FormPosition { number, line, text }) = &record.form {
-        map["form"] = json!({"number": number, "line": line, "text": text});
-    }
-    map
+        "id": (record.id > 0).then(|| format!("E{}", record.id)),
+        "form": record.form,
+    }))
 }
 
 /// The innermost frames of an error.
@@ -295,13 +279,8 @@ fn first(record: &ErrorRecord, count: usize) -> &[Frame] {
 /// An error with these of its frames.
 fn error<'a>(record: &ErrorRecord, frames: impl IntoIterator<Item = &'a Frame>, locals: bool) -> Value {
     let mut map = summary(record);
-    let slots = record.slots.iter().map(|slot| json!({"name": slot.name, "value": slot.value}));
-    map["slots"] = slots.collect();
-    let restarts = record
-        .restarts
-        .iter()
-        .map(|restart| json!({"number": restart.number, "name": restart.name, "description": restart.description}));
-    map["restarts"] = restarts.collect();
+    map["slots"] = json!(record.slots);
+    map["restarts"] = json!(record.restarts);
     map["frames"] = frames.into_iter().map(|known| frame(known, locals)).collect();
     map["totalFrames"] = record.total_frames.into();
     map
@@ -309,20 +288,16 @@ fn error<'a>(record: &ErrorRecord, frames: impl IntoIterator<Item = &'a Frame>, 
 
 fn frame(frame: &Frame, locals: bool) -> Value {
     let (function, arguments) = parts(&frame.call);
-    let mut map = json!({"number": frame.number, "call": frame.call, "function": function, "arguments": arguments});
-    if let Some(source) = &frame.source {
-        map["source"] = source.as_str().into();
-    }
-    if let Some(code) = &frame.code {
-        map["code"] = code.as_str().into();
-    }
-    if let Some(machinery) = &frame.machinery {
-        map["machinery"] = machinery.as_str().into();
-    }
-    if locals {
-        map["locals"] = frame.locals.iter().map(local).collect();
-    }
-    map
+    present(json!({
+        "number": frame.number,
+        "call": frame.call,
+        "function": function,
+        "arguments": arguments,
+        "source": frame.source,
+        "code": frame.code,
+        "machinery": frame.machinery,
+        "locals": locals.then(|| frame.locals.iter().map(local).collect::<Vec<_>>()),
+    }))
 }
 
 /// The function and the arguments of a call as printed.
@@ -365,57 +340,49 @@ fn role(role: &Role) -> Value {
     json!({"title": role.title, "details": details.collect::<Vec<_>>()})
 }
 
-/// These fields of a record, as far as it has them: by the property's name and the field's.
-fn properties(record: &Record, names: &[(&str, &str)]) -> Value {
-    let fields = names.iter().filter_map(|(property, name)| Some(((*property).to_owned(), record.text(name)?.into())));
-    Value::Object(fields.collect())
-}
-
 /// What one record of this kind says, or each of them.
 fn texts(records: &[Record], kind: &str) -> Vec<String> {
     report::of_kind(records, kind).map(|record| report::field(record, "text").to_owned()).collect()
 }
 
 fn symbols(records: &[Record]) -> Value {
-    let fields =
-        [("name", "name"), ("kind", "kind"), ("lambdaList", "lambda-list"), ("documentation", "documentation")];
     let symbols = report::of_kind(records, "symbol").map(|record| {
-        let mut map = properties(record, &fields);
-        map["exported"] = (record.number("exported") == Some(1)).into();
-        map
+        present(json!({
+            "name": record.text("name"),
+            "kind": record.text("kind"),
+            "lambdaList": record.text("lambda-list"),
+            "documentation": record.text("documentation"),
+            "exported": record.number("exported") == Some(1),
+        }))
     });
-    let mut map = json!({"symbols": symbols.collect::<Vec<_>>(), "more": report::more(records)});
-    if let Some(nothing) = texts(records, "nothing").pop() {
-        map["nothing"] = nothing.into();
-    }
-    map
+    present(json!({
+        "symbols": symbols.collect::<Vec<_>>(),
+        "more": report::more(records),
+        "nothing": texts(records, "nothing").pop(),
+    }))
 }
 
 fn references(records: &[Record]) -> Value {
-    let fields = [("name", "name"), ("where", "where"), ("code", "code"), ("how", "how")];
-    let references: Vec<_> = report::of_kind(records, "reference").map(|record| properties(record, &fields)).collect();
-    let mut map = json!({"references": references, "more": report::more(records), "notes": texts(records, "note")});
-    if let Some(relation) = report::of_kind(records, "relation").next() {
-        map["relation"] = report::field(relation, "name").into();
-    }
-    map
+    let references = report::of_kind(records, "reference");
+    let relation = report::of_kind(records, "relation").next();
+    present(json!({
+        "references": references.map(|record| fields(record, &["name", "where", "code", "how"])).collect::<Vec<_>>(),
+        "more": report::more(records),
+        "notes": texts(records, "note"),
+        "relation": relation.map(|relation| report::field(relation, "name")),
+    }))
 }
 
 fn expansion(records: &[Record], max: usize) -> Value {
-    let steps = report::of_kind(records, "step").map(|step| {
-        let mut map = properties(step, &[("macro", "macro"), ("result", "result")]);
-        map["count"] = step.number("count").into();
-        map
-    });
-    let mut map = json!({"steps": steps.collect::<Vec<_>>(), "notes": texts(records, "note")});
+    let steps = report::of_kind(records, "step").map(|step| fields(step, &["macro", "result", "count"]));
     let expansion = texts(records, "expansion").concat();
-    if !expansion.is_empty() {
-        map["expansion"] = report::cut(expansion, max).into();
-    }
-    if let Some(error) = report::expansion_error(records) {
-        map["error"] = properties(error, &[("type", "type"), ("message", "message"), ("while", "while")]);
-    }
-    map
+    let error = report::expansion_error(records);
+    present(json!({
+        "steps": steps.collect::<Vec<_>>(),
+        "notes": texts(records, "note"),
+        "expansion": (!expansion.is_empty()).then(|| report::cut(expansion, max)),
+        "error": error.map(|error| fields(error, &["type", "message", "while"])),
+    }))
 }
 
 fn limits(limits: &Limits) -> Value {

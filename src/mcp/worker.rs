@@ -42,20 +42,20 @@ pub(super) struct Returned {
 /// What a worker knows of the one before it.
 #[derive(Debug, Clone)]
 pub(super) struct Worker {
-    output: Arc<Output>,
-    driver: Arc<Driver>,
-    status: SharedStatus,
+    pub(super) output: Arc<Output>,
+    pub(super) driver: Arc<Driver>,
+    pub(super) status: SharedStatus,
     through: u64,
     reset: Option<u64>,
     deadly_question: Option<u64>,
-    restoring: Arc<Restoring>,
+    pub(super) restoring: Arc<Restoring>,
     /// The last image was lost, not replaced as somebody asked.
     crashed: bool,
-    activity: Arc<Activity>,
+    pub(super) activity: Arc<Activity>,
     /// What was evaluated up to this one is saved; `u64::MAX` for nothing.
     saved_through: Arc<AtomicU64>,
     /// What could not be restored, and nobody has defined again.
-    unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    pub(super) unrestored: Arc<Mutex<Vec<Unrestored>>>,
     /// What the clients that had joined the image before know of errors.
     guests: Arc<BTreeMap<u64, Errors>>,
     /// Known once the image is as it was.
@@ -204,11 +204,6 @@ impl Worker {
         self.reset == Some(line)
     }
 
-    /// What goes on in the session.
-    pub(super) fn activity(&self) -> &Arc<Activity> {
-        &self.activity
-    }
-
     /// What there is to be said when this worker is the checkpoint that this line asked for, or could not be.
     pub(super) fn returned_for(&self, line: u64) -> Option<&Result<Returned, String>> {
         self.before.get()?.returned.as_ref().filter(|_| self.is_fresh_for(line))
@@ -272,19 +267,6 @@ pub(super) fn take_over(
     session.lose_evaluations(init.crash.as_ref().map_or(&[], |crash| &crash.background));
     session.set_errors(init.errors.clone());
     let forms = init.journal.as_ref().map_or(0, Vec::len);
-    let restoring = Arc::new(Restoring::new(forms));
-    let unrestored = Arc::new(Mutex::new(init.unrestored.clone()));
-    let activity = Arc::new(Activity::default());
-    session.observe(Arc::new(Keeper {
-        output: output.clone(),
-        driver: driver.clone(),
-        status,
-        told: Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))])),
-        since: Mutex::new(Instant::now()),
-        activity: activity.clone(),
-        unrestored: unrestored.clone(),
-        restoring: restoring.clone(),
-    }));
     let worker = Worker {
         output,
         driver,
@@ -292,18 +274,23 @@ pub(super) fn take_over(
         through: init.through,
         reset: init.reset,
         deadly_question: init.inspected.filter(|(_, times)| *times > 1).map(|(line, _)| line),
-        restoring,
+        restoring: Arc::new(Restoring::new(forms)),
         crashed: init.crash.is_some(),
-        activity,
+        activity: Arc::default(),
         guests: Arc::new(init.guests.iter().map(|(number, guest)| (*number, guest.errors.clone())).collect()),
         before: Arc::default(),
         cancelled: init.crash.as_ref().filter(|crash| crash.was_cancelled()).map(|crash| crash.connection),
         // Forms that were evaluated again are in no checkpoint.
         saved_through: Arc::new(AtomicU64::new(if forms > 0 { u64::MAX } else { init.evaluations })),
-        unrestored,
+        unrestored: Arc::new(Mutex::new(init.unrestored.clone())),
         lost: Arc::default(),
         told: Arc::default(),
     };
+    session.observe(Arc::new(Keeper {
+        worker: worker.clone(),
+        told: Mutex::new(HashMap::from([(0, session.last_error().map(|error| error.id))])),
+        since: Mutex::new(Instant::now()),
+    }));
     worker.output.tell(Kind::Ready, 0, &());
     if forms == 0 {
         worker.restore(session, init);

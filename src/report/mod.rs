@@ -43,9 +43,9 @@ pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
 #[cfg(feature = "mcp")]
 pub(crate) use load::loaded;
-#[cfg(feature = "mcp")]
-pub(crate) use tests::ran_test_op_alone;
 pub use tests::tests;
+#[cfg(feature = "mcp")]
+pub(crate) use tests::{could_be_run, ran_test_op_alone};
 
 pub use crate::outcome::DefinitionFilter;
 

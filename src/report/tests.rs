@@ -28,6 +28,8 @@ const PRINTED: [usize; 2] = [1500, 700];
 const PRINTED_BESIDE_SUSPECTS: [usize; 2] = [300, 300];
 /// Up to so many lines that it printed are no reports on its tests.
 const FEW_LINES: usize = 2;
+/// What is between those of several systems.
+const BETWEEN: &str = "\n\n";
 /// Names in a list of tests.
 const NAMES: usize = 20;
 /// Warnings that are shown, and characters of each: the tools that load say more.
@@ -92,15 +94,17 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     let section = |(name, outcome): &(&str, Outcome), room| {
         let mut text = format!("{}:\n", escape_markers(name));
         push_run(&mut text, outcome, room, false);
-        text + "\n\n"
+        text
     };
     // What needs less than its share leaves the rest to others.
     let mut whole: Vec<_> = systems.iter().map(|system| section(system, usize::MAX)).enumerate().collect();
     whole.sort_by_key(|(_, text)| length(text));
     let mut texts = vec![String::new(); systems.len()];
     for (done, (index, text)) in whole.into_iter().enumerate() {
-        let share = room / (systems.len() - done);
-        texts[index] = if length(&text) <= share { text } else { cut(section(&systems[index], share), share) };
+        let share = (room / (systems.len() - done)).saturating_sub(BETWEEN.len());
+        let fits = length(&text) <= share;
+        texts[index] =
+            if fits { text } else { cut(section(&systems[index], share.saturating_sub(AROUND)), share) } + BETWEEN;
         room = room.saturating_sub(length(&texts[index]));
     }
     target.extend(texts);
@@ -109,9 +113,14 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     let all = counts.fold(TestCounts::default(), |all, counts| all + counts);
     let verdict = if verdict == Verdict::NothingRan && all.passed > 0 { "NOT ALL RAN" } else { verdict.name() };
     _ = write!(target, "{} systems: {verdict}{}", systems.len(), counts_text(&all));
-    if systems.iter().any(|(_, outcome)| lacks_suspects(outcome)) {
+    if systems.iter().any(|(name, outcome)| could_be_run(name, &outcome.records) && lacks_suspects(outcome)) {
         target.push_str(SUSPECTS_HINT);
     }
+}
+
+/// True when tests of one of several systems could be run: else there is one that failed, called as the system.
+pub(crate) fn could_be_run(system: &str, records: &[Record]) -> bool {
+    records.iter().any(|record| record.kind == "test" && name(record) != system)
 }
 
 /// What the tests of a system, or of whatever else, came to; the failures in this room. True when all that they printed is
@@ -120,6 +129,7 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
+    push_without_checks(target, outcome);
     let (printed, whole) = printed_by_test_op(outcome);
     push_failures(target, outcome, room.saturating_sub(length(&printed)));
     if hint && lacks_suspects(outcome) {
@@ -226,6 +236,18 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
             let rest = if names.len() > NAMES { ", …" } else { "" };
             _ = write!(target, "\n{says}: {shown}{rest}");
         }
+    }
+}
+
+/// Tests that passed and checked nothing, which their frameworks count differently.
+fn push_without_checks(target: &mut String, outcome: &Outcome) {
+    let tests = outcome.records.iter().filter(|record| record.kind == "test" && !is_test_op(record));
+    let empty = tests.filter(|test| test.text("status") == Some("passed") && test.number("checks") == Some(0));
+    let names: Vec<_> = empty.map(|test| one_line(name(test), MAX_CALL)).collect();
+    if !names.is_empty() {
+        let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
+        let rest = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
+        _ = write!(target, "\nMade no check: {shown}{rest}");
     }
 }
 

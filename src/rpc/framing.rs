@@ -13,6 +13,11 @@ use crate::id_scanner::IdScanner;
 
 /// The longest line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 20;
+/// What is said of a longer one.
+pub(crate) fn too_long() -> String {
+    format!("the message is longer than {} MiB", MAX_LINE >> 20)
+}
+
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;
 /// A buffer that grew beyond this is given back when it is empty.

@@ -233,7 +233,7 @@ impl Inflight {
     }
 
     /// Answers a line, or a part of a batch, that is no request; its id is whatever the client sent.
-    pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, line: u64, batch: Option<&Batch>) {
+    pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, line: u64, batch: Option<&Arc<Batch>>) {
         let refusal = Response::failed(id.unwrap_or_default(), error);
         match batch {
             None => self.output.answer(line, &refusal),
@@ -309,7 +309,6 @@ impl Inflight {
                 self.finish(&mut table, batch, answer);
             }
         }
-        drop(table);
     }
 
     /// Has `cancel` called should the client cancel this call before it is answered.

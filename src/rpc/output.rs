@@ -138,10 +138,13 @@ impl Output {
 
     /// Tells the supervisor something, or whoever remembers; a client is told nothing.
     pub(crate) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
-        if matches!(self.reader, Reader::Client) {
+        if !self.is_remembered() {
             return;
         }
-        let Some(payload) = encode(content) else { return };
+        let payload = match serde_json::to_vec(content) {
+            Ok(payload) => payload,
+            Err(error) => return tracing::error!(%error, "word for the supervisor is lost"),
+        };
         match &self.reader {
             Reader::ClientOf(memory) => memory.note((kind, line, &payload)),
             _ => self.write(&frame::frame(kind, line, &payload)),
@@ -167,7 +170,7 @@ impl Output {
 
     fn put(&self, kind: Kind, line: u64, message: &impl Serialize) {
         let mut bytes = Vec::with_capacity(256);
-        let header = if matches!(self.reader, Reader::Supervisor) { HEADER } else { 0 };
+        let header = if self.is_framed() { HEADER } else { 0 };
         bytes.resize(header, 0);
         if let Err(error) = serde_json::to_writer(&mut bytes, message) {
             tracing::error!(%error, "an answer cannot be written");
@@ -188,10 +191,7 @@ impl Output {
 
     fn write_if(&self, bytes: &[u8], wanted: impl FnOnce() -> bool) {
         let mut buffer = self.buffer.lock();
-        if !wanted() {
-            return;
-        }
-        if buffer.broken {
+        if !wanted() || buffer.broken {
             return;
         }
         let was_empty = buffer.bytes.is_empty();
@@ -216,8 +216,4 @@ impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-fn encode(message: &impl Serialize) -> Option<Vec<u8>> {
-    serde_json::to_vec(message).inspect_err(|error| tracing::error!(%error, "word for the supervisor is lost")).ok()
 }

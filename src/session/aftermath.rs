@@ -7,12 +7,10 @@ use std::sync::Arc;
 use super::completion::{Earlier, keep};
 use super::connection::Connection;
 use super::events::{JobEnd, OutcomeBuilder};
-use super::operation::Operation;
 use super::scheduler::Board;
-use super::{Answer, Evaluation, Inner, JobId, Reply, Session, answer};
-use crate::config::Limits;
+use super::{Answer, Inner, Reply, Session, answer};
 use crate::image::Interrupt;
-use crate::outcome::{Clipped, Outcome};
+use crate::outcome::Outcome;
 
 /// What is done: it makes what the evaluation comes to of what Lisp came to, or says why it cannot.
 type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
@@ -24,7 +22,6 @@ pub(crate) struct Aftermath {
     cancel: Answer,
 }
 
-#[allow(dead_code, reason = "only the tools of feature mcp have any")]
 impl Aftermath {
     /// `work` is done on a thread of its own, unless the evaluation is cancelled or held before; `cancel` is called
     /// when it is cancelled meanwhile, and must not block.
@@ -38,8 +35,8 @@ impl Aftermath {
 
 /// An aftermath, and the session that it is of.
 pub(super) struct Due {
-    aftermath: Aftermath,
-    session: Session,
+    pub(super) aftermath: Aftermath,
+    pub(super) session: Session,
 }
 
 /// While there is one, whoever watches over the image knows that an answer waits for something else: it may take its
@@ -71,21 +68,6 @@ pub(super) struct Finishing {
     reply: Reply<Arc<Outcome>>,
     /// Taken when it is cancelled.
     cancel: Option<Answer>,
-}
-
-impl Session {
-    /// [`submit_operation`](Self::submit_operation) with something to do afterwards.
-    #[allow(dead_code, reason = "only the tools of feature mcp have any")]
-    pub(crate) fn submit_operation_with(
-        &self,
-        operation: &Operation,
-        evaluation: Evaluation,
-        aftermath: Aftermath,
-        reply: Reply<Arc<Outcome>>,
-    ) -> JobId {
-        let due = Due { aftermath, session: self.clone() };
-        self.submit_as(None, evaluation, Some(operation), Some(due), reply)
-    }
 }
 
 impl Due {
@@ -129,8 +111,8 @@ impl Finishing {
 
     /// Answers as a cancelled one does.
     pub(super) fn abandon(self) -> Answer {
-        let builder = OutcomeBuilder::new(self.evaluation, Arc::default(), Limits::default(), None);
-        answer(self.reply, Arc::new(builder.finish(JobEnd::Interrupted(Interrupt::Cancel))))
+        let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
+        answer(self.reply, Arc::new(outcome))
     }
 }
 
@@ -141,22 +123,14 @@ impl Inner {
         // It was answered when the image was replaced.
         let Some(index) = board.finishing.iter().position(|finishing| finishing.job == job) else { return };
         let Finishing { evaluation, background, end, before, reply, cancel, .. } = board.finishing.swap_remove(index);
-        let builder = || OutcomeBuilder::new(evaluation, Arc::default(), Limits::default(), None);
+        let builder = OutcomeBuilder::blank(evaluation);
         let (end, mut outcome) = match result {
             _ if cancel.is_none() => {
                 let end = JobEnd::Interrupted(Interrupt::Cancel);
-                (end, builder().finish(end))
+                (end, builder.finish(end))
             }
             Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
-            Err(reason) => {
-                let mut outcome = builder().finish(JobEnd::Failed);
-                if let Err(error) = &mut outcome.result {
-                    let error = Arc::make_mut(error);
-                    error.kind = "SIMPLE-ERROR".to_owned();
-                    error.message = Clipped::from(reason);
-                }
-                (JobEnd::Failed, outcome)
-            }
+            Err(reason) => (JobEnd::Failed, builder.failed("SIMPLE-ERROR", reason)),
         };
         if background {
             if let Some(observer) = self.observer.get() {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::aftermath::Due;
+use super::aftermath::{Aftermath, Due};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::{HandledErrors, PendingReply, Submission};
-use super::scheduler::{Leave, Request, Running};
+use super::scheduler::{Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -136,8 +136,18 @@ impl Session {
     /// Must not be called from a `reply` closure: that runs on the thread that would do the work.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
+        self.evaluate_as(None, evaluation, None)
+    }
+
+    /// The same by an operation, or from `source`, as [`submit_as`](Self::submit_as) does.
+    pub(crate) fn evaluate_as(
+        &self,
+        source: Option<u64>,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+    ) -> Arc<Outcome> {
         wait(|reply| {
-            self.submit(evaluation, reply);
+            self.submit_as(source, evaluation, operation, None, reply);
         })
     }
 
@@ -148,34 +158,15 @@ impl Session {
         self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
-    /// Queues an operation, which is an evaluation of its own: it may evaluate the code, or do what the code stands for.
-    /// The outcome has its records.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-    pub(crate) fn submit_operation(
-        &self,
-        operation: &Operation,
-        evaluation: Evaluation,
-        reply: impl FnOnce(Arc<Outcome>) + Send + 'static,
-    ) -> JobId {
-        self.submit_as(None, evaluation, Some(operation), None, Box::new(reply))
-    }
-
-    /// Does an operation and waits for the outcome, as [`evaluate`](Self::evaluate) does.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-    pub(crate) fn evaluate_operation(&self, operation: &Operation, evaluation: Evaluation) -> Arc<Outcome> {
-        wait(|reply| {
-            self.submit_operation(operation, evaluation, reply);
-        })
-    }
-
     /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
-    /// evaluation `source`.
-    pub(super) fn submit_as(
+    /// evaluation `source`. An `operation` may evaluate the code, or do what the code stands for: the outcome has its
+    /// records. The `aftermath` is done before the evaluation is over.
+    pub(crate) fn submit_as(
         &self,
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
-        due: Option<Due>,
+        aftermath: Option<Aftermath>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
@@ -202,7 +193,7 @@ impl Session {
         let reply = PendingReply::Submitted(Submission { number, code, limits, timeout, handled }, reply);
         let mut request = Request::new(&self.connection, job, timeout, reply);
         request.background = background == Background::AtOnce;
-        request.due = due.map(Box::new);
+        request.due = aftermath.map(|aftermath| Box::new(Due { aftermath, session: self.clone() }));
         if source.is_none() {
             request.job.evaluation = number;
         }
@@ -239,10 +230,10 @@ impl Session {
     /// there as may be.
     pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
         let mut board = self.inner.board.lock();
-        let leave = board.leave(id.0, Box::new(left));
+        let left = board.leave(id.0, Box::new(left));
         self.inner.leave_board(board);
-        if let Leave::Waiting(reply) = leave {
-            reply(Arc::new(self.so_far(id)));
+        if let Some(left) = left {
+            left(Arc::new(self.so_far(id)));
         }
     }
 
@@ -252,10 +243,7 @@ impl Session {
         let mut board = self.inner.board.lock();
         let number = board.evaluations.by_job(id.0).unwrap_or(0);
         let running = board.find(id.0).and_then(|running| running.reply.outcome());
-        let mut outcome = running.map_or_else(
-            || OutcomeBuilder::new(number, Arc::default(), Limits::default(), None).so_far(),
-            OutcomeBuilder::so_far,
-        );
+        let mut outcome = running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far);
         drop(board);
         self.connection.state().tell(&mut outcome);
         outcome
@@ -272,7 +260,6 @@ impl Session {
 
     /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
     /// [`output_so_far`](Self::output_so_far).
-    #[cfg(feature = "mcp")]
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
         let mut board = self.inner.board.lock();
         let text = board.find(id.0)?.reply.outcome()?.progress();
@@ -288,13 +275,13 @@ impl Session {
     /// An error by its number; `None` when the history does not have it.
     #[must_use]
     pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
-        self.connection.state().error(id)
+        self.connection.state().history.get(id).cloned()
     }
 
     /// The last errors, newest first.
     #[must_use]
     pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
-        self.connection.state().history()
+        self.connection.state().history.newest_first().cloned().collect()
     }
 
     /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
@@ -333,33 +320,26 @@ impl Session {
 
     /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
     /// [`submit`](Self::submit).
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn query(
         &self,
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&operation.to_string());
-        self.inspect(job, PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.inspect(self.inner.query(operation), PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
     /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn query_in_order(
         &self,
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let mut job = self.inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&operation.to_string());
         let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
-        self.enqueue(Lane::Evaluation, job, None, reply);
+        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, reply);
     }
 
     /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for
     /// none.
-    #[cfg(feature = "mcp")]
     pub(crate) fn image_name(&self) -> (String, String) {
         let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).unwrap_or_default();
         let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
@@ -370,13 +350,11 @@ impl Session {
     }
 
     /// The number of the last evaluation.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn evaluations_so_far(&self) -> u64 {
         self.inner.board.lock().evaluations.last()
     }
 
     /// True while something is evaluated, in the background too, or held.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     pub(crate) fn is_busy(&self) -> bool {
         let board = self.inner.board.lock();
         !board.holds.is_empty()
@@ -386,7 +364,6 @@ impl Session {
     }
 
     /// True while a failed evaluation of any connection is held.
-    #[cfg(feature = "mcp")]
     pub(crate) fn is_anything_held(&self) -> bool {
         !self.inner.board.lock().holds.is_empty()
     }
@@ -418,7 +395,7 @@ impl Session {
 }
 
 /// Calls `submit` with a reply and waits until that is called.
-pub(super) fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
+fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     let (sender, receiver) = oneshot::channel();
     submit(Box::new(move |value| drop(sender.send(value))));
     match crate::busy_poll::look(20, || receiver.try_recv().ok()) {

@@ -11,8 +11,8 @@ use super::error_state::ErrorState;
 use super::events::JobEnd;
 use super::pending::PendingReply;
 use super::scheduler::{Request, Running};
-use super::{INSPECTION_TIMEOUT, Inner, Session, utf32};
-use crate::image::{Interrupt, JobKind, Lane};
+use super::{INSPECTION_TIMEOUT, Inner, Session};
+use crate::image::{Interrupt, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
 
 /// Characters of a connection's name.
@@ -122,8 +122,7 @@ impl Session {
             board.push(Lane::Evaluation, release);
         }
         // Its variables.
-        let mut job = inner.job(JobKind::Query, "", "");
-        job.operation = utf32(&Operation::new("forget-connection").with("connection", connection.id).to_string());
+        let job = inner.query(&Operation::new("forget-connection").with("connection", connection.id));
         let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(|_| ()));
         board.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), reply));
         inner.leave_board(board);
@@ -134,7 +133,6 @@ impl Session {
     }
 
     /// True when others have joined.
-    #[cfg(feature = "mcp")]
     pub(crate) fn has_guests(&self) -> bool {
         !self.inner.guests.lock().is_empty()
     }
@@ -145,14 +143,12 @@ impl Session {
     }
 
     /// Has `listener` called with what other connections do, in place of saying so in the next outcome; once.
-    #[cfg(feature = "mcp")]
     pub(crate) fn listen(&self, listener: impl Fn(&str, Option<u64>) + Send + Sync + 'static) {
         // A second one would be told the same.
         let _ = self.connection.listener.set(Box::new(listener));
     }
 
     /// The number of this connection: 0 for the session's own.
-    #[cfg(feature = "mcp")]
     pub(crate) fn connection_number(&self) -> u64 {
         self.connection.id
     }

@@ -52,16 +52,6 @@ impl ErrorState {
         self.last_error = Some(error.clone());
     }
 
-    /// The error with this number, if the history still has it.
-    pub(super) fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
-        self.history.get(id).cloned()
-    }
-
-    /// The history, newest first.
-    pub(super) fn history(&self) -> Vec<Arc<ErrorRecord>> {
-        self.history.newest_first().cloned().collect()
-    }
-
     /// Has the next answer say this.
     pub(super) fn notice(&mut self, text: String) {
         if self.notices.len() >= MAX_NOTICES {

@@ -122,7 +122,6 @@ impl Evaluations {
     }
 
     /// The next ones get numbers above this one.
-    #[cfg(feature = "mcp")]
     pub(super) fn count_from(&mut self, number: u64) {
         self.last = self.last.max(number);
         if self.entries.is_empty() {
@@ -131,7 +130,6 @@ impl Evaluations {
     }
 
     /// These were in the background when the image before was lost.
-    #[cfg(feature = "mcp")]
     pub(super) fn lose(&mut self, numbers: &[u64]) {
         self.lost = numbers.to_vec();
         self.lost.sort_unstable();
@@ -139,8 +137,7 @@ impl Evaluations {
 
     /// `job` begins to do an evaluation, or goes on with it.
     pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
-        if let Some(index) = self.find(id) {
-            let entry = &mut self.entries[index];
+        if let Some(entry) = self.entry(id) {
             entry.job = job;
             entry.stage = Stage::Running(now);
         }
@@ -148,8 +145,8 @@ impl Evaluations {
 
     /// What is held was to go on and does not.
     pub(super) fn rest(&mut self, id: u64) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].rest();
+        if let Some(entry) = self.entry(id) {
+            entry.rest();
         }
     }
 
@@ -197,7 +194,7 @@ impl Evaluations {
 
     /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.
     fn deliver(&mut self, id: u64) -> bool {
-        self.find(id).is_some_and(|index| std::mem::take(&mut self.entries[index].undelivered))
+        self.entry(id).is_some_and(|entry| std::mem::take(&mut entry.undelivered))
     }
 
     /// True when somebody waits who is given what this evaluation comes to.
@@ -207,8 +204,8 @@ impl Evaluations {
 
     /// Nobody is given what this evaluation comes to, which ends in the background.
     pub(super) fn undelivered(&mut self, id: u64) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].undelivered = true;
+        if let Some(entry) = self.entry(id) {
+            entry.undelivered = true;
         }
     }
 
@@ -229,8 +226,8 @@ impl Evaluations {
 
     /// An evaluation is this connection's from now on, and its newest.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
-        if let Some(index) = self.find(id) {
-            self.entries[index].connection = connection.clone();
+        if let Some(entry) = self.entry(id) {
+            entry.connection = connection.clone();
             connection.newest.fetch_max(id, Ordering::Relaxed);
         }
     }
@@ -247,6 +244,10 @@ impl Evaluations {
 
     fn find(&self, id: u64) -> Option<usize> {
         self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
+    }
+
+    fn entry(&mut self, id: u64) -> Option<&mut Entry> {
+        self.find(id).map(|index| &mut self.entries[index])
     }
 
     /// The entry of the newest evaluation of a connection.

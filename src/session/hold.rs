@@ -178,11 +178,10 @@ fn never_aborted(
     reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
 ) -> Reply<Result<Resumed, HoldError>> {
     Box::new(|result| {
-        reply(match result {
-            Ok(Resumed::Outcome(outcome)) => Ok(outcome),
-            Ok(Resumed::Aborted) => Err(HoldError::NothingHeld),
-            Err(error) => Err(error),
-        });
+        reply(result.and_then(|resumed| match resumed {
+            Resumed::Outcome(outcome) => Ok(outcome),
+            Resumed::Aborted => Err(HoldError::NothingHeld),
+        }));
     })
 }
 

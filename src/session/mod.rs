@@ -3,6 +3,7 @@
 //! A request is put on the [scheduler](scheduler)'s board by the [api], taken from there by a thread of Lisp's, built up
 //! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
 //! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
+#![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
 mod aftermath;
 mod api;
@@ -18,7 +19,7 @@ mod host;
 pub(crate) mod idle;
 mod limits;
 pub(crate) mod observer;
-pub(crate) mod operation;
+mod operation;
 mod pending;
 #[cfg(feature = "mcp")]
 pub(crate) mod recovery;
@@ -48,8 +49,9 @@ pub(crate) use aftermath::Aftermath;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};
-#[cfg(feature = "mcp")]
 pub(crate) use operation::Operation;
+#[cfg(feature = "mcp")]
+pub(crate) use operation::quoted;
 
 /// How long an inspection may take.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -122,6 +124,11 @@ impl Inner {
     /// A job that belongs to no evaluation.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
         Job { text: utf32(text), name: utf32(name), ..Job::empty(self.next_job_id(), kind, 0) }
+    }
+
+    /// A job that asks a question which the Lisp side knows by name.
+    fn query(&self, operation: &Operation) -> Job {
+        Job { operation: utf32(&operation.to_string()), ..self.job(JobKind::Query, "", "") }
     }
 
     /// Gives up the board, and wakes whoever has something new to look at there.

@@ -1,10 +1,10 @@
 //! What the Lisp side is asked to do by name, and the records that it answers with: lisp/operations.lisp has the
 //! other half.
 
-use std::fmt::{self, Display, Formatter, Write};
+use std::fmt::{self, Display, Formatter};
 
 use super::INSPECTION_TIMEOUT;
-use super::events::{ClippedBuffer, JobEnd};
+use super::events::{ClippedBuffer, JobEnd, beginning};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{Field, Record, SYSTEM};
@@ -15,125 +15,81 @@ const MAX_BYTES: usize = 4 << 20;
 /// Characters of one field.
 const MAX_FIELD: u64 = 10_000;
 
-/// A value that an operation is told.
-#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Argument {
-    /// A string.
-    Text(String),
-    /// An integer.
-    Number(u64),
-    /// `T` or `NIL`.
-    Flag(bool),
-    /// A list of strings.
-    Texts(Vec<String>),
-    /// A list of such lists.
-    Operations(Vec<Operation>),
+/// A value that an operation is told, as Lisp reads it.
+pub(crate) struct Argument(String);
+
+/// A string, as the standard reader takes it.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 impl From<&str> for Argument {
     fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
+        Self(quoted(text))
     }
 }
 
 impl From<String> for Argument {
     fn from(text: String) -> Self {
-        Self::Text(text)
+        Self(quoted(&text))
     }
 }
 
 impl From<u64> for Argument {
     fn from(number: u64) -> Self {
-        Self::Number(number)
+        Self(number.to_string())
     }
 }
 
 impl From<bool> for Argument {
     fn from(flag: bool) -> Self {
-        Self::Flag(flag)
+        Self(if flag { "T" } else { "NIL" }.to_owned())
     }
 }
 
 impl From<Vec<String>> for Argument {
     fn from(texts: Vec<String>) -> Self {
-        Self::Texts(texts)
+        Self(format!("({})", texts.iter().map(|text| quoted(text)).collect::<String>()))
     }
 }
 
 impl From<Vec<Operation>> for Argument {
     fn from(operations: Vec<Operation>) -> Self {
-        Self::Operations(operations)
+        Self(format!("({})", operations.iter().map(Operation::to_string).collect::<String>()))
     }
-}
-
-impl Display for Argument {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text(text) => write_string(f, text),
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Flag(flag) => f.write_str(if *flag { "T" } else { "NIL" }),
-            Self::Texts(texts) => {
-                f.write_char('(')?;
-                for text in texts {
-                    write_string(f, text)?;
-                }
-                f.write_char(')')
-            }
-            Self::Operations(operations) => {
-                f.write_char('(')?;
-                operations.iter().try_for_each(|operation| operation.fmt(f))?;
-                f.write_char(')')
-            }
-        }
-    }
-}
-
-/// Writes a string as the standard reader takes it.
-fn write_string(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
-    f.write_char('"')?;
-    for character in text.chars() {
-        if matches!(character, '"' | '\\') {
-            f.write_char('\\')?;
-        }
-        f.write_char(character)?;
-    }
-    f.write_char('"')
 }
 
 /// A query, or what evaluates in place of the plain evaluator, with its arguments. It is displayed as Lisp reads it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {
-    name: &'static str,
+    /// All but the closing parenthesis.
+    text: String,
     /// It tells of errors that were handled, which its records name.
     pub(super) has_errors: bool,
-    arguments: Vec<(&'static str, Argument)>,
 }
 
-#[allow(dead_code, reason = "only the tools of feature mcp ask so")]
 impl Operation {
     /// The one that `define-query` or `define-operation` calls so.
-    pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, has_errors: false, arguments: Vec::new() }
+    pub(crate) fn new(name: &str) -> Self {
+        Self { text: format!("(:{name}"), has_errors: false }
     }
 
     /// Its records name errors that it tells of: these go into the history and come with the outcome.
     #[must_use]
-    pub(crate) fn with_errors(mut self) -> Self {
-        self.has_errors = true;
-        self
+    pub(crate) fn with_errors(self) -> Self {
+        Self { has_errors: true, ..self }
     }
 
     /// With this argument.
     #[must_use]
-    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Argument>) -> Self {
-        self.arguments.push((name, value.into()));
+    pub(crate) fn with(mut self, name: &str, value: impl Into<Argument>) -> Self {
+        self.text += &format!(" :{name} {}", value.into().0);
         self
     }
 
     /// With this argument, if there is one.
     #[must_use]
-    pub(crate) fn maybe(self, name: &'static str, value: Option<impl Into<Argument>>) -> Self {
+    pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Argument>>) -> Self {
         match value {
             Some(value) => self.with(name, value),
             None => self,
@@ -143,11 +99,7 @@ impl Operation {
 
 impl Display for Operation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "(:{}", self.name)?;
-        for (name, value) in &self.arguments {
-            write!(f, " :{name} {value}")?;
-        }
-        f.write_char(')')
+        write!(f, "{})", self.text)
     }
 }
 
@@ -164,10 +116,7 @@ pub(super) struct RecordsBuilder {
 
 /// A name in lower case.
 fn name(text: Text<'_>) -> String {
-    let mut name = String::new();
-    text.append_to(&mut name, 100);
-    name.make_ascii_lowercase();
-    name
+    beginning(text, 100).to_ascii_lowercase()
 }
 
 impl RecordsBuilder {
@@ -226,7 +175,6 @@ impl RecordsBuilder {
     }
 
     /// The messages of the records `progress`, a line each.
-    #[cfg(feature = "mcp")]
     pub(super) fn progress(&self) -> String {
         let is_progress = |record: &&Record| record.kind == "progress";
         let last = self.text.as_ref().filter(|_| self.records.last().is_some_and(|last| is_progress(&last)));

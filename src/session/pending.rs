@@ -33,7 +33,6 @@ pub(super) enum PendingReply {
     /// describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// A query.
-    #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
     /// reset-session.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
@@ -75,9 +74,7 @@ impl PendingReply {
     /// The outcome that is being built, of an evaluation.
     pub(super) fn outcome(&self) -> Option<&OutcomeBuilder> {
         match self {
-            Self::Evaluation(builder, _) => Some(builder),
-            Self::Resumed(builder, _) => Some(builder),
-            Self::Inside(builder, _) => Some(builder),
+            Self::Evaluation(builder, _) | Self::Resumed(builder, _) | Self::Inside(builder, _) => Some(builder),
             _ => None,
         }
     }
@@ -102,9 +99,7 @@ impl PendingReply {
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Nobody | Self::Submitted(..) | Self::Release(_) => false,
-            Self::Evaluation(builder, _) => builder.event(event),
-            Self::Resumed(builder, _) => builder.event(event),
-            Self::Inside(builder, _) => builder.event(event),
+            Self::Evaluation(builder, _) | Self::Resumed(builder, _) | Self::Inside(builder, _) => builder.event(event),
             Self::Query(builder, _) => builder.event(event),
             Self::Definitions(builder, _)
             | Self::Symbol(builder, _)
@@ -116,8 +111,7 @@ impl PendingReply {
     /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
     pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
         match self {
-            Self::Evaluation(builder, _) => builder.signalled(event),
-            Self::Resumed(builder, _) => builder.signalled(event),
+            Self::Evaluation(builder, _) | Self::Resumed(builder, _) => builder.signalled(event),
             _ => false,
         }
     }

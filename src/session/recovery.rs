@@ -12,14 +12,11 @@ use super::history::History;
 use super::hold::RELEASED;
 use super::idle::Idle;
 use super::observer::Observer;
-use super::operation::Operation;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
-use super::{Answer, Inner, Reply, Session};
-use crate::Evaluation;
-use crate::config::Limits;
+use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
-use crate::outcome::{Clipped, ErrorRecord, Outcome};
+use crate::outcome::{ErrorRecord, Outcome};
 
 /// What a reset says of an evaluation that ran.
 const ENDED: &str = "The evaluation that was running has been ended.";
@@ -109,19 +106,6 @@ impl Session {
         // It may be asleep. The lock: or about to be.
         drop(self.inner.board.lock());
         self.inner.changed[Lane::Evaluation as usize].notify_one();
-    }
-
-    /// Evaluates, and waits for the outcome, what was part of evaluation `source` in another image: it gets no number
-    /// of its own.
-    pub(crate) fn evaluate_again(
-        &self,
-        source: u64,
-        evaluation: Evaluation,
-        operation: Option<&Operation>,
-    ) -> Arc<Outcome> {
-        super::api::wait(|reply: Reply<Arc<Outcome>>| {
-            self.submit_as(Some(source), evaluation, operation, None, reply);
-        })
     }
 
     /// Evaluations to come get numbers above this one.
@@ -227,13 +211,11 @@ impl Session {
     }
 
     /// Has the next answer not say this after all.
-    #[cfg(feature = "mcp")]
     pub(crate) fn withdraw_notice(&self, notice: String) {
         self.connection.state().withdraw(notice);
     }
 
     /// Says what others, or the image, did: at once where this connection listens, else with its next answer.
-    #[cfg(feature = "mcp")]
     pub(crate) fn tell(&self, notice: String) {
         self.connection.tell(notice);
     }
@@ -279,11 +261,5 @@ impl Drop for Asking {
 
 /// The outcome of an evaluation that an image did not come back from.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
-    let mut outcome = OutcomeBuilder::new(0, Arc::default(), Limits::default(), None).finish(JobEnd::Failed);
-    if let Err(error) = &mut outcome.result {
-        let error = Arc::make_mut(error);
-        error.kind = kind.to_owned();
-        error.message = Clipped::from(message);
-    }
-    outcome
+    OutcomeBuilder::blank(0).failed(kind, message)
 }

@@ -327,19 +327,14 @@ impl Board {
         if self.foreground().is_some() {
             return Next::Wait(None);
         }
-        let request = &self.waiting[Lane::Evaluation as usize][first];
-        match self.thread_for(request) {
-            Some(_) => Next::Wait(None),
-            None if request.job.kind.concerns_held() => Next::Refuse(Box::new(self.pop_evaluation())),
-            None => self.next_new(now),
-        }
-    }
-
-    /// What is to be done about the first evaluation that waits, or reset, when nothing runs or is held.
-    fn next_new(&mut self, now: Instant) -> Next {
         let background = self.background();
-        let Some(first) = self.first_evaluation() else { return Next::Wait(None) };
         let first = &self.waiting[Lane::Evaluation as usize][first];
+        if self.thread_for(first).is_some() {
+            return Next::Wait(None);
+        }
+        if first.job.kind.concerns_held() {
+            return Next::Refuse(Box::new(self.pop_evaluation()));
+        }
         if first.job.kind == JobKind::Reset && background > 0 {
             // They are being ended, and would go on in what is reset.
             let until = *self.reset_at.get_or_insert(now + INTERRUPTION_GRACE);
@@ -395,14 +390,12 @@ impl Board {
 
     /// A person is asked about what a connection holds: `question` is the number of that, perhaps in place of one that is
     /// asked again. True for the first one.
-    #[cfg(feature = "mcp")]
     pub(super) fn ask(&mut self, connection: u64, question: u64) -> bool {
         let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.replace(question).is_none())
     }
 
     /// True while this is what a person is asked.
-    #[cfg(feature = "mcp")]
     pub(super) fn asks(&mut self, question: u64) -> bool {
         self.all_holds().any(|hold| hold.question == Some(question))
     }
@@ -504,7 +497,6 @@ impl Board {
     }
 
     /// Takes out all that waits for this lane.
-    #[cfg(feature = "mcp")]
     pub(super) fn take_all(&mut self, lane: Lane) -> VecDeque<Request> {
         std::mem::take(&mut self.waiting[lane as usize])
     }
@@ -575,38 +567,26 @@ impl Board {
         }
     }
 
-    /// Has an evaluation in the foreground leave that as soon as there is another thread for it, or begin in the
-    /// background if it waits: then the reply is given back.
-    pub(super) fn leave(&mut self, job: u64, reply: Reply<Arc<Outcome>>) -> Leave {
+    /// Has an evaluation in the foreground leave that as soon as there is another thread for it, unless there are too many
+    /// in the background; or begin there if it waits: then the reply is given back.
+    pub(super) fn leave(&mut self, job: u64, reply: Reply<Arc<Outcome>>) -> Option<Reply<Arc<Outcome>>> {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
         if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
             request.background = true;
             self.changed[Lane::Evaluation as usize] = true;
-            return Leave::Waiting(reply);
+            return Some(reply);
         }
         if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
             finishing.background = true;
-            return Leave::Waiting(reply);
+            return Some(reply);
         }
-        let Some(running) = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full) else {
-            return Leave::Stays;
-        };
+        let running = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full)?;
         running.place = Place::Leaving(reply);
         let start = Request::start(&running.connection, Lane::Evaluation, job);
         self.push(Lane::Control, start);
-        Leave::Soon
+        None
     }
-}
-
-/// What becomes of an evaluation that is to leave the foreground.
-pub(super) enum Leave {
-    /// It does when there is a thread for that.
-    Soon,
-    /// It has not begun, and will not in the foreground.
-    Waiting(Reply<Arc<Outcome>>),
-    /// It is over, or there are too many in the background.
-    Stays,
 }
 
 #[cfg(test)]
@@ -618,7 +598,6 @@ mod tests {
 
     use super::super::limits::Interruption;
     use super::*;
-    use crate::config::Limits;
 
     const JOBS: u64 = 4;
 
@@ -643,7 +622,7 @@ mod tests {
             let number = board.evaluations.add(&Connection::new(0), id, &"code".into());
             assert_eq!(number, id);
             let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
-            let builder = Box::new(OutcomeBuilder::new(id, Arc::default(), Limits::default(), None));
+            let builder = Box::new(OutcomeBuilder::blank(id));
             let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
             board.push(
                 Lane::Evaluation,

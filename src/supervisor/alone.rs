@@ -169,8 +169,7 @@ impl Alone {
         checkpoints: &Path,
         inheritance: Option<Inheritance>,
     ) -> Result<(Self, Beginning), String> {
-        let mut recovery =
-            RecoveryState::new(options.restore, options.checkpoints.clone(), options.begins_with_checkpoints);
+        let mut recovery = RecoveryState::new(&options);
         let durable = options.durable.as_ref().map(|(durable, _)| durable);
         let (mut unread, mut unsent) = (Unread::default(), Vec::new());
         match inheritance {
@@ -252,7 +251,7 @@ impl Alone {
         let image = state.recovery.image();
         // What the user's code has started would otherwise be the successor's.
         processes::end_all();
-        state.recovery.clear_up();
+        state.recovery.checkpoints.remove_torn();
         rustix::process::umask(self.origin.umask);
         let kept: Vec<_> = [Some(input), Some(output), Some(file.as_fd()), lock].into_iter().flatten().collect();
         keep_only(&kept)?;
@@ -300,10 +299,7 @@ impl Memory for Alone {
                 }
             }
             Kind::Stuck => {
-                let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
-                let crash = Crash::new("did not react to being interrupted and was ended").during(outcome);
-                let crash = if state.restored { crash } else { crash.by_form() };
-                state.recovery.lose(&state.status, state.restored, &crash);
+                state.recovery.lose(&state.status, state.restored, &Crash::stuck(payload, state.restored));
                 state.recovery.try_images();
             }
             _ => state.recovery.note(frame),

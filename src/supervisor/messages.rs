@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use crate::rpc::framing;
+
 /// JSON-RPC's code for what is no request.
-pub(super) const INVALID_REQUEST: i32 = -32600;
+const INVALID_REQUEST: i32 = -32600;
 /// JSON-RPC's code for what is the server's fault.
 const INTERNAL_ERROR: i32 = -32603;
 
@@ -42,9 +44,9 @@ pub(super) fn silenced(line: &[u8], id: &Value) -> Option<Vec<u8>> {
     Some(as_line(&content))
 }
 
-/// An error response.
-pub(super) fn error(id: Option<Value>, code: i32, reason: &str) -> Vec<u8> {
-    as_line(&response(&id.unwrap_or_default(), code, reason))
+/// The answer to a line over the limit.
+pub(super) fn too_long(id: Option<Value>) -> Vec<u8> {
+    as_line(&response(&id.unwrap_or_default(), INVALID_REQUEST, &framing::too_long()))
 }
 
 /// The answer to a line that no worker will answer; `None` when it wants none.

@@ -65,8 +65,7 @@ impl Supervisor {
     /// # Errors
     /// A sentence: that session cannot be gone on with.
     pub(crate) fn new(options: Options) -> Result<Self, String> {
-        let mut recovery =
-            RecoveryState::new(options.restore, options.checkpoints.clone(), options.begins_with_checkpoints);
+        let mut recovery = RecoveryState::new(&options);
         if let Some((durable, _)) = &options.durable {
             recovery.go_on(durable)?;
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::Options;
 use super::journal::Journal;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
@@ -56,6 +57,13 @@ impl Crash {
         Self { tries: 1, ..self }
     }
 
+    /// What it did could not be stopped, an evaluation that came to the outcome in `payload` or what it restored.
+    pub(super) fn stuck(payload: &[u8], restored: bool) -> Self {
+        let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
+        let crash = Self::new("did not react to being interrupted and was ended").during(outcome);
+        if restored { crash } else { crash.by_form() }
+    }
+
     /// It may have been somebody from outside.
     pub(super) fn killed(self) -> Self {
         Self { tries: TRIES_IF_KILLED, ..self }
@@ -101,7 +109,7 @@ pub(super) struct RecoveryState {
     /// `None` when nothing is to be restored.
     journal: Option<Journal>,
     /// Where checkpoints are.
-    checkpoints: Checkpoints,
+    pub(super) checkpoints: Checkpoints,
     /// Images begin with them.
     begins_with_checkpoints: bool,
     /// What the next server of a session that lasts is told.
@@ -117,15 +125,14 @@ pub(super) struct RecoveryState {
 }
 
 impl RecoveryState {
-    /// `restore`: definitions come back when an image is lost; `begins_with_checkpoints`: values, too.
-    pub(super) fn new(restore: bool, checkpoints: Checkpoints, begins_with_checkpoints: bool) -> Self {
-        let journal = restore.then(Journal::default);
+    /// Nothing is known yet.
+    pub(super) fn new(options: &Options) -> Self {
         Self {
             requests: Requests::new(),
             keep: Vec::new(),
-            journal,
-            checkpoints,
-            begins_with_checkpoints,
+            journal: options.restore.then(Journal::default),
+            checkpoints: options.checkpoints.clone(),
+            begins_with_checkpoints: options.begins_with_checkpoints,
             log: None,
             saving: VecDeque::new(),
             bases: VecDeque::new(),
@@ -358,20 +365,25 @@ impl RecoveryState {
 
     /// Remembers nothing of the image but the limits, as `line` asks for, and what there was yet to be said.
     pub(super) fn forget(&mut self, status: &WorkerStatus, line: u64, notices: Vec<String>) {
-        self.keep.clear();
+        self.begin_anew(status, line, notices);
         self.errors_of(line).reset();
-        self.next.crash = None;
         self.journal = self.journal.take().map(|_| Journal::default());
-        self.saving.clear();
         self.bases.clear();
-        self.note_numbers(status);
-        self.next.reset = Some(line);
-        self.next.reset_by = self.requests.connection(line).unwrap_or(0);
-        (self.next.returned, self.next.resumed) = (None, None);
+        self.next.returned = None;
         self.next.unrestored.clear();
-        self.next.notices = notices;
         self.begin_log();
         self.checkpoints.forget_since(None);
+    }
+
+    /// Forgets what was going on in the image that `line` puts aside, which had this to say yet.
+    fn begin_anew(&mut self, status: &WorkerStatus, line: u64, notices: Vec<String>) {
+        self.keep.clear();
+        self.saving.clear();
+        self.note_numbers(status);
+        (self.next.crash, self.next.resumed) = (None, None);
+        self.next.reset = Some(line);
+        self.next.reset_by = self.requests.connection(line).unwrap_or(0);
+        self.next.notices = notices;
     }
 
     /// What the client knows of errors that has sent a line.
@@ -392,10 +404,8 @@ impl RecoveryState {
     /// Goes back to a checkpoint, as `line` asks for: what came later is forgotten, but for the history of errors.
     pub(super) fn go_back(&mut self, status: &WorkerStatus, line: u64, to: Return) {
         let Return { checkpoint, notices } = to;
-        self.keep.clear();
+        self.begin_anew(status, line, notices);
         self.errors_of(line).last = None;
-        self.next.crash = None;
-        self.saving.clear();
         // What is beside it: the session may not have come through it.
         let forms = log::load_forms(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
         self.next.unrestored = forms.unrestored;
@@ -413,12 +423,7 @@ impl RecoveryState {
                 self.journal = self.journal.take().map(|_| journal);
             }
         }
-        self.note_numbers(status);
-        self.next.reset = Some(line);
-        self.next.reset_by = self.requests.connection(line).unwrap_or(0);
         self.next.returned = Some((checkpoint.clone(), self.next.evaluations.saturating_sub(checkpoint.evaluation)));
-        self.next.resumed = None;
-        self.next.notices = notices;
         self.begin_log();
         self.checkpoints.forget_since(Some(&checkpoint));
     }
@@ -457,11 +462,6 @@ impl RecoveryState {
         if self.bases.len() > MAX_BASES {
             self.bases.pop_front();
         }
-    }
-
-    /// Removes what the last image was saving when it ended, as have the processes that did it.
-    pub(super) fn clear_up(&self) {
-        self.checkpoints.remove_torn();
     }
 
     /// The core that the next image begins with, if that is not the plain one.

@@ -22,7 +22,7 @@ use crate::handover::frame::{Kind, Malformed};
 use crate::handover::route::marked;
 use crate::image::heap::LOST_TO_HEAP;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
-use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::framing::{Line, LineReader, Read};
 use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
@@ -155,7 +155,8 @@ impl Relay {
         if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
             return Ok(());
         }
-        self.recovery.clear_up();
+        // What the last image was saving when it ended, as have the processes that did it.
+        self.recovery.checkpoints.remove_torn();
         let image = self.recovery.image();
         let started =
             worker_process::start(&self.arguments, image.as_deref(), self.durable.as_ref()).and_then(|mut worker| {
@@ -195,7 +196,7 @@ impl Relay {
         let guests = self.guests.watch(&mut fds, guests_read);
         let due = match (&self.worker, &self.shutdown) {
             (None, Some(_)) if is_over => Some(Instant::now()),
-            (_, Some(shutdown)) => Some(shutdown.deadline()),
+            (_, Some(shutdown)) => Some(shutdown.deadline),
             (None, None) => Some(self.start_at),
             _ => None,
         };
@@ -282,10 +283,7 @@ impl Relay {
                 }
                 Kind::Reset | Kind::Return | Kind::Restored | Kind::Ready => return Err(malformed(Malformed)),
                 Kind::Stuck => {
-                    let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
-                    let crash = Crash::new("did not react to being interrupted and was ended");
-                    let crash = if is_restored { crash } else { crash.by_form() };
-                    return Err(Verdict::Replace(crash.during(outcome)));
+                    return Err(Verdict::Replace(Crash::stuck(payload, is_restored)));
                 }
                 Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits | Kind::Saving | Kind::Saved => {
                     recovery.note(frame);
@@ -334,8 +332,7 @@ impl Relay {
                     hand_on(&mut self.worker, 0, line);
                 }
                 Line::TooLong(id) => {
-                    let error = messages::error(id, messages::INVALID_REQUEST, &too_long_message());
-                    drop(self.output.put(&error));
+                    drop(self.output.put(&messages::too_long(id)));
                 }
             }
         }
@@ -361,7 +358,7 @@ impl Relay {
             }
         });
         for (connection, id) in too_long {
-            guests.send(connection, &messages::error(id, messages::INVALID_REQUEST, &too_long_message()));
+            guests.send(connection, &messages::too_long(id));
         }
     }
 
@@ -413,7 +410,7 @@ impl Relay {
             // The worker sees the end of input.
             worker.input = None;
         }
-        let deadline = shutdown.deadline();
+        let deadline = shutdown.deadline;
         if self.is_over() || Instant::now() >= deadline { Err(Verdict::End) } else { Ok(()) }
     }
 
@@ -458,10 +455,6 @@ impl Relay {
         processes::end_all();
         self.start_at = Instant::now();
     }
-}
-
-fn too_long_message() -> String {
-    format!("the message is longer than {} MiB", MAX_LINE >> 20)
 }
 
 /// Hands a line on that was just read. A worker that is not ready gets all lines when it is.

@@ -21,7 +21,8 @@ pub(super) struct Shutdown {
     status: i32,
     /// What whoever waits is told.
     reason: String,
-    deadline: Instant,
+    /// When everything must be over.
+    pub(super) deadline: Instant,
     /// The reason is for whoever asks next, if nobody waits.
     pub(super) until_asked: bool,
 }
@@ -36,11 +37,6 @@ impl Shutdown {
     /// For a server that cannot go on.
     pub(super) fn failure(reason: String) -> Self {
         Self { status: 1, reason, deadline: Instant::now() + BAD_NEWS, until_asked: true }
-    }
-
-    /// When everything must be over.
-    pub(super) fn deadline(&self) -> Instant {
-        self.deadline
     }
 
     /// Answers whoever waits; returns the exit status. `worker`: what the worker said its own will be.

@@ -93,8 +93,8 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Reads once. False when nothing was there to be read.
-    pub(super) fn read(&mut self) -> bool {
+    /// Reads once.
+    pub(super) fn read(&mut self) {
         self.buffer.drain(..self.start);
         self.start = 0;
         if self.buffer.is_empty() {
@@ -104,9 +104,9 @@ impl WorkerProcess {
         match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
             Ok(0) => self.open = false,
             Ok(read) => self.received += read as u64,
-            Err(error) => return error == rustix::io::Errno::INTR,
+            // Nothing is there now.
+            Err(_) => {}
         }
-        self.open
     }
 
     /// The next frame that was read as a whole.

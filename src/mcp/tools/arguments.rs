@@ -126,6 +126,12 @@ impl Arguments {
         number.map(Some).ok_or_else(|| self.wrong(name, allowed, &value))
     }
 
+    /// A whole number from 1 to `most`; `default` when it is not there.
+    pub(super) fn count(&mut self, name: &str, most: u64, default: u64) -> Result<u64, Fault> {
+        let allowed = format!("a whole number from 1 to {most}");
+        Ok(self.whole(name, 1..=most, &allowed)?.unwrap_or(default))
+    }
+
     /// A whole number of characters.
     pub(super) fn characters(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Fault> {
         let allowed = format!("a whole number of characters from {} to {}", range.start(), range.end());

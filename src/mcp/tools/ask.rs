@@ -8,7 +8,7 @@ use rmcp::model::{
     InputRequest, InputRequests, InputRequiredResult, InputResponses, JsonObject, StringSchema,
 };
 
-use super::{Call, Fault, Reply, Step, ToolContext, later};
+use super::{Call, Fault, Step, ToolContext, later};
 use crate::mcp::peer::Peer;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{Asking, failed};
@@ -85,22 +85,18 @@ enum Choice {
     Decline,
 }
 
-fn answer(call: Call, outcome: impl Into<Reply>) {
-    call.answer(Ok::<_, Fault>(outcome));
-}
-
 /// Lets the person decide for as long as the evaluation fails and is held; then answers.
 pub(super) fn settle(call: Call, asked: Asked, outcome: Arc<Outcome>) {
     let question = match &outcome.result {
         Err(error) if outcome.held && asked.rounds < ROUNDS => question(error),
-        _ => return answer(call, outcome),
+        _ => return call.reply(outcome),
     };
     let question = match question {
         Ok(question) => question,
-        Err(fault) => return call.answer(Err::<Reply, _>(fault)),
+        Err(fault) => return call.refuse(fault),
     };
     match way(&call.peer) {
-        Way::Nobody => answer(call, outcome),
+        Way::Nobody => call.reply(outcome),
         Way::Repeat => {
             let state = {
                 let mut questions = call.context.questions.lock();
@@ -199,13 +195,13 @@ fn request(call: Call, asked: Asked, outcome: Arc<Outcome>, question: ElicitRequ
             Err(NoAnswer::Late) => "nobody answered in time".to_owned(),
             Err(NoAnswer::Moot) => {
                 let text = "The session was reset while its user was asked how the evaluation should go on.";
-                return answer(call, failed("CANCELLED", text.to_owned()));
+                return call.reply(failed("CANCELLED", text.to_owned()));
             }
         };
         let mut outcome = Arc::unwrap_or_clone(outcome);
         outcome.notices.push(format!("The restart could not be asked for: {reason}."));
         outcome.held &= is_held(call.session(), &outcome);
-        answer(call, outcome);
+        call.reply(outcome);
     });
 }
 
@@ -227,7 +223,7 @@ fn follow(call: Call, asked: Asked, before: Arc<Outcome>, result: &ElicitResult,
         None => {
             // Not asked again: the same answer would come.
             before.notices.push("The client's answer names no restart.".to_owned());
-            return answer(call, before);
+            return call.reply(before);
         }
         Some(Choice::Decline) => session.abort_held(move |result| {
             drop(asking);
@@ -235,7 +231,7 @@ fn follow(call: Call, asked: Asked, before: Arc<Outcome>, result: &ElicitResult,
                 Ok(()) => "The user chose no restart: the evaluation was aborted.".to_owned(),
                 Err(error) => format!("The user chose no restart. {error}"),
             });
-            answer(call, Outcome { held: false, ..before });
+            call.reply(Outcome { held: false, ..before });
         }),
         Some(Choice::Restart { number, values }) => {
             session.invoke_restart(&RestartDesignator::Number(number), &values, move |after| {
@@ -257,12 +253,12 @@ fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: R
         Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
         Ok(Resumed::Aborted) => {
             before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
-            return answer(call, Outcome { held: false, ..before });
+            return call.reply(Outcome { held: false, ..before });
         }
         Err(error) => {
             before.held &= error != HoldError::NothingHeld;
             before.notices.push(format!("The user chose restart {number}. {error}"));
-            return answer(call, before);
+            return call.reply(before);
         }
     };
     if is_held(call.session(), &before) {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Arguments, Call, Fault, Reply};
+use super::{Arguments, Call, Fault, schema};
 use crate::session::Aftermath;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
 /// The longest that a call may wait, in seconds.
@@ -15,11 +15,7 @@ const MAX_WAIT: f64 = 86_400.0;
 
 /// Adds the two to the properties of a tool that evaluates.
 pub(super) fn add_properties(properties: &mut Value) {
-    properties["background"] = json!({
-        "type": "boolean",
-        "default": false,
-        "description": "Answer at once; go on without a time limit. See evaluation.",
-    });
+    properties["background"] = schema::flag("Answer at once; go on without a time limit. See evaluation.");
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,
@@ -55,7 +51,8 @@ pub(super) fn on_error(
 /// What a call evaluates.
 pub(super) struct Job {
     evaluation: Evaluation,
-    operation: Option<(Operation, Option<Aftermath>)>,
+    operation: Option<Operation>,
+    aftermath: Option<Aftermath>,
     /// What progress reports say.
     reports: fn(&Session, JobId, usize) -> Option<String>,
 }
@@ -63,17 +60,17 @@ pub(super) struct Job {
 impl Job {
     /// Code, whose output is reported.
     pub(super) fn new(evaluation: Evaluation) -> Self {
-        Self { evaluation, operation: None, reports: Session::output_so_far }
+        Self { evaluation, operation: None, aftermath: None, reports: Session::output_so_far }
     }
 
     /// An operation.
     pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
-        Self { operation: Some((operation, None)), ..Self::new(evaluation) }
+        Self { operation: Some(operation), ..Self::new(evaluation) }
     }
 
     /// The same with something to do before it is over.
     pub(super) fn before_end(self, aftermath: Aftermath) -> Self {
-        Self { operation: self.operation.map(|(operation, _)| (operation, Some(aftermath))), ..self }
+        Self { aftermath: Some(aftermath), ..self }
     }
 
     /// The same with other reports.
@@ -89,22 +86,18 @@ pub(super) fn evaluate(
     patience: Option<Duration>,
     answer: impl FnOnce(Call, Arc<Outcome>) + Send + 'static,
 ) {
-    let Job { mut evaluation, operation, reports } = job;
+    let Job { mut evaluation, operation, aftermath, reports } = job;
     let session = call.session().clone();
     if patience.is_some()
         && let Err(error) = session.check_background()
     {
-        return call.answer(Err::<Reply, _>(error));
+        return call.refuse(error);
     }
-    let submit = |evaluation, reply: Box<dyn FnOnce(Arc<Outcome>) + Send>| match operation {
-        Some((operation, Some(aftermath))) => session.submit_operation_with(&operation, evaluation, aftermath, reply),
-        Some((operation, None)) => session.submit_operation(&operation, evaluation, reply),
-        None => session.submit(evaluation, reply),
-    };
+    let submit = |evaluation, reply| session.submit_as(None, evaluation, operation.as_ref(), aftermath, reply);
     if patience == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
-        return call.answer(Ok::<_, Fault>(session.so_far(job)));
+        return call.reply(session.so_far(job));
     }
     if patience.is_some() {
         evaluation.background = Background::Later;
@@ -124,7 +117,7 @@ pub(super) fn evaluate(
         waiting.after(time, move || {
             session.leave_foreground(job, move |outcome| {
                 if let Some(call) = call.take() {
-                    call.answer(Ok::<_, Fault>(outcome));
+                    call.reply(outcome);
                 }
             });
         });

@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rmcp::model::{
-    CallToolResult, ContentBlock, ErrorData, InputRequiredResult, MetaObject, ProgressToken, ServerResult,
-};
+use rmcp::model::{CallToolResult, ContentBlock, InputRequiredResult, MetaObject, ProgressToken, ServerResult};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Fault, Reply, ToolContext};
+use super::{Fault, Reply, ToolContext, with_package};
 use crate::mcp::peer::{PACKAGE, Peer, fitted};
 use crate::mcp::structured;
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
-use crate::session::operation::Operation;
 use crate::{JobId, Session};
 
 /// A call that waits for its answer. Dropping it answers an internal error.
@@ -43,11 +40,23 @@ impl Call {
 
     /// Answers with what a tool has to say, or why it has nothing to.
     pub(super) fn answer(self, reply: Result<impl Into<Reply>, impl Into<Fault>>) {
-        let mut reply = match reply.map_err(Into::into) {
-            Ok(reply) => reply.into(),
-            Err(Fault::Value(sentence)) => Reply::Refused(sentence),
-            Err(Fault::Protocol(error)) => return self.fail(error),
-        };
+        match reply {
+            Ok(reply) => self.reply(reply),
+            Err(fault) => self.refuse(fault),
+        }
+    }
+
+    /// Answers with why a tool has nothing to say.
+    pub(super) fn refuse(self, fault: impl Into<Fault>) {
+        match fault.into() {
+            Fault::Value(sentence) => self.reply(Reply::Refused(sentence)),
+            Fault::Protocol(error) => self.responder.fail(error),
+        }
+    }
+
+    /// Answers with what a tool has to say.
+    pub(super) fn reply(self, reply: impl Into<Reply>) {
+        let mut reply = reply.into();
         let max = self.context.max_answer();
         // One block, always: clients are known to show only the first one of an error.
         let content = vec![ContentBlock::text(reply.text(max))];
@@ -59,11 +68,9 @@ impl Call {
             return self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
         }
         let session = self.session().clone();
-        session.query(&Operation::new("image-name"), move |records| {
-            let package = records.ok().and_then(|records| Some(records.first()?.text("package")?.to_owned()));
-            let package =
+        with_package(&session, move |package| {
+            result.meta =
                 package.map(|package| MetaObject([(PACKAGE.to_owned(), package.into())].into_iter().collect()));
-            result.meta = package;
             self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
         });
     }
@@ -71,11 +78,6 @@ impl Call {
     /// Answers that the client is to call again, with the user's input.
     pub(super) fn ask_again(self, question: InputRequiredResult) {
         self.responder.answer(ServerResult::InputRequiredResult(question));
-    }
-
-    /// Answers with an error of the protocol.
-    pub(super) fn fail(self, error: ErrorData) {
-        self.responder.fail(error);
     }
 
     /// Leaves the answer to another process.

@@ -3,11 +3,11 @@
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::schema::{choice, text};
+use super::{Arguments, Call, Fault, Reply, Step, define, later, now, with_package};
 use crate::checkpoints::{Checkpoint, MAX_NAME};
 use crate::handover::line_of_job;
 use crate::mcp::checkpointing::Saved;
-use crate::session::operation::Operation;
 
 pub(super) const NAME: &str = "checkpoint";
 
@@ -34,16 +34,8 @@ pub(super) fn tool() -> Tool {
         back to it later in the time of a start. Not in it: threads, sockets, open files. Saving lets the session go \
         on; a lost image begins with the last checkpoint. `restore` forgets everything since.",
         json!({
-            "action": {
-                "type": "string",
-                "enum": ACTIONS.map(|(name, _)| name),
-                "default": "list",
-                "description": "What to do.",
-            },
-            "name": {
-                "type": "string",
-                "description": "Its name, for all but `list`. Saving replaces one of that name.",
-            },
+            "action": choice(&ACTIONS, Some("list"), "What to do."),
+            "name": text("Its name, for all but `list`. Saving replaces one of that name."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(false),
@@ -72,8 +64,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return Err(Fault::Value("This server keeps no checkpoints.".to_owned()));
     };
     if action == Action::List {
-        let reply = Reply::Checkpoint(CheckpointReply::List(checkpoints.list()));
-        return Ok(Step::Answer(Box::new(reply)));
+        return now(Reply::Checkpoint(CheckpointReply::List(checkpoints.list())));
     }
     let Some(name) = name else {
         return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
@@ -98,17 +89,17 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
         return later(move |call| restore(call, checkpoint));
     }
     checkpoints.delete(&checkpoint).map_err(|error| Fault::Value(format!("It cannot be deleted: {error}.")))?;
-    Ok(Step::Answer(Box::new(Reply::Checkpoint(CheckpointReply::Deleted(name)))))
+    now(Reply::Checkpoint(CheckpointReply::Deleted(name)))
 }
 
 fn refuse(call: Call, reason: String) {
-    call.answer(Err::<Reply, _>(Fault::Value(reason)));
+    call.refuse(Fault::Value(reason));
 }
 
 fn save(call: Call, name: String) {
     let Some(saver) = call.context.saver() else { return };
     saver.save(name, false, move |saved| match saved {
-        Ok(saved) => call.answer(Ok::<_, Fault>(Reply::Checkpoint(CheckpointReply::Saved(saved)))),
+        Ok(saved) => call.reply(Reply::Checkpoint(CheckpointReply::Saved(saved))),
         Err(reason) => refuse(call, reason),
     });
 }
@@ -131,12 +122,11 @@ fn restore(call: Call, checkpoint: Checkpoint) {
     match worker.returned_for(line) {
         Some(Ok(returned)) => {
             let (checkpoint, forgotten) = (returned.checkpoint.clone(), returned.forgotten);
-            session.query(&Operation::new("image-name"), move |records| {
-                let package = records.ok().and_then(|records| Some(records.first()?.text("package")?.to_owned()));
+            with_package(&session, move |package| {
                 let notices = call.session().take_notices();
                 let package = package.unwrap_or_default();
                 let reply = CheckpointReply::Restored { checkpoint, forgotten, package, notices };
-                call.answer(Ok::<_, Fault>(Reply::Checkpoint(reply)));
+                call.reply(Reply::Checkpoint(reply));
             });
         }
         Some(Err(reason)) => refuse(call, reason.clone()),

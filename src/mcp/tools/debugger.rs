@@ -1,12 +1,12 @@
 //! The tools for an evaluation that is held where it failed.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::arguments::{shown, whole};
 use super::limits::{timeout, timeout_schema};
-use super::{Arguments, Call, Fault, Reply, Step, define, inspection, later};
-
+use super::schema::{text, whole_from};
+use super::{Arguments, Call, Fault, Reply, Step, define, evaluation_hints, inspection, later};
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
 pub(super) const RESTART: &str = "invoke-restart";
@@ -17,15 +17,8 @@ pub(super) const AGAIN: &str = "restart-frame";
 pub(super) const ABORT: &str = "abort-evaluation";
 
 pub(super) fn tools() -> [Tool; 6] {
-    let acts = || ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true);
-    let frame = || {
-        json!({
-            "type": "integer",
-            "minimum": 0,
-            "description": "The frame's number, from 0, as get-backtrace shows them.",
-        })
-    };
-    let code = || json!({"type": "string", "description": "Lisp code; the frame's local variables are visible."});
+    let frame = || whole_from(0, None, "The frame's number, from 0, as get-backtrace shows them.");
+    let code = || text("Lisp code; the frame's local variables are visible.");
     [
         define(
             RESTART,
@@ -34,25 +27,18 @@ pub(super) fn tools() -> [Tool; 6] {
             and answer what it then comes to: values, or the next error, held again. Typical: define what is missing \
             with eval-in-frame, then CONTINUE.",
             json!({
-                "restart": {
-                    "type": "string",
-                    "description": "Its number in the report, such as 1, or its name.",
-                },
-                "values": {
-                    "type": "string",
-                    "description": "Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`.",
-                },
+                "restart": text("Its number in the report, such as 1, or its name."),
+                "values": text("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`."),
             }),
             &["restart"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             LOCALS,
             "Frame locals",
             "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \
-              \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
-             get-backtrace has \
-             `locals`.",
+            \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
+            get-backtrace has `locals`.",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
@@ -65,7 +51,7 @@ pub(super) fn tools() -> [Tool; 6] {
             does not lose the held one.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             RETURN,
@@ -74,7 +60,7 @@ pub(super) fn tools() -> [Tool; 6] {
              the values of this code, and answer what it then comes to.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             AGAIN,
@@ -84,7 +70,7 @@ pub(super) fn tools() -> [Tool; 6] {
               comes to.",
             json!({"frame": frame()}),
             &["frame"],
-            acts(),
+            evaluation_hints(),
         ),
         define(
             ABORT,
@@ -93,7 +79,7 @@ pub(super) fn tools() -> [Tool; 6] {
              forms run, and what it has done stays done.",
             json!({}),
             &[],
-            acts(),
+            evaluation_hints(),
         ),
     ]
 }

@@ -3,6 +3,7 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
+use super::schema::{choice, text, whole};
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 use crate::mcp::worker::Worker;
 use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions};
@@ -22,30 +23,16 @@ const TYPES: &[(&str, DefinitionFilter)] = &[
 ];
 
 pub(super) fn tool() -> Tool {
-    let types: Vec<_> = TYPES.iter().map(|(word, _)| *word).collect();
     define(
         NAME,
         "List definitions",
         "List what this session has defined, with lambda lists and values: functions, variables, macros, classes, \
         packages, loaded systems (counted). Use it to see where you are.",
         json!({
-            "type": {
-                "type": "string",
-                "enum": types,
-                "default": "all",
-                "description": "Which kind of definitions to list.",
-            },
-            "package": {
-                "type": "string",
-                "description": "List what is in this package, loaded systems' definitions too. Default: the session's own, in any package.",
-            },
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_LIMIT,
-                "default": DEFAULT_LIMIT,
-                "description": "How many definitions to list.",
-            },
+            "type": choice(TYPES, Some("all"), "Which kind of definitions to list."),
+            "package": text("List what is in this package, loaded systems' definitions too. Default: the session's \
+                own, in any package."),
+            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many definitions to list."),
         }),
         &[],
         inspection(),
@@ -57,7 +44,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let query = DefinitionQuery {
         filter: arguments.choice("type", TYPES)?.unwrap_or_default(),
         package: arguments.optional_text("package")?,
-        limit: arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 10000")?.unwrap_or(DEFAULT_LIMIT),
+        limit: arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?,
     };
     // What is not there belongs to no kind and no package.
     let is_all = query.filter == DefinitionFilter::All && query.package.is_none();

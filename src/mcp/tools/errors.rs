@@ -6,6 +6,7 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::arguments::shown;
+use super::schema::{flag, text, whole, whole_from};
 use super::{Answer, Arguments, Call, Fault, Reply, define, inspection};
 use crate::report::FrameRange;
 use crate::{ErrorRecord, Session};
@@ -38,23 +39,9 @@ pub(super) fn tools() -> [Tool; 3] {
             "Show the call stack of the last error, innermost frame first, with the arguments of each call and \
             source locations.",
             json!({
-                "max-frames": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "default": DEFAULT_FRAMES,
-                    "description": "How many frames to show.",
-                },
-                "from": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "default": 0,
-                    "description": "The first frame to show.",
-                },
-                "locals": {
-                    "type": "boolean",
-                    "default": false,
-                    "description": "Show the local variables under each frame.",
-                },
+                "max-frames": whole_from(1, Some(DEFAULT_FRAMES), "How many frames to show."),
+                "from": whole_from(0, Some(0), "The first frame to show."),
+                "locals": flag("Show the local variables under each frame."),
                 "error-id": error_id(),
             }),
             &[],
@@ -65,15 +52,7 @@ pub(super) fn tools() -> [Tool; 3] {
             "Error history",
             "List the last errors of this session, newest first, with the identifiers that describe-last-error and \
              get-backtrace take. A success clears the last error, not the history.",
-            json!({
-                "limit": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MAX_HISTORY,
-                    "default": DEFAULT_HISTORY,
-                    "description": "How many errors to list.",
-                },
-            }),
+            json!({"limit": whole(1..=MAX_HISTORY, DEFAULT_HISTORY, "How many errors to list.")}),
             &[],
             inspection(),
         ),
@@ -81,10 +60,7 @@ pub(super) fn tools() -> [Tool; 3] {
 }
 
 fn error_id() -> serde_json::Value {
-    json!({
-        "type": "string",
-        "description": "Which error, as error-history names them: `E17`. Default: the last one.",
-    })
+    text("Which error, as error-history names them: `E17`. Default: the last one.")
 }
 
 /// The error that the argument error-id names, or the last one.
@@ -137,8 +113,7 @@ fn backtrace(session: &Session, arguments: JsonObject) -> Answer {
 
 fn history(session: &Session, arguments: JsonObject) -> Answer {
     let mut arguments = Arguments::new(HISTORY_NAME, &["limit"], 0, arguments)?;
-    let allowed = format!("a whole number from 1 to {MAX_HISTORY}");
-    let limit = arguments.whole("limit", 1..=MAX_HISTORY, &allowed)?.unwrap_or(DEFAULT_HISTORY);
+    let limit = arguments.count("limit", MAX_HISTORY, DEFAULT_HISTORY)?;
     let mut errors = session.error_history();
     let shown = errors.len().min(usize::try_from(limit).unwrap_or(usize::MAX));
     let older = errors.split_off(shown).len();

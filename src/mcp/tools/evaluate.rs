@@ -1,12 +1,14 @@
 //! evaluate-lisp.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::ask::{self, Asked};
 use super::background::Job;
-use super::{Arguments, Call, Fault, Step, background, define, later};
-use crate::session::operation::Operation;
+use super::limits::{on_error, on_error_schema, timeout, timeout_schema};
+use super::schema::{flag, text};
+use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
+use crate::session::Operation;
 use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
@@ -19,40 +21,18 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL sess
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "code": {
-            "type": "string",
-            "description": "Common Lisp source: one form or many.",
-        },
-        "package": {
-            "type": "string",
-            "description": "Package to evaluate in, for this call alone. Default: the current one.",
-        },
-        "timeout": super::limits::timeout_schema(),
-        "capture-time": {
-            "type": "boolean",
-            "default": false,
-            "description": "Add a line with real, run and GC time and the bytes allocated.",
-        },
-        "record-errors": {
-            "type": "boolean",
-            "default": false,
-            "description": "Also record the errors that the code handles itself, where they are signalled (20 at most): [notice] lists them with identifiers for get-backtrace.",
-        },
-        "on-error": {
-            "type": "string",
-            "enum": super::limits::on_error_names(),
-            "description": "`abort` unwinds and reports a failure; `debug` also holds it where it failed, for invoke-restart, frame-locals, eval-in-frame and the like; `ask` lets the user choose the restart, where the client can ask. Default: the session's, `abort` at first.",
-        },
+        "code": text("Common Lisp source: one form or many."),
+        "package": text("Package to evaluate in, for this call alone. Default: the current one."),
+        "timeout": timeout_schema(),
+        "capture-time": flag("Add a line with real, run and GC time and the bytes allocated."),
+        "record-errors": flag("Also record the errors that the code handles itself, where they are signalled (20 at \
+            most): [notice] lists them with identifiers for get-backtrace."),
+        "on-error": on_error_schema("`abort` unwinds and reports a failure; `debug` also holds it where it failed, for \
+            invoke-restart, frame-locals, eval-in-frame and the like; `ask` lets the user choose the restart, where \
+            the client can ask. Default: the session's, `abort` at first."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Evaluate Lisp",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Evaluate Lisp", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
@@ -66,11 +46,11 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     )?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     evaluation.package = arguments.optional_text("package")?;
-    evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    evaluation.timeout = timeout(&mut arguments)?;
     evaluation.capture_time = arguments.flag("capture-time")?;
     evaluation.record_errors = arguments.flag("record-errors")?;
     let patience = background::patience(&mut arguments)?;
-    let on_error = background::on_error(&session, super::limits::on_error(&mut arguments)?, patience)?;
+    let on_error = background::on_error(&session, on_error(&mut arguments)?, patience)?;
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
     let form_by_form = call.peer.is_form_by_form();
@@ -80,7 +60,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
             false => Job::new(evaluation),
         };
         background::evaluate(call, job, patience, move |call, outcome| {
-            if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
+            if asks { ask::settle(call, asked, outcome) } else { call.reply(outcome) }
         });
     })
 }

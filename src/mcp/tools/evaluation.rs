@@ -5,7 +5,8 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::{Arguments, Call, Fault, Reply, Step, define, later};
+use super::schema::{choice, whole, whole_from};
+use super::{Arguments, Call, Fault, Reply, Step, define, later, now};
 use crate::report::{EvaluationPart, Page};
 use crate::{EvaluationError, Progress, Session, WaitId};
 
@@ -42,17 +43,9 @@ pub(super) fn tool() -> Tool {
         "Look after an evaluation, also while it runs: its state, its end, the output or values that an answer left \
         out (`characters omitted`), or cancel it. The last 20 are kept.",
         json!({
-            "id": {
-                "type": "integer",
-                "minimum": 1,
-                "description": "Default: the newest.",
-            },
-            "action": {
-                "type": "string",
-                "enum": ACTIONS.map(|(name, _)| name),
-                "default": "status",
-                "description": "`wait` answers when it is over, as evaluate-lisp would have; `output` shows a page of what it printed; `cancel` interrupts it.",
-            },
+            "id": whole_from(1, None, "Default: the newest."),
+            "action": choice(&ACTIONS, Some("status"), "`wait` answers when it is over, as evaluate-lisp would have; \
+                `output` shows a page of what it printed; `cancel` interrupts it."),
             "seconds": {
                 "type": "number",
                 "minimum": 0,
@@ -60,25 +53,9 @@ pub(super) fn tool() -> Tool {
                 "default": WAIT,
                 "description": "For `wait`: how long; then it answers as `status` does.",
             },
-            "part": {
-                "type": "string",
-                "enum": PARTS.map(|(name, _)| name),
-                "default": "output",
-                "description": "For `output`: what to show.",
-            },
-            "from": {
-                "type": "integer",
-                "minimum": 0,
-                "default": 0,
-                "description": "For `output`: the first character.",
-            },
-            "characters": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_PAGE,
-                "default": PAGE,
-                "description": "For `output`.",
-            },
+            "part": choice(&PARTS, Some("output"), "For `output`: what to show."),
+            "from": whole_from(0, Some(0), "For `output`: the first character."),
+            "characters": whole(1..=MAX_PAGE, PAGE, "For `output`."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),
@@ -97,7 +74,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
     let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
 
     let status = match session.evaluation(id) {
-        Err(EvaluationError::None) if id.is_none() => return Ok(Step::Answer(Box::new(Reply::NoEvaluations))),
+        Err(EvaluationError::None) if id.is_none() => return now(Reply::NoEvaluations),
         status => status?,
     };
     let id = status.id;
@@ -110,7 +87,7 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                 _ => Default::default(),
             };
             let page = Page::new(id, part, &text, omitted, from, characters);
-            return Ok(Step::Answer(Box::new(Reply::Page(Box::new(page)))));
+            return now(Reply::Page(Box::new(page)));
         }
         Action::Wait => {
             return later(move |call| {
@@ -129,19 +106,19 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                     let waiting = call.waiting();
                     let job = session.abort_held(move |released| match released {
                         Ok(()) => call.answer(status_of(&of, id)),
-                        Err(error) => call.answer(Err::<Reply, _>(error)),
+                        Err(error) => call.refuse(error),
                     });
                     return waiting.on_cancel(move || session.cancel(job));
                 }
                 if let Err(error) = session.cancel_evaluation(id) {
-                    return call.answer(Err::<Reply, _>(error));
+                    return call.refuse(error);
                 }
                 let report = move || status_of(&session, id).unwrap_or_else(|error| Reply::Refused(error.to_string()));
                 wait(call, id, CANCEL_WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
             });
         }
     }
-    Ok(Step::Answer(Box::new(status_of(session, id)?)))
+    now(status_of(session, id)?)
 }
 
 fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
@@ -158,13 +135,13 @@ fn wait(call: Call, id: u64, time: Duration, begin: impl FnOnce(&Session, Answer
     let first = call.clone();
     let answer = move |reply: Reply| {
         if let Some(call) = first.take() {
-            call.answer(Ok::<_, Fault>(reply));
+            call.reply(reply);
         }
     };
     match begin(&session, Box::new(answer)) {
         Err(error) => {
             if let Some(call) = call.take() {
-                call.answer(Err::<Reply, _>(error));
+                call.refuse(error);
             }
         }
         Ok(wait) => {

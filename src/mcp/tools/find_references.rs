@@ -3,8 +3,9 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::session::operation::Operation;
+use super::schema::{choice, text, whole};
+use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use crate::session::Operation;
 
 pub(super) const NAME: &str = "find-references";
 
@@ -12,8 +13,12 @@ const DEFAULT_LIMIT: u64 = 50;
 const MAX_LIMIT: u64 = 1_000;
 
 /// As lisp/find-references.lisp has them.
-pub(super) const RELATIONS: [&str; 9] =
+const RELATIONS: [&str; 9] =
     ["callers", "callees", "references", "sets", "binds", "expansions", "methods", "subclasses", "tests"];
+
+fn relations() -> [(&'static str, &'static str); 9] {
+    RELATIONS.map(|relation| (relation, relation))
+}
 
 pub(super) fn tool() -> Tool {
     define(
@@ -23,23 +28,12 @@ pub(super) fn tool() -> Tool {
         for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends with what was not looked \
         at.",
         json!({
-            "name": {"type": "string", "description": "As one types it: my-app:run, (setf slot)."},
-            "relation": {
-                "type": "string",
-                "enum": RELATIONS,
-                "description": "callees: what it calls. references, sets, binds: of a variable. expansions: of a macro. methods: of a generic function or class. tests: those that call it, indirectly too. Default: callers.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Package for a name without prefix. Default: the current one.",
-            },
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_LIMIT,
-                "default": DEFAULT_LIMIT,
-                "description": "How many to list.",
-            },
+            "name": text("As one types it: my-app:run, (setf slot)."),
+            "relation": choice(&relations(), None, "callees: what it calls. references, sets, binds: of a variable. \
+                expansions: of a macro. methods: of a generic function or class. tests: those that call it, \
+                indirectly too. Default: callers."),
+            "package": text("Package for a name without prefix. Default: the current one."),
+            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),
         &["name"],
         inspection(),
@@ -48,17 +42,22 @@ pub(super) fn tool() -> Tool {
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, &["name", "relation", "limit", "package"], 1, arguments)?;
-    let relations = RELATIONS.map(|relation| (relation, relation));
+    let name = arguments.text("name")?;
+    let named = name.trim();
+    if named.is_empty() {
+        let reason =
+            "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\".";
+        return Err(Fault::Value(reason.to_owned()));
+    }
+    if named.starts_with("#:") {
+        return Err(Fault::Value(format!(
+            "find-references: nothing can refer to {named}: the reader makes another symbol each time."
+        )));
+    }
     let operation = Operation::new(NAME)
-        .with("name", arguments.text("name")?)
-        .maybe("relation", arguments.choice("relation", &relations)?)
+        .with("name", name)
+        .maybe("relation", arguments.choice("relation", &relations())?)
         .maybe("package", arguments.optional_text("package")?)
-        .with(
-            "limit",
-            arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
-        );
-    later(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(Reply::References)));
-    })
+        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
+    query(operation, Reply::References)
 }

@@ -3,8 +3,9 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::session::operation::Operation;
+use super::schema::{choice, flag, text, whole};
+use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use crate::session::Operation;
 
 pub(super) const NAME: &str = "find-symbols";
 
@@ -21,27 +22,18 @@ const KINDS: &[(&str, &str)] = &[
 ];
 
 pub(super) fn tool() -> Tool {
-    let kinds: Vec<_> = KINDS.iter().map(|(word, _)| *word).collect();
     define(
         NAME,
         "Find symbols",
         "Search symbols and packages by name, best matches first, with kind, lambda list and first line of \
         documentation: {\"query\": \"with-*-file\"}. describe-symbol tells all about one.",
         json!({
-            "query": {
-                "type": "string",
-                "description": "Part of a name, a glob (* and ?), or several parts, all of which it must have. alexandria:map searches that package; alexandria: lists it.",
-            },
-            "package": {"type": "string", "description": "Search only this package."},
-            "kind": {"type": "string", "enum": kinds, "description": "Only this kind of thing."},
-            "external": {"type": "boolean", "default": false, "description": "Only what packages export."},
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_LIMIT,
-                "default": DEFAULT_LIMIT,
-                "description": "How many to list.",
-            },
+            "query": text("Part of a name, a glob (* and ?), or several parts, all of which it must have. \
+                alexandria:map searches that package; alexandria: lists it."),
+            "package": text("Search only this package."),
+            "kind": choice(KINDS, None, "Only this kind of thing."),
+            "external": flag("Only what packages export."),
+            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),
         &["query"],
         inspection(),
@@ -55,12 +47,6 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .maybe("package", arguments.optional_text("package")?)
         .maybe("kind", arguments.choice("kind", KINDS)?)
         .with("external", arguments.flag("external")?)
-        .with(
-            "limit",
-            arguments.whole("limit", 1..=MAX_LIMIT, "a whole number from 1 to 1000")?.unwrap_or(DEFAULT_LIMIT),
-        );
-    later(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(Reply::Symbols)));
-    })
+        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
+    query(operation, Reply::Symbols)
 }

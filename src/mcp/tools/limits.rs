@@ -3,6 +3,7 @@
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::schema::choice;
 use super::{Answer, Arguments, Fault, Reply, define};
 use crate::{Limits, OnError, Session, TimeLimit};
 
@@ -33,11 +34,7 @@ pub(super) fn tool() -> Tool {
                 "maximum": Limits::MAX_ANSWER_RANGE.end(),
                 "description": "Characters of one answer; the tool evaluation shows what is left out.",
             },
-            "on-error": {
-                "type": "string",
-                "enum": on_error_names(),
-                "description": "What a failure comes to: see evaluate-lisp.",
-            },
+            "on-error": on_error_schema("What a failure comes to: see evaluate-lisp."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(false).idempotent(true).open_world(false),
@@ -92,12 +89,17 @@ pub(super) fn timeout_schema_with(default: &str) -> Value {
     })
 }
 
-/// The argument `on-error`.
-pub(super) fn on_error(arguments: &mut Arguments) -> Result<Option<OnError>, Fault> {
-    arguments.choice("on-error", &OnError::ALL.map(|choice| (choice.name(), choice)))
+/// What the argument `on-error` may be.
+fn on_errors() -> [(&'static str, OnError); 3] {
+    OnError::ALL.map(|choice| (choice.name(), choice))
 }
 
-/// What it may be.
-pub(super) fn on_error_names() -> [&'static str; 3] {
-    OnError::ALL.map(OnError::name)
+/// The argument `on-error`.
+pub(super) fn on_error(arguments: &mut Arguments) -> Result<Option<OnError>, Fault> {
+    arguments.choice("on-error", &on_errors())
+}
+
+/// Its schema.
+pub(super) fn on_error_schema(description: &str) -> Value {
+    choice(&on_errors(), None, description)
 }

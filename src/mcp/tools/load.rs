@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::ask::{self, Asked};
+use super::limits::{on_error, on_error_schema, timeout, timeout_schema_with};
+use super::schema::{choice, text};
 use super::system::{System, absolute, existing, pathname};
-use super::{Arguments, Call, Fault, Step, background, define, later};
+use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
@@ -23,49 +25,27 @@ const DESCRIPTION: &str = "Load an ASDF system and what it depends on, or a Lisp
     no longer has. A failure names file, line, form and condition. Example: {\"system\": \
     \"my-app\"}.";
 
+const FORCE: [(&str, Option<&str>); 3] = [("none", None), ("self", Some("self")), ("all", Some("all"))];
+
 /// The time limit where none is given.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "system": {
-            "type": "string",
-            "description": "Name of an ASDF system, as `my-app` or `my-app/tests`.",
-        },
-        "path": {
-            "type": "string",
-            "description": "In place of system: a .lisp, .fasl or .asd file, or a directory with an .asd.",
-        },
-        "force": {
-            "type": "string",
-            "enum": ["none", "self", "all"],
-            "default": "none",
-            "description": "Load again what is up to date: the system's `self`, or `all` it depends on.",
-        },
-        "directory": {
-            "type": "string",
-            "description": "Where to look for the .asd file first.",
-        },
-        "package": {
-            "type": "string",
-            "description": "Package that is current meanwhile.",
-        },
-        "timeout": super::limits::timeout_schema_with("600"),
-        "on-error": {
-            "type": "string",
-            "enum": super::limits::on_error_names(),
-            "description": "As of evaluate-lisp.",
-        },
+        "system": text("Name of an ASDF system, as `my-app` or `my-app/tests`."),
+        "path": text("In place of system: a .lisp, .fasl or .asd file, or a directory with an .asd."),
+        "force": choice(
+            &FORCE,
+            Some("none"),
+            "Load again what is up to date: the system's `self`, or `all` it depends on.",
+        ),
+        "directory": text("Where to look for the .asd file first."),
+        "package": text("Package that is current meanwhile."),
+        "timeout": timeout_schema_with("600"),
+        "on-error": on_error_schema("As of evaluate-lisp."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Load a system or file",
-        DESCRIPTION,
-        properties,
-        &[],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Load a system or file", DESCRIPTION, properties, &[], evaluation_hints())
 }
 
 pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
@@ -73,7 +53,7 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let asked = Asked::new(&call.context, &arguments);
     let known = &["system", "path", "force", "directory", "package", "timeout", "on-error", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
-    let force = arguments.choice("force", &[("none", None), ("self", Some("self")), ("all", Some("all"))])?.flatten();
+    let force = arguments.choice("force", &FORCE)?.flatten();
     let system = arguments.optional_text("system")?;
     let path = arguments.optional_text("path")?;
     let directory = arguments.optional_text("directory")?;
@@ -82,18 +62,18 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let operation = target.operation(force);
     evaluation.package = arguments.optional_text("package")?;
     let patience = background::patience(&mut arguments)?;
-    evaluation.timeout = match super::limits::timeout(&mut arguments)? {
+    evaluation.timeout = match timeout(&mut arguments)? {
         TimeLimit::Default if patience.is_none() => TimeLimit::Of(TIMEOUT),
         limit => limit,
     };
-    let on_error = background::on_error(&session, super::limits::on_error(&mut arguments)?, patience)?;
+    let on_error = background::on_error(&session, on_error(&mut arguments)?, patience)?;
     evaluation.hold = on_error != OnError::Abort;
     let asks = on_error == OnError::Ask;
     let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
     later(move |call| {
         background::evaluate(call, job, patience, move |call, outcome| {
             let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
-            if asks { ask::settle(call, asked, outcome) } else { call.answer(Ok::<_, Fault>(outcome)) }
+            if asks { ask::settle(call, asked, outcome) } else { call.reply(outcome) }
         });
     })
 }

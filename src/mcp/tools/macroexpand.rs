@@ -3,8 +3,9 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::session::operation::Operation;
+use super::schema::{choice, text};
+use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use crate::session::Operation;
 
 pub(super) const NAME: &str = "macroexpand";
 
@@ -12,26 +13,17 @@ pub(super) const NAME: &str = "macroexpand";
 const DEPTHS: &[(&str, &str)] = &[("once", "once"), ("full", "full"), ("all", "all")];
 
 pub(super) fn tool() -> Tool {
-    let depths: Vec<_> = DEPTHS.iter().map(|(word, _)| *word).collect();
     define(
         NAME,
         "Expand macros",
         "Show what a macro form expands to, as source, with the steps named. Evaluates nothing but macro functions, \
         and \
-         interns nothing: {\"form\": \"(with-open-file (s p) (read s))\"}.",
+        interns nothing: {\"form\": \"(with-open-file (s p) (read s))\"}.",
         json!({
-            "form": {"type": "string", "description": "The form, as Lisp source."},
-            "depth": {
-                "type": "string",
-                "enum": depths,
-                "default": "full",
-                "description": "once: one step. full: until the form itself is no macro form. all: every subform, too, \
-                    local macros included.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Package to read the form in. Default: the session's current package.",
-            },
+            "form": text("The form, as Lisp source."),
+            "depth": choice(DEPTHS, Some("full"), "once: one step. full: until the form itself is no macro form. all: \
+                every subform, too, local macros included."),
+            "package": text("Package to read the form in. Default: the session's current package."),
         }),
         &["form"],
         inspection(),
@@ -44,8 +36,5 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         .with("form", arguments.text("form")?)
         .with("depth", arguments.choice("depth", DEPTHS)?.unwrap_or("full"))
         .maybe("package", arguments.optional_text("package")?);
-    later(move |call| {
-        let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(Reply::Expansion)));
-    })
+    query(operation, Reply::Expansion)
 }

@@ -15,16 +15,15 @@ mod find_symbols;
 mod limits;
 mod load;
 mod macroexpand;
-mod reset;
-
 mod profile;
+mod reset;
 mod run_tests;
+mod schema;
 mod symbol;
 mod system;
 mod tool_set;
 mod tracing;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -40,7 +39,9 @@ use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
+use crate::outcome::Record;
 use crate::rpc::inflight::Inflight;
+use crate::session::Operation;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
@@ -86,6 +87,11 @@ impl ToolContext {
         Self::new(session, inflight, worker, self.checkpoints.clone(), structured, tools)
     }
 
+    /// What the server tells a model of itself.
+    pub(super) fn instructions(&self) -> String {
+        self.tools.instructions()
+    }
+
     pub(super) fn session(&self) -> &Session {
         &self.session
     }
@@ -125,8 +131,7 @@ impl ToolContext {
 
     /// Why a call of this tool is none.
     fn no_such_tool(&self, name: &str) -> Fault {
-        let names = self.tools.tools();
-        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, names.iter().map(tool_set::named)), None))
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.tools.tools()), None))
     }
 }
 
@@ -147,16 +152,32 @@ impl<T: std::error::Error> From<T> for Fault {
 
 type Answer = Result<Reply, Fault>;
 
-/// What a call comes to once its arguments are found right.
-enum Step {
-    Answer(Box<Reply>),
-    /// Somebody else answers, later.
-    Later(Box<dyn FnOnce(Call) + Send>),
-}
+/// What is done with a call once its arguments are found right: it is answered then, or later.
+type Step = Box<dyn FnOnce(Call) + Send>;
 
 /// What is done with a call, which answers it some time.
 fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
-    Ok(Step::Later(Box::new(work)))
+    Ok(Box::new(work))
+}
+
+/// Answers a call at once.
+fn now(reply: Reply) -> Result<Step, Fault> {
+    later(move |call| call.reply(reply))
+}
+
+/// Answers a call with what this query finds.
+fn query(operation: Operation, reply: fn(Vec<Record>) -> Reply) -> Result<Step, Fault> {
+    later(move |call| {
+        let session = call.session().clone();
+        session.query(&operation, move |found| call.answer(found.map(reply)));
+    })
+}
+
+/// Calls `then` with the name of the package that the session is in, should that be to be had.
+fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) {
+    session.query(&Operation::new("image-name"), move |records| {
+        then(records.ok().and_then(|records| Some(records.first()?.text("package")?.to_owned())));
+    });
 }
 
 /// The tools, in this order.
@@ -219,7 +240,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
                 Restoration::Over => call_now(call, request),
                 // Another image answers.
                 Restoration::GivenUp if REPEATABLE.contains(&&*request.name) => call.leave(),
-                Restoration::GivenUp => call.answer(Ok::<_, Fault>(replaced())),
+                Restoration::GivenUp => call.reply(replaced()),
             });
         }
         _ => call_now(call, request),
@@ -231,12 +252,12 @@ fn call_now(call: Call, request: CallToolRequestParams) {
     let session = call.session().clone();
     if let Some(worker) = &call.context.worker {
         if let Some(lost) = worker.lost_question(call.number) {
-            return call.answer(Err::<Reply, _>(Fault::Value(lost)));
+            return call.refuse(Fault::Value(lost));
         }
         let returns = name == checkpoint::NAME && worker.returned_for(line_of_job(call.number)).is_some();
         if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
-            return call.answer(Ok::<_, Fault>(lost));
+            return call.reply(lost);
         }
         session.number_from(call.number);
     }
@@ -268,17 +289,16 @@ fn call_now(call: Call, request: CallToolRequestParams) {
         find_symbols::NAME => find_symbols::call(arguments),
         find_references::NAME => find_references::call(arguments),
         macroexpand::NAME => macroexpand::call(arguments),
-        tracing::NAME => tracing::call(arguments),
+        tracing::NAME => tracing::call(&call, arguments),
         profile::NAME => profile::call(arguments),
         checkpoint::NAME => checkpoint::call(&call, arguments),
         reset::NAME => reset::call(arguments),
-        limits::NAME => limits::call(&session, arguments).map(|reply| Step::Answer(Box::new(reply))),
+        limits::NAME => limits::call(&session, arguments).and_then(now),
         unknown => Err(call.context.no_such_tool(unknown)),
     };
     match step {
-        Ok(Step::Later(work)) => work(call),
-        Ok(Step::Answer(reply)) => call.answer(Ok::<_, Fault>(*reply)),
-        Err(fault) => call.answer(Err::<Reply, _>(fault)),
+        Ok(step) => step(call),
+        Err(fault) => call.refuse(fault),
     }
 }
 
@@ -289,12 +309,12 @@ pub(super) fn take_over(call: Call, id: Option<u64>) {
 }
 
 /// What to say of a tool that there is not: near names, and all there are.
-fn no_such_tool(name: &str, all: impl Iterator<Item = Cow<'static, str>>) -> String {
-    let all: Vec<_> = all.collect();
+fn no_such_tool(name: &str, all: &[Tool]) -> String {
+    let all: Vec<_> = all.iter().map(|tool| &*tool.name).collect();
     let written: String = name.chars().take(LONG).collect::<String>().to_ascii_lowercase().replace('_', "-");
     let mut near: Vec<_> = all
         .iter()
-        .map(|known| (strsim::jaro_winkler(&written, known), known.as_ref()))
+        .map(|known| (strsim::jaro_winkler(&written, known), *known))
         .filter(|(similarity, _)| *similarity > NEAR)
         .collect();
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
@@ -323,6 +343,11 @@ fn define(
     hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
     hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
     Tool::new(name, description, schema).with_title(title).with_annotations(hints)
+}
+
+/// Hints of a tool that evaluates whatever it is given.
+fn evaluation_hints() -> ToolAnnotations {
+    ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
 }
 
 /// Hints of a tool that only looks.

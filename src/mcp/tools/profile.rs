@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::background::{self, Job};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::limits::{timeout, timeout_schema};
+use super::schema::{choice, text, whole};
+use super::{Arguments, Fault, Step, define, evaluation_hints, later};
 use crate::session::Aftermath;
-use crate::session::operation::Operation;
+use crate::session::Operation;
 use crate::{Evaluation, Outcome};
 
 pub(super) const NAME: &str = "profile";
@@ -25,42 +27,19 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code under SBCL's statistical pr
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "code": {
-            "type": "string",
-            "description": "Common Lisp source.",
-        },
-        "mode": {
-            "type": "string",
-            "enum": MODES.map(|(name, _)| name),
-            "default": "cpu",
-            "description": "`cpu`: processor time; `time`: also where threads wait; `alloc`: what allocates memory.",
-        },
-        "top": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_TOP,
-            "default": TOP,
-            "description": "How many functions are shown.",
-        },
-        "save-to": {
-            "type": "string",
-            "description": "A file for a flame graph (SVG), from the server's directory if relative.",
-        },
-        "package": {
-            "type": "string",
-            "description": "To read in.",
-        },
-        "timeout": super::limits::timeout_schema(),
+        "code": text("Common Lisp source."),
+        "mode": choice(
+            &MODES,
+            Some("cpu"),
+            "`cpu`: processor time; `time`: also where threads wait; `alloc`: what allocates memory.",
+        ),
+        "top": whole(1..=MAX_TOP, TOP, "How many functions are shown."),
+        "save-to": text("A file for a flame graph (SVG), from the server's directory if relative."),
+        "package": text("To read in."),
+        "timeout": timeout_schema(),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Profile",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Profile", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
 pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
@@ -68,10 +47,10 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
     let mode = arguments.choice("mode", &MODES)?.unwrap_or("cpu");
-    let top = arguments.whole("top", 1..=MAX_TOP, &format!("a whole number from 1 to {MAX_TOP}"))?.unwrap_or(TOP);
+    let top = arguments.count("top", MAX_TOP, TOP)?;
     let path = arguments.optional_text("save-to")?.map(PathBuf::from);
     evaluation.package = arguments.optional_text("package")?;
-    evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    evaluation.timeout = timeout(&mut arguments)?;
     let patience = background::patience(&mut arguments)?;
     let operation = Operation::new("profile").with("mode", mode).with("top", top).with("stacks", path.is_some());
     let mut job = Job::operation(evaluation, operation);
@@ -85,9 +64,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         };
         job = job.before_end(Aftermath::new(work, || ()));
     }
-    later(move |call: Call| {
-        background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
-    })
+    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
 }
 
 /// Writes the flame graph of a profile; or says why not.

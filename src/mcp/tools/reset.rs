@@ -29,7 +29,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         let session = call.session().clone();
         let answer = |call: Call, ended: Vec<String>| {
             let notices = ended.into_iter().chain(call.session().take_notices()).collect();
-            call.answer(Ok::<_, Fault>(Reply::Reset(notices)));
+            call.reply(Reply::Reset(notices));
         };
         if let Some(worker) = call.context.worker.clone() {
             let line = line_of_job(call.number);
@@ -55,7 +55,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             ask::withdraw(&call.context, WITHDRAWN);
             match result {
                 Ok(()) => answer(call, ended),
-                Err(error) => call.answer(Err::<Reply, _>(error)),
+                Err(error) => call.refuse(error),
             }
         });
     })

@@ -167,6 +167,9 @@ fn run_beside(handle: &Handle, tests: Tests, beside: Beside, mut here: Outcome) 
     let mut fresh = Outcome::of_tests(String::new());
     let mut suspects = Vec::new();
     for ((name, known), system) in here.by_system().into_iter().zip(tests.systems.clone()) {
+        if !beside.fresh && !report::could_be_run(name, &known.records) {
+            continue;
+        }
         let told = known.records.len();
         let outcome = run_one_beside(handle, Tests { systems: vec![system], ..tests.clone() }, beside, known);
         let mut outcome = outcome.unwrap_or_else(|reason| failed("SIMPLE-ERROR", reason));

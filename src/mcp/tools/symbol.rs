@@ -3,6 +3,7 @@
 use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
+use super::schema::{flag, text};
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
 
 pub(super) const NAME: &str = "describe-symbol";
@@ -15,19 +16,9 @@ pub(super) fn tool() -> Tool {
         documentation and source location. Works for SBCL's own symbols, too. A name that does not exist gets near \
         names.",
         json!({
-            "name": {
-                "type": "string",
-                "description": "The symbol as one types it: car, my-app:run.",
-            },
-            "package": {
-                "type": "string",
-                "description": "Package for a name without prefix. Default: the current one.",
-            },
-            "source": {
-                "type": "boolean",
-                "default": false,
-                "description": "Add the text of each definition, from its file or from the code that was evaluated.",
-            },
+            "name": text("The symbol as one types it: car, my-app:run."),
+            "package": text("Package for a name without prefix. Default: the current one."),
+            "source": flag("Add the text of each definition, from its file or from the code that was evaluated."),
         }),
         &["name"],
         inspection(),

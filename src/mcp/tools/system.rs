@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
-use crate::session::Operation;
+use crate::session::{Operation, quoted};
 
 /// Directories and files that are looked at in one directory, and the size of an .asd file that is looked into.
 const MAX_ENTRIES: usize = 2_000;
@@ -77,7 +77,7 @@ impl System {
 
     /// Code that loads it, by `force` (`self` or `all`, if any), in whatever package it is read.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
-        let name = string(&self.name);
+        let name = quoted(&self.name);
         let load = match force {
             None => format!("(asdf:load-system {name})"),
             Some("all") => format!("(asdf:load-system {name} :force :all)"),
@@ -196,17 +196,12 @@ fn defines(path: &Path, system: &str) -> bool {
     })
 }
 
-/// A string of Lisp.
-fn string(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
-}
-
 /// A pathname of Lisp, from a native one.
 pub(super) fn pathname(path: &str) -> String {
     if path.contains(['*', '?', '[', '\\', '"', '~']) {
-        format!("(sb-ext:parse-native-namestring {})", string(path))
+        format!("(sb-ext:parse-native-namestring {})", quoted(path))
     } else {
-        format!("#P{}", string(path))
+        format!("#P{}", quoted(path))
     }
 }
 

@@ -1,7 +1,5 @@
 //! `--tools`: which tools a server has.
 
-use std::borrow::Cow;
-
 use rmcp::model::Tool;
 
 use super::{all, checkpoint, no_such_tool, reset};
@@ -35,7 +33,30 @@ const CORE: [&str; 10] = [
     "configure-limits",
 ];
 
+/// What a server tells a model of itself.
+const INSTRUCTIONS: &str = include_str!("../instructions.md");
+
+/// What does not hold in the image of a program, and what does.
+const OF_PROGRAMS: [(&str, &str); 2] = [
+    ("- checkpoint saves and restores the whole image; reset-session starts over and cannot be undone.\n", ""),
+    (
+        "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates again what defined something; values\n\
+         assigned later are lost.",
+        "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
+         program.",
+    ),
+];
+
 impl ToolSet {
+    /// What a server with these tools tells a model of itself.
+    pub(super) fn instructions(&self) -> String {
+        let all = INSTRUCTIONS.trim_end().to_owned();
+        match self {
+            Self::Embedded => OF_PROGRAMS.iter().fold(all, |text, (server, program)| text.replace(server, program)),
+            _ => all,
+        }
+    }
+
     /// Takes what the command line says: `all`, `core`, or names with commas between.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.trim() {
@@ -46,7 +67,7 @@ impl ToolSet {
         let names: Vec<String> = text.split(',').map(|name| name.trim().replace('_', "-")).collect();
         let known = all();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
-            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, known.iter().map(named)))),
+            Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, &known))),
             None => Ok(Self::Named(names)),
         }
     }
@@ -65,9 +86,4 @@ impl ToolSet {
     pub(super) fn tools(&self) -> Vec<Tool> {
         all().into_iter().filter(|tool| self.has(&tool.name)).collect()
     }
-}
-
-/// A tool's name.
-pub(super) fn named(tool: &Tool) -> Cow<'static, str> {
-    tool.name.clone()
 }

@@ -1,13 +1,15 @@
 //! trace-calls: the calls of chosen functions while code is evaluated.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use rmcp::model::{JsonObject, Tool};
 use serde_json::json;
 
 use super::background::{self, Job};
-use super::{Arguments, Call, Fault, Step, define, later};
+use super::limits::{timeout, timeout_schema};
+use super::schema::{choice, text, whole};
+use super::{Arguments, Call, Fault, Step, define, evaluation_hints, later};
 use crate::report::calls_shown;
-use crate::session::operation::Operation;
-use crate::{Evaluation, OnError, Outcome};
+use crate::session::Operation;
+use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "trace-calls";
 
@@ -26,52 +28,23 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code with functions traced: the 
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "code": {
-            "type": "string",
-            "description": "Common Lisp source.",
-        },
+        "code": text("Common Lisp source."),
         "functions": {
             "type": "array",
             "items": {"type": "string"},
             "description": "Also (setf f), (method f :around (integer)), (labels g :in f).",
         },
-        "package": {
-            "type": "string",
-            "description": "Trace all of this package's.",
-        },
-        "depth": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_DEPTH,
-            "default": DEPTH,
-            "description": "Deeper calls are counted.",
-        },
-        "limit": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_LIMIT,
-            "default": LIMIT,
-            "description": "Further ones are counted.",
-        },
-        "timeout": super::limits::timeout_schema(),
-        "on-error": {
-            "type": "string",
-            "enum": ON_ERROR.map(|(name, _)| name),
-            "description": "Default: abort.",
-        },
+        "package": text("Trace all of this package's."),
+        "depth": whole(1..=MAX_DEPTH, DEPTH, "Deeper calls are counted."),
+        "limit": whole(1..=MAX_LIMIT, LIMIT, "Further ones are counted."),
+        "timeout": timeout_schema(),
+        "on-error": choice(&ON_ERROR, None, "Default: abort."),
     });
     background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Trace Calls",
-        DESCRIPTION,
-        properties,
-        &["code"],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+    define(NAME, "Trace Calls", DESCRIPTION, properties, &["code"], evaluation_hints())
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
+pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let known = &["code", "functions", "package", "depth", "limit", "timeout", "on-error", "background", "wait"];
     let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
     let mut evaluation = Evaluation::new(arguments.text("code")?);
@@ -81,10 +54,9 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
         let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";
         return Err(Fault::Value(reason.to_owned()));
     }
-    let number = |most| format!("a whole number from 1 to {most}");
-    let depth = arguments.whole("depth", 1..=MAX_DEPTH, &number(MAX_DEPTH))?.unwrap_or(DEPTH);
-    let limit = arguments.whole("limit", 1..=MAX_LIMIT, &number(MAX_LIMIT))?.unwrap_or(LIMIT);
-    evaluation.timeout = super::limits::timeout(&mut arguments)?;
+    let depth = arguments.count("depth", MAX_DEPTH, DEPTH)?;
+    let limit = arguments.count("limit", MAX_LIMIT, LIMIT)?;
+    evaluation.timeout = timeout(&mut arguments)?;
     let on_error = arguments.choice("on-error", &ON_ERROR)?;
     let patience = background::patience(&mut arguments)?;
     let mut operation = Operation::new("trace-calls")
@@ -95,18 +67,12 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     if !functions.is_empty() {
         operation = operation.with("functions", functions);
     }
-    later(move |call: Call| {
-        // What is held is traced until it is released: only who asks for that gets it.
-        match background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience) {
-            Err(fault) => call.answer(Err::<Outcome, _>(fault)),
-            Ok(on_error) => {
-                evaluation.hold = on_error == OnError::Debug;
-                if !call.is_structured() {
-                    operation = operation.with("shown", calls_shown(call.context.max_answer()));
-                }
-                let job = Job::operation(evaluation, operation);
-                background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
-            }
-        }
-    })
+    // What is held is traced until it is released: only who asks for that gets it.
+    let on_error = background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience)?;
+    evaluation.hold = on_error == OnError::Debug;
+    if !call.is_structured() {
+        operation = operation.with("shown", calls_shown(call.context.max_answer()));
+    }
+    let job = Job::operation(evaluation, operation);
+    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
 }

@@ -1,10 +1,14 @@
 //! An error as it comes in.
 
-use super::text::{ClippedBuffer, MAX_PLACE, name, one_line, push_bounded, whole};
+use std::borrow::Cow;
+
+use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, one_line, push_bounded, whole};
 use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
 
+/// Bytes of a file that is looked into for why it cannot be read.
+const MAX_FILE: u64 = 1 << 20;
 /// Restarts and slots of an error, and local variables of a frame.
 const MAX_PARTS: usize = 100;
 /// Bytes of an error's frames, local variables, slots and restarts together.
@@ -15,7 +19,7 @@ const MAX_SIGNALLED: usize = 100 << 10;
 const MAX_LOCAL: u64 = 200;
 
 /// An error as it comes in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
     message: ClippedBuffer,
@@ -46,19 +50,8 @@ struct FrameBuilder {
 
 impl ErrorBuilder {
     pub(crate) fn new(kind: String, limits: &Limits) -> Self {
-        Self {
-            kind,
-            message: ClippedBuffer::new(limits.max_message),
-            time: jiff::Timestamp::now(),
-            form: None,
-            slots: Vec::new(),
-            slots_omitted: 0,
-            restarts: Vec::new(),
-            frames: Vec::new(),
-            total_frames: 0,
-            left: MAX_RECORD,
-            skips: false,
-        }
+        let message = ClippedBuffer::new(limits.max_message);
+        Self { kind, message, time: jiff::Timestamp::now(), left: MAX_RECORD, ..Self::default() }
     }
 
     /// One that the code may handle.
@@ -92,9 +85,12 @@ impl ErrorBuilder {
     /// The whole of it, of evaluation number `evaluation` of `code`; with this message in place of its own, if there is
     /// one.
     pub(crate) fn finish(mut self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
-        if self.is_unreadable()
-            && let Some(hint) = crate::check::hint(code)
-        {
+        let unreadable = if self.is_unreadable() {
+            Some(Cow::Borrowed(code))
+        } else {
+            unreadable_file(self.message.as_str()).map(Cow::Owned)
+        };
+        if let Some(hint) = unreadable.and_then(|text| crate::check::hint(&text)) {
             self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
         }
         ErrorRecord {
@@ -128,6 +124,18 @@ impl ErrorBuilder {
     }
 }
 
+/// The text of the file that a message tells of because the reader found it not balanced. SBCL words it so when it loads or
+/// compiles one.
+fn unreadable_file(message: &str) -> Option<String> {
+    let (_, said) = message.split_once("READ error during ")?;
+    let said = said.split_once(": ")?.1;
+    let balance = ["end of file on ", "unmatched close parenthesis"].iter().any(|cause| said.starts_with(cause));
+    let path = said.split_once("#<SB-INT:FORM-TRACKING-STREAM for \"file ")?.1;
+    let path = path.split_once("\" {").filter(|_| balance)?.0.replace("\\\\", "\\").replace("\\\"", "\"");
+    let small = std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() <= MAX_FILE);
+    small.then(|| std::fs::read(&path).ok()).flatten().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Where the form is that begins at character `start` of `code`.
 fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     let offset = code.char_indices().nth(start).map_or(code.len(), |(offset, _)| offset);
@@ -150,7 +158,7 @@ pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Lo
 }
 
 impl ErrorBuilder {
-    /// Takes what belongs to an self. True when no more of the text begun last is kept.
+    /// Takes what belongs to the error. True when no more of the text begun last is kept.
     pub(crate) fn event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
             Event::ErrorText { text, again } => {
@@ -211,9 +219,7 @@ impl ErrorBuilder {
             }
             Event::FrameSource(place, line) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    let mut path = String::new();
-                    place.append_to(&mut path, MAX_PLACE);
-                    let place = path;
+                    let place = beginning(place, MAX_PLACE);
                     frame.source = Some(match line {
                         0 => place,
                         _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),

@@ -2,10 +2,10 @@
 
 use super::JobEnd;
 use super::error::local;
-use super::text::{ClippedBuffer, on_one_line};
+use super::text::{ClippedBuffer, on_one_line, whole};
 use crate::error::InspectError;
 use crate::image::{Event, Item};
-use crate::outcome::{Clipped, Definition, DefinitionKind, Definitions, Local, Role, SymbolDescription};
+use crate::outcome::{Definition, DefinitionKind, Definitions, Local, Role, SymbolDescription};
 use crate::session::INSPECTION_TIMEOUT;
 
 /// An inspection's answer as it comes in.
@@ -74,18 +74,7 @@ impl InspectionBuilder {
             (JobEnd::Failed, Some((kind, message))) => return Err(InspectError::Lisp { kind, message }),
             _ => return Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
         }
-        Ok(self
-            .items
-            .into_iter()
-            .map(|(kind, label, text)| {
-                let clipped = Clipped::from(text);
-                let mut text = clipped.text;
-                if clipped.omitted > 0 {
-                    text.push_str(&crate::report::omission(clipped.omitted));
-                }
-                (kind, label, text)
-            })
-            .collect())
+        Ok(self.items.into_iter().map(|(kind, label, text)| (kind, label, whole(text))).collect())
     }
 
     /// The answer of list-definitions, sorted.

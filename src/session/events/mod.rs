@@ -7,7 +7,7 @@ mod text;
 
 pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
-pub(crate) use text::{ClippedBuffer, on_one_line};
+pub(crate) use text::{ClippedBuffer, beginning, on_one_line};
 
 use crate::image::Interrupt;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::JobEnd;
 use super::error::ErrorBuilder;
-use super::text::{ClippedBuffer, MAX_PLACE, name, on_one_line, push_within};
+use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
@@ -38,7 +38,7 @@ struct WarningBuilder {
 }
 
 /// An outcome as it comes in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
     limits: Limits,
     timeout: Option<Duration>,
@@ -76,28 +76,18 @@ impl OutcomeBuilder {
         Self {
             code,
             evaluation,
-            defined: Vec::new(),
-            notices: Vec::new(),
-            records: RecordsBuilder::default(),
             limits,
             timeout,
-            stdout: Clipped::default(),
-            stderr: Clipped::default(),
-            turns: Vec::new(),
-            printed_before: 0,
             output_left: limits.max_output,
-            warnings: Vec::new(),
-            warnings_omitted: 0,
-            values: Vec::new(),
             values_left: limits.max_value,
             value_left: limits.max_value,
-            error: None,
-            superseded: Vec::new(),
-            signalled: None,
-            signalled_before: 0,
-            errors_are_records: false,
-            timing: None,
+            ..Self::default()
         }
+    }
+
+    /// For an evaluation of which nothing is known but its number.
+    pub(crate) fn blank(evaluation: u64) -> Self {
+        Self::new(evaluation, Arc::default(), Limits::default(), None)
     }
 
     /// Keeps the errors that the code handles, too.
@@ -220,9 +210,8 @@ impl OutcomeBuilder {
             }
             Event::WarningPlace(file, column) => {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
-                    let mut path = String::new();
-                    file.append_to(&mut path, MAX_PLACE);
-                    warning.file = Some(on_one_line(&path)).filter(|path| !path.is_empty());
+                    let path = on_one_line(&beginning(file, MAX_PLACE));
+                    warning.file = Some(path).filter(|path| !path.is_empty());
                     warning.column = column;
                 }
             }
@@ -257,10 +246,8 @@ impl OutcomeBuilder {
             }
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
-                    let mut notice = String::new();
-                    text.append_to(&mut notice, MAX_NOTICE);
                     // Names of the user's stand in it.
-                    self.notices.push(on_one_line(&notice));
+                    self.notices.push(on_one_line(&beginning(text, MAX_NOTICE)));
                 }
             }
             Event::Defined(start, end_and_package) => {
@@ -301,7 +288,6 @@ impl OutcomeBuilder {
     }
 
     /// What operations said so far of how far they are, in lines.
-    #[cfg(feature = "mcp")]
     pub(crate) fn progress(&self) -> String {
         self.records.progress()
     }
@@ -356,6 +342,12 @@ impl OutcomeBuilder {
         let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
         (errors, printed)
+    }
+
+    /// The outcome, when it ended with an error that Lisp knows nothing of.
+    pub(crate) fn failed(self, kind: &str, message: String) -> Outcome {
+        let error = ErrorBuilder::new(kind.to_owned(), &self.limits).finish(Some(message), &self.code, self.evaluation);
+        Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
     /// The outcome, once the job is over.

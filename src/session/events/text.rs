@@ -12,7 +12,7 @@ const MAX_NAME: usize = 150;
 pub(crate) const MAX_PLACE: usize = 1_000;
 
 /// Text that is cut while it is written.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ClippedBuffer {
     text: String,
     left: u64,
@@ -22,7 +22,7 @@ pub(crate) struct ClippedBuffer {
 impl ClippedBuffer {
     /// Keeps the first `limit` characters.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { text: String::new(), left: limit, omitted: 0 }
+        Self { left: limit, ..Self::default() }
     }
 
     /// Adds `text`.
@@ -55,10 +55,16 @@ impl ClippedBuffer {
     }
 }
 
+/// The first characters of `text`, at most so many.
+pub(crate) fn beginning(text: Text<'_>, most: usize) -> String {
+    let mut kept = String::new();
+    text.append_to(&mut kept, most);
+    kept
+}
+
 /// A name, cut where it is too long.
 pub(crate) fn name(text: Text<'_>) -> String {
-    let mut name = String::new();
-    text.append_to(&mut name, MAX_NAME);
+    let mut name = beginning(text, MAX_NAME);
     if text.len() > MAX_NAME {
         name.push('…');
     }
@@ -109,13 +115,11 @@ pub(crate) fn whole(buffer: ClippedBuffer) -> String {
 
 /// A frame's text on one line.
 pub(crate) fn one_line(call: ClippedBuffer) -> String {
-    let clipped = Clipped::from(call);
-    let mut text = if clipped.text.contains(['\n', '\r']) { on_one_line(&clipped.text) } else { clipped.text };
-    if clipped.omitted > 0 {
-        text.push_str(&crate::report::omission(clipped.omitted));
-    } else if text.is_empty() {
+    let text = whole(call);
+    match text.contains(['\n', '\r']) {
+        true => on_one_line(&text),
         // A print method that did not end, and was interrupted.
-        text.push_str("#<unprintable>");
+        false if text.is_empty() => "#<unprintable>".to_owned(),
+        false => text,
     }
-    text
 }

@@ -1,0 +1,92 @@
+//! Quotients of integers of any size as the nearest float.
+
+/// How many bits of a quotient are computed: those of a float, and enough to round by.
+const BITS: i64 = 66;
+/// The exponent of the least float above 0.
+const LEAST: i64 = -1074;
+
+/// The quotient of two integers in two's complement, the lowest word first, rounded to the nearest float, halves to even.
+/// The divisor is not 0.
+pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
+    let (negative, mut dividend) = magnitude(dividend);
+    let (other, mut divisor) = magnitude(divisor);
+    let sign = if negative == other { 1.0 } else { -1.0 };
+    let shift = bits(&dividend) - bits(&divisor);
+    shift_left(if shift < 0 { &mut dividend } else { &mut divisor }, shift.unsigned_abs());
+    // The remainder is doubled at each step.
+    let size = dividend.len().max(divisor.len()) + 1;
+    dividend.resize(size, 0);
+    divisor.resize(size, 0);
+    let mut quotient = 0_u128;
+    for _ in 0..BITS {
+        quotient <<= 1;
+        if !dividend.iter().rev().lt(divisor.iter().rev()) {
+            subtract(&mut dividend, &divisor);
+            quotient |= 1;
+        }
+        shift_left(&mut dividend, 1);
+        dividend.truncate(size);
+    }
+    let is_exact = dividend.iter().all(|&word| word == 0);
+    sign * rounded(quotient, is_exact, shift - BITS + 1)
+}
+
+/// `quotient` times two to the power of `exponent`, and something between 0 and 1 of that power unless it is exact.
+fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
+    let length = i64::from(u128::BITS - quotient.leading_zeros());
+    // Fewer than the bits of a float remain near 0.
+    let cut = (length - i64::from(f64::MANTISSA_DIGITS)).max(LEAST - exponent).clamp(1, i64::from(u128::BITS) - 1);
+    let (kept, lost) = (quotient >> cut, quotient & ((1 << cut) - 1));
+    let half = 1 << (cut - 1);
+    let up = lost > half || lost == half && (!is_exact || kept & 1 == 1);
+    let mut float = (kept + u128::from(up)) as f64;
+    // No more is lost by these, but to what is beyond the largest float.
+    let mut power = exponent + cut;
+    while power != 0 {
+        let step = power.clamp(-1000, 1000);
+        float *= 2_f64.powi(step as i32);
+        power -= step;
+        if float == 0.0 || float.is_infinite() {
+            break;
+        }
+    }
+    float
+}
+
+/// Whether it is negative, and its absolute value.
+fn magnitude(words: &[u64]) -> (bool, Vec<u64>) {
+    let negative = words.last().is_some_and(|&high| high.cast_signed() < 0);
+    let mut carry = negative;
+    let absolute = words.iter().map(|&word| {
+        let (value, over) = (if negative { !word } else { word }).overflowing_add(u64::from(carry));
+        carry = over;
+        value
+    });
+    (negative, absolute.collect())
+}
+
+fn bits(words: &[u64]) -> i64 {
+    let Some(last) = words.iter().rposition(|&word| word != 0) else { return 0 };
+    (last as i64 + 1) * 64 - i64::from(words[last].leading_zeros())
+}
+
+fn shift_left(words: &mut Vec<u64>, count: u64) {
+    let (whole, part) = ((count / 64) as usize, count % 64);
+    if part > 0 {
+        let mut carry = 0;
+        for word in words.iter_mut() {
+            (*word, carry) = (*word << part | carry, *word >> (64 - part));
+        }
+        words.push(carry);
+    }
+    words.splice(0..0, std::iter::repeat_n(0, whole));
+}
+
+fn subtract(words: &mut [u64], others: &[u64]) {
+    let mut borrow = false;
+    for (word, &other) in words.iter_mut().zip(others) {
+        let (value, first) = word.overflowing_sub(other);
+        let (value, second) = value.overflowing_sub(u64::from(borrow));
+        (*word, borrow) = (value, first || second);
+    }
+}
