@@ -1194,3 +1194,17 @@ fn a_file_is_loaded_from_where_the_program_is() {
     let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
     assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));
 }
+
+#[test]
+fn a_function_is_read_of_nothing_else() {
+    let lisp = lisp();
+    for code in ["\"text\"", "(list 1 2)", "(make-hash-table)", "5", "nil"] {
+        let failed = lisp.eval::<Function>(code).unwrap_err();
+        assert!(matches!(&failed, Error::Conversion(error) if error.expected.contains("function")), "{failed:?}");
+    }
+    assert_eq!(lisp.eval::<Function>("'car").unwrap().call::<i64>((vec![1, 2],)).unwrap(), 1);
+    let put: Function = lisp.eval("'(setf gethash)").unwrap();
+    let table: Value = lisp.eval("(make-hash-table)").unwrap();
+    put.call::<()>((1, 2, &table)).unwrap();
+    assert_eq!(table.get::<i64>(2).unwrap(), Some(1));
+}
