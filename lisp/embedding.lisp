@@ -508,6 +508,7 @@ a property list or an association list."
 (defun start-for-program (library)
   "Make this image ready for the program with LIBRARY, a struct sbcl_library."
   (declare (type system-area-pointer library))
+  (setf **resets** nil)
   (forget-program-functions)
   (grow-values)
   (dolist (entry *program-entries*)

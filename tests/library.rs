@@ -871,6 +871,15 @@ fn agents_are_served_on_the_programs_own_image() {
     one.evaluate("(defun answer () 42)");
     assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
     assert!(other.evaluate("(answer)").contains("42"));
+    // Nor is it told of such tools where something is wrong.
+    let fault = one.evaluate("(sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0)");
+    assert!(fault.contains("may be damaged") && !fault.contains("reset-session"), "{fault}");
+    let running = one.evaluate(
+        "(defvar *gate* (sb-thread:make-semaphore))
+         (defvar *stays* (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *gate*))))",
+    );
+    assert!(running.contains("Still running") && !running.contains("reset-session"), "{running}");
+    one.evaluate("(sb-thread:signal-semaphore *gate*) (sb-thread:join-thread *stays*)");
     // Each has its own package and errors.
     one.evaluate("(defpackage :agents (:use :cl)) (in-package :agents)");
     assert!(one.evaluate("(package-name *package*)").contains("AGENTS"));
