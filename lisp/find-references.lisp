@@ -412,7 +412,8 @@ there are. Return how many there are in all."
                        (t (first name))))
          (package (symbol-package symbol)))
     (and package
-         (member (package-name package) '("SB-C" "SB-FORMAT" "SB-IMPL" "SB-INT" "SB-KERNEL" "SB-LOOP" "SB-PCL" "SB-PRETTY" "SB-VM")
+         (member (package-name package)
+                 '("SB-C" "SB-FORMAT" "SB-IMPL" "SB-INT" "SB-KERNEL" "SB-LOOP" "SB-PCL" "SB-PRETTY" "SB-VM")
                  :test #'string=)
          t)))
 

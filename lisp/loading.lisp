@@ -174,7 +174,7 @@ has loaded that; then FUNCTION is called again."
        (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
 
 (defun cut-fasl-p (condition)
-  "True when CONDITION is that a fasl ends too early: within its code, or its header, without which it is read as source."
+  "True when CONDITION is that a fasl ends too early: in its code, or in its header, without which it is read as source."
   (typecase condition
     ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
     (simple-error (let ((control (simple-condition-format-control condition)))
@@ -185,8 +185,8 @@ has loaded that; then FUNCTION is called again."
   (or (typep condition 'sb-ext:invalid-fasl) (cut-fasl-p condition)))
 
 (defun call-compiling-anew (function)
-  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL, or not whole, is made anew,
-once."
+  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL, or not whole, is made
+anew, once."
   (declare (type function function))
   (let ((seen '()))
     (handler-bind
@@ -224,8 +224,8 @@ once."
     (load file)))
 
 (defun load-file (namestring)
-  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL, or of a part of one, its source is
-loaded."
+  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL, or of a part of one, its source
+is loaded."
   (let* ((file (native-pathname namestring))
          (source (make-pathname :type "lisp" :defaults file)))
     (push-progress "loading" (shown-path (sb-ext:native-namestring file)))

@@ -427,8 +427,8 @@ DIRECTORIES, a line, and the line of source; or NIL."
               (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
 
 (defun call-for-one-of-several (run function)
-  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as an
-error of a test that is called as the system, so that others can go on."
+  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as
+an error of a test that is called as the system, so that others can go on."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
@@ -490,13 +490,14 @@ with the packages of RUN's tests as records `load'."
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0))
-  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of PACKAGE,
-or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is loaded
-first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the checks that
-failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and one that has no
-tests that could be run keeps none from being told of. In another image than the session's, REGISTRY names directories with
-.asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by coverage for each test that
-fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded already."
+  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of
+PACKAGE, or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is
+loaded first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the
+checks that failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and
+one that has no tests that could be run keeps none from being told of. In another image than the session's, REGISTRY
+names directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by
+coverage for each test that fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded
+already."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
