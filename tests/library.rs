@@ -827,7 +827,11 @@ mod agent {
         /// The next message; `None` at the end.
         pub(crate) fn next(&mut self) -> Option<Value> {
             let mut line = String::new();
-            self.lines.read_line(&mut line).expect("it is not silent");
+            match self.lines.read_line(&mut line) {
+                // What was sent last had not been read when the other end was closed.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                read => _ = read.expect("it is not silent"),
+            }
             (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
         }
 
