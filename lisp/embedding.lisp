@@ -235,7 +235,19 @@ is not interned unless INTERN is true; signal an error when there is none."
            (error "~A is ~:[a special operator~;a macro~], not a function." text (macro-function name)))
           ((not (fboundp name)) (error 'undefined-function :name name))
           ((symbolp name) name)
-          (t (lambda (&rest arguments) (apply (fdefinition name) arguments))))))
+          (t (caller-of name)))))
+
+(defun caller-of (name)
+  "Return a function that calls the one that NAME, no symbol, names then."
+  (lambda (&rest arguments)
+    (apply (fdefinition name) arguments)))
+
+(defun callee-of (object)
+  "Return T when OBJECT can be called as it is, a function or a symbol; what to call for it when it is another function
+name; NIL for anything else."
+  (typecase object
+    ((or function symbol) t)
+    ((cons (eql setf) (cons symbol null)) (caller-of object))))
 
 ;;; Functions of the program's
 
@@ -481,7 +493,7 @@ a property list or an association list."
   '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
     interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
     copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
-    make-local-function borrow-octets save-for-program)
+    make-local-function borrow-octets save-for-program callee-of)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)
@@ -502,6 +514,7 @@ a property list or an association list."
 (defun start-for-program (library)
   "Make this image ready for the program with LIBRARY, a struct sbcl_library."
   (declare (type system-area-pointer library))
+  (setf **resets** nil)
   (forget-program-functions)
   (grow-values)
   (dolist (entry *program-entries*)

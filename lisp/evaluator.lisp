@@ -333,6 +333,6 @@ host says that this evaluation has stayed in the foreground."
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
-               (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers; ~
-                            reset-session ends ~:*~:[them~;it~]."
-                       (thread-list running) (null (rest running))))))))
+               (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers~
+                            ~:[~*~;; reset-session ends ~:[them~;it~]~]."
+                       (thread-list running) (null (rest running)) **resets** (null (rest running))))))))

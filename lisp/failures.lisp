@@ -59,7 +59,8 @@ hold it here. What has been interrupted stays so."
                  (push-load-failure condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
-                          "A memory fault: the image may be damaged. reset-session gives a fresh one.")))
+                          (format nil "A memory fault: the image may be damaged.~:[~; reset-session gives a fresh one.~]"
+                                  **resets**))))
                condition
                (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))

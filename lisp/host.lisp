@@ -165,3 +165,6 @@ have 2 MB: elsewhere they may have 512."
 would write into another thread's memory."
   (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
                  1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
+
+(defglobal **resets** t
+  "True when whoever evaluates here can have a fresh image, by the tool reset-session. In that of a program nobody can.")

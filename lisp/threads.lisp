@@ -23,7 +23,8 @@
     (when (zerop count)
       (setf **kept-before** (sb-kernel:dynamic-usage)))
     (when (>= count (thread-limit))
-      (error "There are ~D threads already. Join or end some of them first; reset-session ends them all." count))))
+      (error "There are ~D threads already. Join or end some of them first~:[~;; reset-session ends them all~]."
+             count **resets**))))
 
 (defglobal **before-threads** '()
   "Functions that are called before another thread is started: of what only one may do.")

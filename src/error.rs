@@ -60,7 +60,7 @@ pub enum BootError {
     /// The system's limit for this process leaves no room for heap and stacks.
     #[error(
         "SBCL needs {} MiB of address space for its heap and stacks, and this process may use {} MiB: make them smaller \
-         (--heap, --control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
+         (the options heap and control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
     )]
     AddressSpace {
         /// What is needed, in bytes.

@@ -182,7 +182,8 @@ fn what_is_about_the_image_comes_back() {
 
 #[test]
 fn a_lost_image_begins_with_the_last_checkpoint() {
-    let mut server = State::new("lost").serve(&[]);
+    let state = State::new("lost");
+    let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun before () *x*)");
     save(&mut server, "a");
     server.evaluate("(setf *x* 3)");
@@ -263,7 +264,8 @@ fn a_checkpoint_that_was_damaged_is_told_and_can_be_deleted() {
 
 #[test]
 fn what_cannot_be_saved_is_refused() {
-    let mut server = State::new("refused").serve(&[]);
+    let state = State::new("refused");
+    let mut server = state.serve(&[]);
     for (arguments, reason) in [
         (json!({"action": "save"}), "needs the argument name"),
         (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". There are: none."),
@@ -305,7 +307,8 @@ fn a_place_that_cannot_be_written_is_told() {
 
 #[test]
 fn the_user_may_have_hooks_and_a_killed_child_costs_nothing() {
-    let mut server = State::new("hooks").serve(&[]);
+    let state = State::new("hooks");
+    let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *hooked* nil)
          (push (lambda () (setf *hooked* t) (error \"no\")) sb-ext:*save-hooks*)
@@ -440,7 +443,8 @@ fn they_are_gone_when_the_supervisor_was_killed() {
 /// The collector must not find holes where other threads were about to allocate.
 #[test]
 fn threads_may_allocate_meanwhile() {
-    let mut server = State::new("allocating").serve(&[]);
+    let state = State::new("allocating");
+    let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
          (defvar *kept* (make-array 10 :initial-element nil))
@@ -473,7 +477,8 @@ fn threads_may_allocate_meanwhile() {
 /// A thread that is stopped in the middle of malloc(3) holds a lock of it.
 #[test]
 fn threads_may_be_in_c_code_meanwhile() {
-    let mut server = State::new("in-c-code").serve(&[]);
+    let state = State::new("in-c-code");
+    let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
          (dotimes (i 4)
@@ -807,7 +812,8 @@ fn a_process_alone_does_not_become_what_does_not_come_up() {
 
 #[test]
 fn a_process_alone_survives_what_cannot_be_interrupted() {
-    let mut server = State::new("stuck").serve(&["--no-supervisor"]);
+    let state = State::new("stuck");
+    let mut server = state.serve(&["--no-supervisor"]);
     server.evaluate("(defun f () :f)");
     let code = "(sb-sys:without-interrupts (loop))";
     let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));

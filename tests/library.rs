@@ -827,7 +827,11 @@ mod agent {
         /// The next message; `None` at the end.
         pub(crate) fn next(&mut self) -> Option<Value> {
             let mut line = String::new();
-            self.lines.read_line(&mut line).expect("it is not silent");
+            match self.lines.read_line(&mut line) {
+                // What was sent last had not been read when the other end was closed.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                read => _ = read.expect("it is not silent"),
+            }
             (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
         }
 
@@ -871,6 +875,15 @@ fn agents_are_served_on_the_programs_own_image() {
     one.evaluate("(defun answer () 42)");
     assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
     assert!(other.evaluate("(answer)").contains("42"));
+    // Nor is it told of such tools where something is wrong.
+    let fault = one.evaluate("(sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0)");
+    assert!(fault.contains("may be damaged") && !fault.contains("reset-session"), "{fault}");
+    let running = one.evaluate(
+        "(defvar *gate* (sb-thread:make-semaphore))
+         (defvar *stays* (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *gate*))))",
+    );
+    assert!(running.contains("Still running") && !running.contains("reset-session"), "{running}");
+    one.evaluate("(sb-thread:signal-semaphore *gate*) (sb-thread:join-thread *stays*)");
     // Each has its own package and errors.
     one.evaluate("(defpackage :agents (:use :cl)) (in-package :agents)");
     assert!(one.evaluate("(package-name *package*)").contains("AGENTS"));
@@ -1197,4 +1210,18 @@ fn a_file_is_loaded_from_where_the_program_is() {
     assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
     let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
     assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));
+}
+
+#[test]
+fn a_function_is_read_of_nothing_else() {
+    let lisp = lisp();
+    for code in ["\"text\"", "(list 1 2)", "(make-hash-table)", "5", "nil"] {
+        let failed = lisp.eval::<Function>(code).unwrap_err();
+        assert!(matches!(&failed, Error::Conversion(error) if error.expected.contains("function")), "{failed:?}");
+    }
+    assert_eq!(lisp.eval::<Function>("'car").unwrap().call::<i64>((vec![1, 2],)).unwrap(), 1);
+    let put: Function = lisp.eval("'(setf gethash)").unwrap();
+    let table: Value = lisp.eval("(make-hash-table)").unwrap();
+    put.call::<()>((1, 2, &table)).unwrap();
+    assert_eq!(table.get::<i64>(2).unwrap(), Some(1));
 }

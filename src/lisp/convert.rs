@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-use super::enter::Cx;
+use super::enter::{Cx, Entry};
 use super::rounding;
 use super::value::Value;
 use crate::image::message::{self, Characters, Token};
@@ -138,6 +138,13 @@ impl<'m> Reader<'m> {
             .ok()
             .and_then(|list| self.cx.write_out(&list, Shape::DEEP))
             .ok_or_else(|| ConversionError::new(expected, self.cx.describe(&value)))
+    }
+
+    /// What to call for `value`; `None` when it is neither a function nor its name.
+    pub(super) fn callee(&self, value: &Value) -> Option<Value> {
+        value.handle()?;
+        let callee: Value = self.cx.ask(Entry::Callee, |writer| value.write(writer)).ok()?;
+        if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
     }
 
     /// A reader of another message.

@@ -36,6 +36,7 @@ pub(super) enum Entry {
     LocalFunction,
     BorrowOctets,
     Save,
+    Callee,
 }
 
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.

@@ -75,10 +75,9 @@ impl FromLisp for Function {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        if value.handle().is_some() {
-            Ok(Self::of(value))
-        } else {
-            Err(ConversionError::new("a function", format!("{value}")))
+        match reader.callee(&value) {
+            Some(callee) => Ok(Self::of(callee)),
+            None => Err(ConversionError::new("a function or its name", format!("{value}"))),
         }
     }
 }

@@ -38,6 +38,10 @@ mod alarm {
             self.0.store(true, Ordering::Relaxed);
         }
 
+        pub(crate) fn stop(&self) {
+            self.0.store(false, Ordering::Relaxed);
+        }
+
         pub(crate) fn wait(&self) {
             while !self.0.swap(false, Ordering::Relaxed) {
                 shuttle::thread::yield_now();
@@ -109,10 +113,26 @@ mod rpc {
         fds: &mut [rustix::event::PollFd<'_>],
         timeout: Option<std::time::Duration>,
     ) -> std::io::Result<usize> {
+        wait_or_rest(fds, timeout, || ())
+    }
+
+    /// The same; `rest` is called before it is waited.
+    fn wait_or_rest(
+        fds: &mut [rustix::event::PollFd<'_>],
+        timeout: Option<std::time::Duration>,
+        rest: impl FnOnce(),
+    ) -> std::io::Result<usize> {
+        let mut rest = Some(rest);
         loop {
             let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
             shuttle::thread::yield_now();
-            if ready > 0 || timeout.is_some() {
+            if ready > 0 {
+                return Ok(ready);
+            }
+            if let Some(rest) = rest.take() {
+                rest();
+            }
+            if timeout.is_some() {
                 return Ok(ready);
             }
         }

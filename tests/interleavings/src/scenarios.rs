@@ -163,7 +163,7 @@ pub fn all_is_answered_whoever_leads() {
                     thread::yield_now();
                     owed.answer(json!(call));
                 }
-                None => evaluator.idle(&*echo, None),
+                None => evaluator.idle(&*echo, None, &|| ()),
             }
         }
     });
