@@ -252,7 +252,7 @@ address and the number of words of its answer. Interrupts are off."
     (declare (dynamic-extent reply) (type scratch scratch))
     (without-interrupts
       (let ((*interruptible* interruptible))
-        (setf (scratch-fill scratch) 0)
+        (begin-message scratch)
         (funcall write scratch)
         (with-pinned-objects (reply)
           (let ((status (call-address function scratch (vector-sap reply))))
@@ -373,7 +373,7 @@ fails with. Return 0 or 1."
                       (declare (dynamic-extent more))
                       (let ((scratch *scratch*))
                         (declare (type scratch scratch))
-                        (setf (scratch-fill scratch) 0)
+                        (begin-message scratch)
                         (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
                         (when one
                           (put-argument scratch value shape))
@@ -387,7 +387,7 @@ fails with. Return 0 or 1."
     (cond (report
            (when (typep (first report) 'heap-nearly-exhausted)
              (clear-up-after-call))
-           (setf (scratch-fill *scratch*) 0)
+           (begin-message *scratch*)
            (put-report *scratch* report)
            1)
           (t 0))))

@@ -472,7 +472,8 @@ a property list or an association list."
     (list
      (unless (typep key 'index)
        ;; What has no end is not searched.
-       (list-extent object))
+       (unless (list-extent object)
+         (error 'message-too-large)))
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))

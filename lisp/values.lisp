@@ -54,7 +54,15 @@
   "Where a thread writes its messages."
   (address 0 :type (unsigned-byte 64))
   (capacity 0 :type (unsigned-byte 62))
-  (fill 0 :type (unsigned-byte 62)))
+  (fill 0 :type (unsigned-byte 62))
+  (handles 0 :type (unsigned-byte 32)))
+
+(declaim (inline begin-message))
+(defun begin-message (scratch)
+  "Have the next token be the first one of a message in SCRATCH."
+  (declare (type scratch scratch))
+  (setf (scratch-fill scratch) 0
+        (scratch-handles scratch) 0))
 
 (declaim (type (or null scratch) *scratch*))
 (defvar *scratch* nil
@@ -66,11 +74,15 @@
 (defconstant +largest-message+ (ash 1 27)
   "Words that a message may have: what an object with circles would make grows for ever.")
 
+(defconstant +most-handles+ (ash 1 22)
+  "Handles that a message may have: each takes room in Lisp, too.")
+
 (defun resize-scratch (scratch capacity)
   "Give SCRATCH room for CAPACITY words."
   (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
                                 (scratch-address scratch) (* 8 capacity))))
     (when (zerop address)
+      (give-up-message scratch)
       (error 'sb-kernel::heap-exhausted-error))
     (setf (scratch-address scratch) address
           (scratch-capacity scratch) capacity)))
@@ -91,13 +103,19 @@
 (define-condition message-too-large (error)
   ()
   (:report "The object is too large to be converted, or holds itself.")
-  (:documentation "A message would have more than +LARGEST-MESSAGE+ words."))
+  (:documentation "A message would have more than +LARGEST-MESSAGE+ words, or +MOST-HANDLES+ handles."))
+
+(defun refuse-message (scratch)
+  "Signal that what is being written in SCRATCH is too large."
+  ;; Before handlers run, which may write messages of their own there.
+  (give-up-message scratch)
+  (error 'message-too-large))
 
 (defun grow-scratch (scratch words)
   "Make room for as many WORDS more in SCRATCH."
   (let ((capacity (max (+ (scratch-fill scratch) words) (* 2 (scratch-capacity scratch)))))
     (when (> capacity +largest-message+)
-      (error 'message-too-large))
+      (refuse-message scratch))
     (resize-scratch scratch capacity)))
 
 (declaim (inline reserve put))
@@ -213,7 +231,7 @@ shape is this or 0, and a depth.")
         (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length))))))
 
 (defun list-extent (list)
-  "Return how many conses LIST has, and what comes after the last one. Signal an error if it has no end."
+  "Return how many conses LIST has, and what comes after the last one; or NIL if it has no end."
   (let ((slow list))
     (loop for rest = list then (cdr rest)
           for count of-type index from 0
@@ -221,12 +239,14 @@ shape is this or 0, and a depth.")
           do (when (oddp count)
                (setf slow (cdr slow))
                (when (eq slow (cdr rest))
-                 (error 'message-too-large)))
+                 (return nil)))
           finally (return (values count rest)))))
 
 (defun put-list (scratch list shape)
   "Write the elements of LIST, which has some, in SHAPE."
   (multiple-value-bind (count tail) (list-extent list)
+    (unless count
+      (refuse-message scratch))
     (put scratch (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
     (loop for rest = list then (cdr rest)
           repeat count
@@ -245,7 +265,10 @@ shape is this or 0, and a depth.")
 
 (defun put-handle (scratch object)
   "Write a new handle of OBJECT."
-  (put scratch (token (tag-number :handle) (make-handle object))))
+  (when (> (incf (scratch-handles scratch)) +most-handles+)
+    (refuse-message scratch))
+  (let ((place (reserve scratch 1)))
+    (setf (sap-ref-64 place 0) (token (tag-number :handle) (make-handle object)))))
 
 (defun put-container (scratch object shape)
   "Write OBJECT, of whatever type, in SHAPE, whose depth is not 0."
@@ -317,6 +340,27 @@ shape is this or 0, and a depth.")
 (defun word-at (address)
   "Return the word at ADDRESS, an integer."
   (sap-ref-64 (int-sap address) 0))
+
+(defun give-up-message (scratch)
+  "Let go of what the handles in the message in SCRATCH keep alive: nobody gets it."
+  (declare (type scratch scratch))
+  (let* ((address (scratch-address scratch))
+         (end (+ address (* 8 (scratch-fill scratch)))))
+    (declare (type (unsigned-byte 62) address end))
+    (loop while (< address end)
+          do (let* ((word (word-at address))
+                    (number (ash word -8)))
+               (flet ((is (&rest tags)
+                        (declare (dynamic-extent tags))
+                        (member (ldb (byte 8 0) word) tags)))
+                 (when (is (tag-number :handle))
+                   (release-handles number))
+                 (incf address (* 8 (cond ((is (tag-number :integer) (tag-number :double)) 2)
+                                          ((is (tag-number :bignum) (tag-number :doubles)) (1+ number))
+                                          ((is (tag-number :string)) (1+ (ceiling number 2)))
+                                          ((is (tag-number :octets)) (1+ (ceiling number 8)))
+                                          (t 1)))))))
+    (begin-message scratch)))
 
 (defun read-string-token (address length)
   "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."

@@ -104,6 +104,33 @@ fn a_conversion_says_what_was_expected_what_came_and_where() {
 }
 
 #[test]
+fn what_cannot_be_written_keeps_nothing_alive() {
+    let lisp = lisp();
+    lisp.define("host:count-lists", "How many lists.", |lists: Vec<Vec<Value>>| lists.len()).unwrap();
+    let object = "(list (loop repeat 1000 collect (list :unwritten)) (let ((l (list 1))) (setf (cdr l) l)))";
+    for _ in 0..3 {
+        let errors = [
+            lisp.eval::<Vec<Vec<Value>>>(object).map(drop).unwrap_err(),
+            lisp.eval::<()>(&format!("(host:count-lists {object})")).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
+        }
+    }
+    let kept: i64 =
+        lisp.eval("(count :unwritten sbcl-host::**values** :key (lambda (x) (if (consp x) (car x))))").unwrap();
+    assert_eq!(kept, 0);
+}
+
+#[test]
+fn what_holds_itself_twice_is_too_large() {
+    let twice = "(let ((l (list 1 2))) (setf (first l) l (second l) l))";
+    let error = lisp().eval::<sbcl::Serde<Vec<i64>>>(twice).map(drop).unwrap_err();
+    assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
+    assert_eq!(lisp().eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
 fn a_condition_has_classes_message_restarts_frames_and_slots() {
     let lisp = lisp();
     let condition = condition(lisp.eval::<i64>("(/ 1 0)").unwrap_err());
