@@ -123,24 +123,30 @@
   "The calls that this thread is in and that can be interrupted, innermost first: lists of a number and a function of a
 reason that ends the call.")
 
-(defun run-under-conditions (number closure package ask variables values)
+(defun run-under-conditions (number closure &optional package ask variables values)
   "Have the program run CLOSURE, a number of its own. Until it has, an interruption of call NUMBER ends it; *PACKAGE* is
 PACKAGE, a name, unless it is NIL; the program is asked about errors when ASK is true; VARIABLES, symbols, have VALUES.
 Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT."
   (block call
-    (let ((*kept-before-call* (kept-bytes))
-          (*program-calls* (acons number (lambda (reason) (return-from call reason)) *program-calls*))
-          (*ask-program* (or ask *ask-program*))
-          (sb-thread::*interrupt-handler* nil)
-          (*package* (if package (find-user-package package) *package*)))
-      (restart-case
-          (progv variables values
-            (unwind-protect (call-program +run+ (lambda (scratch) (put-integer scratch closure)))
-              (finish-output-of-job))
-            nil)
-        (abort ()
-          :report "Return to the program."
-          0)))))
+    (flet ((end (reason)
+             (return-from call reason))
+           (run ()
+             (unwind-protect (call-program +run+ (lambda (scratch) (put-integer scratch closure)))
+               (finish-output-of-job))))
+      (declare (dynamic-extent #'end #'run))
+      (let ((*kept-before-call* (kept-bytes))
+            (*program-calls* (acons number #'end *program-calls*))
+            (sb-thread::*interrupt-handler* nil))
+        (restart-case (if (or package ask variables)
+                          (let ((*ask-program* (or ask *ask-program*))
+                                (*package* (if package (find-user-package package) *package*)))
+                            (progv variables values
+                              (run)))
+                          (run))
+          (abort ()
+            :report "Return to the program."
+            (return-from call 0)))
+        nil))))
 
 (defun interrupt-program-call (thread call reason)
   "Have THREAD, a thread or one of the program's by number, end CALL, a number, if it is still in it, for REASON, an integer."

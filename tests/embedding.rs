@@ -296,6 +296,33 @@ fn a_waker_that_panics_ends_no_thread() {
 }
 
 #[test]
+fn a_call_that_is_ended_while_it_waits_is_not_begun() {
+    let name = "a_call_that_is_ended_while_it_waits_is_not_begun";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().threads(1).boot().expect("SBCL boots");
+    let (tell, told) = mpsc::channel();
+    lisp.define("host:tell", "Tell of N.", move |n: i64| tell.send(n).expect("it is heard")).expect("it is defined");
+    let (busy, waiting) = (lisp.separate(), lisp.separate());
+    let running = busy.eval_async::<()>("(host:tell 1) (loop)");
+    assert_eq!(told.recv(), Ok(1));
+    // It is in Lisp, hence there are threads enough: what else comes waits.
+    let interrupted = waiting.eval_async::<()>("(host:tell 2)");
+    waiting.interrupt_handle().interrupt();
+    assert!(matches!(smol::block_on(interrupted), Err(Error::Interrupted)));
+    let late = lisp.with_timeout(Duration::from_millis(20)).eval::<()>("(host:tell 3)");
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    drop(waiting.eval_async::<()>("(host:tell 4)"));
+    let last = waiting.eval_async::<i64>("(host:tell 5) 7");
+    busy.interrupt_handle().interrupt();
+    assert!(matches!(smol::block_on(running), Err(Error::Interrupted)));
+    assert_eq!(smol::block_on(last).expect("a value"), 7);
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [5]);
+}
+
+#[test]
 fn a_call_that_fills_the_heap_fails_and_the_process_lives() {
     let name = "a_call_that_fills_the_heap_fails_and_the_process_lives";
     if !is_child(name) {

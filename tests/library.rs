@@ -910,7 +910,11 @@ fn agents_are_served_on_the_programs_own_image() {
     drop(one);
     served_one.wait().unwrap();
     assert!(other.evaluate("(+ 1 2)").contains('3'));
-    other.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(loop)"}}));
+    let endless = serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits) (loop)"}});
+    other.post("tools/call", &endless);
+    // What is not read yet when the stream is closed would reset it.
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    finish.send(()).unwrap();
     served_other.stop().unwrap();
     while other.next().is_some() {}
     // What it was at does not go on, and a new one may come.

@@ -28,7 +28,7 @@ impl<F: FnOnce(&[u8]) -> R, R> Task for Borrow<'_, F, R> {
         *self.result = Some(catch_unwind(AssertUnwindSafe(|| work(octets))));
     }
 
-    fn settle(self: Box<Self>, _: End) {}
+    fn settle(&mut self, _: End) {}
 }
 
 impl Cx {
@@ -60,7 +60,7 @@ impl Cx {
     pub unsafe fn borrow_bytes<R>(&self, octets: &Value, work: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
         let place = [AtomicU64::new(0), AtomicU64::new(0)];
         let mut result = None;
-        let task = Box::new(Borrow { place: &place, work: Some(work), result: &mut result });
+        let task = Borrow { place: &place, work: Some(work), result: &mut result };
         call_with_task(self, task, |writer| {
             octets.write(writer);
             place.as_ptr().expose_provenance().write(writer);

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
@@ -401,23 +401,13 @@ pub(crate) enum End {
     Failed(Box<crate::lisp::Error>),
 }
 
-impl End {
-    /// The same once more: an interruption may come twice.
-    pub(crate) fn again(&self) -> Self {
-        match self {
-            Self::Timeout => Self::Timeout,
-            _ => Self::Interrupted,
-        }
-    }
-}
-
-/// Something that is done on a Lisp thread and then settled.
+/// Something that is done on a Lisp thread, then settled and dropped.
 pub(crate) trait Task: Send {
     /// Does it, once.
     fn run(&mut self, inside: &Inside);
 
-    /// Tells who waits that it is over, and how. Dropping it does so, too.
-    fn settle(self: Box<Self>, end: End);
+    /// Takes how it ended. Who waits for it is told when it is dropped.
+    fn settle(&mut self, end: End);
 }
 
 /// Lets a task that borrows be handed to another thread.
@@ -429,47 +419,46 @@ unsafe fn erase<'a>(task: Box<dyn Task + 'a>) -> Box<dyn Task> {
     unsafe { std::mem::transmute::<Box<dyn Task + 'a>, Box<dyn Task>>(task) }
 }
 
-/// Hands `task` to `submit` and returns when it has been settled or dropped.
-pub(crate) fn scoped<'a>(task: Box<dyn Task + 'a>, over: &Over, submit: impl FnOnce(Box<dyn Task>)) {
+/// Hands `task` to `submit` and returns when it has been dropped.
+pub(crate) fn scoped<'a>(task: impl Task + 'a, submit: impl FnOnce(Box<dyn Task>)) {
     /// Waits even when `submit` panics.
-    struct Wait<'w>(&'w Over);
-    impl Drop for Wait<'_> {
+    struct Wait(Arc<Over>);
+    impl Drop for Wait {
         fn drop(&mut self) {
             self.0.wait();
         }
     }
+    let over = Arc::new(Over::default());
+    let task = Box::new(Watched { task, _tell: Tell(over.clone()) });
     let wait = Wait(over);
-    let task = Box::new(Watched { task: Some(task), over: over.clone() });
     // SAFETY: this function does not return, nor unwind, before the task has been dropped: that is what `over` tells,
-    // which only Watched's destructor sets.
+    // which only Tell's destructor sets.
     submit(unsafe { erase(task) });
     drop(wait);
 }
 
-/// Tells that a task is dropped.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Over(Arc<Signal>);
-
+/// Whether a task is dropped.
 #[derive(Debug, Default)]
-struct Signal {
-    over: std::sync::atomic::AtomicBool,
+struct Over {
+    over: AtomicBool,
     lock: parking_lot::Mutex<()>,
     told: parking_lot::Condvar,
 }
 
-/// How long a thread looks out for the end before it sleeps, and how often before it gives way to others.
+/// How long a thread looks out for the end before it sleeps, and how often before it gives way to others: as long as a
+/// short call takes.
 const AWAKE: std::time::Duration = std::time::Duration::from_micros(50);
-const LOOKS: u32 = 20;
+const LOOKS: u32 = 40;
 
 impl Over {
     fn tell(&self) {
-        self.0.over.store(true, Ordering::Release);
-        let _lock = self.0.lock.lock();
-        self.0.told.notify_all();
+        self.over.store(true, Ordering::Release);
+        let _lock = self.lock.lock();
+        self.told.notify_all();
     }
 
     fn is_told(&self) -> bool {
-        self.0.over.load(Ordering::Acquire)
+        self.over.load(Ordering::Acquire)
     }
 
     fn wait(&self) {
@@ -486,37 +475,34 @@ impl Over {
                 std::thread::yield_now();
                 continue;
             }
-            let mut lock = self.0.lock.lock();
+            let mut lock = self.lock.lock();
             while !self.is_told() {
-                self.0.told.wait(&mut lock);
+                self.told.wait(&mut lock);
             }
         }
     }
 }
 
-struct Watched<'a> {
-    task: Option<Box<dyn Task + 'a>>,
-    over: Over,
+/// A task, and who is told when it is dropped: fields are dropped in their order.
+struct Watched<T> {
+    task: T,
+    _tell: Tell,
 }
 
-impl Task for Watched<'_> {
+impl<T: Task> Task for Watched<T> {
     fn run(&mut self, inside: &Inside) {
-        if let Some(task) = &mut self.task {
-            task.run(inside);
-        }
+        self.task.run(inside);
     }
 
-    fn settle(mut self: Box<Self>, end: End) {
-        if let Some(task) = self.task.take() {
-            task.settle(end);
-        }
+    fn settle(&mut self, end: End) {
+        self.task.settle(end);
     }
 }
 
-impl Drop for Watched<'_> {
+struct Tell(Arc<Over>);
+
+impl Drop for Tell {
     fn drop(&mut self) {
-        // What it borrows is let go of first.
-        drop(self.task.take());
-        self.over.tell();
+        self.0.tell();
     }
 }

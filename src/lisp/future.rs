@@ -64,11 +64,12 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<F, R> {
         }
     }
 
-    fn settle(mut self: Box<Self>, end: End) {
+    fn settle(&mut self, end: End) {
+        let (work, result) = (self.work.take(), self.result.take());
         // What a waker panics with, or what is dropped here, ends no thread.
         let _ = catch_unwind(AssertUnwindSafe(move || {
-            let result = pool::settled(end, self.result.take(), self.limit);
-            self.finish(result);
+            self.finish(pool::settled(end, result, self.limit));
+            drop(work);
         }));
     }
 }

@@ -32,7 +32,12 @@ impl Options {
 
     /// True when a call under them is like any other, but for who may interrupt it.
     pub(super) fn is_empty(&self) -> bool {
-        self.timeout.is_none() && self.package.is_none() && self.handler.is_none() && self.variables.is_empty()
+        self.timeout.is_none() && !self.has_bindings()
+    }
+
+    /// True when Lisp binds variables for them.
+    pub(super) fn has_bindings(&self) -> bool {
+        self.package.is_some() || self.handler.is_some() || !self.variables.is_empty()
     }
 
     /// A group that there has not been.

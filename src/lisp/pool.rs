@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,14 +18,14 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::image::program::{self, CallStatus, End, Inside, Over, Place, Program, Task};
+use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Task};
 use crate::image::{Event, message};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
 /// makes one call after another comes back.
 const AWAKE: Duration = Duration::from_micros(50);
-/// How often it looks before it gives way to others.
-const LOOKS: u32 = 50;
+/// How often it looks before it gives way to others: as long as a short call takes.
+const LOOKS: u32 = 25;
 /// How long a request waits before it is looked whether there are too few threads, and until the next look.
 const CROWDED: Duration = Duration::from_millis(10);
 /// How long none of the threads may come back, with no more of them to be had, until those that wait are given up.
@@ -52,6 +52,45 @@ struct Request {
     options: Arc<Options>,
 }
 
+impl Request {
+    /// It ends without having been done.
+    fn settle(mut self, end: End) {
+        self.task.settle(end);
+    }
+}
+
+/// A call that is under way.
+struct Running {
+    call: u64,
+    /// Whose interrupt handle it listens to.
+    group: u64,
+    thread: Thread,
+    /// Why it is to end, if it is.
+    reason: Option<Reason>,
+}
+
+/// Why a call is to end, as Lisp is told and tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    Interrupted = 1,
+    Timeout,
+}
+
+impl Reason {
+    fn of(number: i64) -> Option<Self> {
+        [Self::Interrupted, Self::Timeout].into_iter().find(|reason| *reason as i64 == number)
+    }
+}
+
+impl From<Reason> for End {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Interrupted => Self::Interrupted,
+            Reason::Timeout => Self::Timeout,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Pool {
     queue: Mutex<Queue>,
@@ -65,15 +104,16 @@ pub(super) struct Pool {
     /// How many threads there are at least, and how many more there may be.
     threads: u32,
     spare_threads: u32,
-    calls: Mutex<Calls>,
-    call_changed: Condvar,
+    watch: Mutex<Watch>,
+    watch_changed: Condvar,
     next_call: AtomicU64,
 }
 
-/// The requests that wait, and the threads that wait for them.
+/// The requests that wait, the calls that they become, and the threads that wait for them.
 #[derive(Default)]
 struct Queue {
     requests: VecDeque<Request>,
+    running: Vec<Running>,
     /// How many threads look out for requests: each takes one before it sleeps.
     awake: usize,
     asleep: usize,
@@ -84,13 +124,26 @@ impl Queue {
     fn needs_another(&self) -> bool {
         self.asleep > 0 && self.requests.len() > self.awake
     }
+
+    /// Notes that `thread` begins to do what is requested.
+    fn begin(&mut self, request: &Request, thread: Thread) {
+        let (call, group) = (request.call, request.options.group);
+        self.running.push(Running { call, group, thread, reason: None });
+    }
+
+    /// Notes that a call is over.
+    fn end(&mut self, call: u64) {
+        if let Some(place) = self.running.iter().position(|running| running.call == call) {
+            self.running.swap_remove(place);
+        }
+    }
 }
 
-/// The calls that wait or run, and when they are to be interrupted.
+/// What the thread that interrupts others is to look after.
 #[derive(Default)]
-struct Calls {
-    known: HashMap<u64, Call>,
-    due: BinaryHeap<Reverse<(Instant, u64)>>,
+struct Watch {
+    /// When which calls are to end, those that are over included.
+    due: BinaryHeap<Reverse<(Instant, u64, Reason)>>,
     /// When to look whether there are too few threads.
     look: Option<Instant>,
     /// How many requests had been taken when there were found to be too few, and when that was.
@@ -100,26 +153,27 @@ struct Calls {
 /// What the thread that interrupts others is to do.
 enum Duty {
     /// Interrupt a call.
-    Interrupt(Thread, u64),
+    Interrupt(Thread, u64, Reason),
     /// Start a thread of this number.
     Start(u32),
 }
 
-struct Call {
-    /// Whose interrupt handle it listens to.
-    group: u64,
-    /// Where it runs; `None` while it waits.
-    thread: Option<Thread>,
-    /// Why it is to end.
-    end: Option<End>,
-}
-
+/// Where a call runs.
 #[derive(Clone)]
 enum Thread {
     /// One of this pool's.
     Own(u32),
     /// Another one of Lisp's.
     Other(Value),
+}
+
+impl IntoLisp for Thread {
+    fn write(&self, writer: &mut Writer) {
+        match self {
+            Self::Own(number) => number.write(writer),
+            Self::Other(thread) => thread.write(writer),
+        }
+    }
 }
 
 thread_local! {
@@ -164,7 +218,7 @@ pub(super) fn run_under<R: Send>(
 struct Work<'r, F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
-    settled: &'r Mutex<Option<std::thread::Result<Result<R, Error>>>>,
+    settled: &'r mut Option<std::thread::Result<Result<R, Error>>>,
     limit: Option<Duration>,
 }
 
@@ -176,9 +230,8 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<'_, F, R>
         }
     }
 
-    fn settle(self: Box<Self>, end: End) {
-        let result = settled(end, self.result, self.limit);
-        *self.settled.lock() = Some(result);
+    fn settle(&mut self, end: End) {
+        *self.settled = Some(settled(end, self.result.take(), self.limit));
     }
 }
 
@@ -203,18 +256,16 @@ pub(super) fn settled<R>(
 
 fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     let pool = POOL.get().ok_or(Error::NotBooted)?;
-    let settled = Mutex::new(None);
-    let task = Work { work: Some(work), result: None, settled: &settled, limit: options.timeout };
-    let over = Over::default();
-    program::scoped(Box::new(task), &over, |task| {
-        let call = pool.add_call(options);
-        let request = Request { call, task, options: options.clone() };
+    let mut settled = None;
+    let task = Work { work: Some(work), result: None, settled: &mut settled, limit: options.timeout };
+    program::scoped(task, |task| {
+        let request = pool.request(options, task);
         match Cx::current() {
-            Some(cx) => pool.perform(cx.inside(), request, false),
+            Some(cx) => pool.perform_here(&cx, request),
             None => pool.push(request),
         }
     });
-    match settled.into_inner() {
+    match settled {
         Some(Ok(result)) => result,
         Some(Err(panic)) => resume_unwind(panic),
         // The threads have ended.
@@ -225,15 +276,16 @@ fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R
 /// Has `task` done on a Lisp thread. The number of the call, by which it can be ended.
 pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64, Error> {
     let pool = POOL.get().ok_or(Error::NotBooted)?;
-    let call = pool.add_call(options);
-    pool.push(Request { call, task, options: options.clone() });
+    let request = pool.request(options, task);
+    let call = request.call;
+    pool.push(request);
     Ok(call)
 }
 
 /// Has Lisp run `task` in what pins a vector, which `write` writes with where to put its address.
-pub(crate) fn call_with_task(cx: &Cx, task: Box<dyn Task + '_>, write: impl FnOnce(&mut Writer)) -> Result<(), Error> {
+pub(crate) fn call_with_task(cx: &Cx, task: impl Task, write: impl FnOnce(&mut Writer)) -> Result<(), Error> {
     let mut result = Ok(());
-    program::scoped(task, &Over::default(), |task| {
+    program::scoped(task, |task| {
         let number = keep_task(task);
         result = cx.ask(Entry::BorrowOctets, |writer| {
             number.write(writer);
@@ -262,12 +314,18 @@ pub(super) fn interrupt_call(call: u64) {
 /// Ends the calls of a group.
 pub(super) fn interrupt_group(group: u64) {
     if let Some(pool) = POOL.get() {
-        pool.end_calls(|_, call| call.group == group);
+        pool.end_calls(|_, group_of_call| group_of_call == group);
     }
 }
 
 impl Pool {
+    fn request(&self, options: &Arc<Options>, task: Box<dyn Task>) -> Request {
+        let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
+        Request { call, task, options: options.clone() }
+    }
+
     fn push(&self, request: Request) {
+        let (call, limit) = (request.call, request.options.timeout);
         let mut queue = self.queue.lock();
         queue.requests.push_back(request);
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -276,16 +334,34 @@ impl Pool {
         if needs_another {
             self.pushed.notify_one();
         }
+        self.limit(call, limit);
         self.look_if_crowded();
+    }
+
+    /// Has a call, which waits or runs, ended when its time limit has passed.
+    fn limit(&self, call: u64, limit: Option<Duration>) {
+        if let Some(due) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
+            self.end_at(due, [call], Reason::Timeout);
+        }
+    }
+
+    /// Has calls ended at a time, if they are not over then.
+    fn end_at(&self, due: Instant, calls: impl IntoIterator<Item = u64>, reason: Reason) {
+        let mut watch = self.watch.lock();
+        let first = watch.due.peek().is_none_or(|Reverse((other, ..))| due < *other);
+        watch.due.extend(calls.into_iter().map(|call| Reverse((due, call, reason))));
+        if first {
+            self.watch_changed.notify_one();
+        }
     }
 
     /// Has it looked after, if a request waits and no thread does.
     fn look_if_crowded(&self) {
         if self.idle.load(Ordering::SeqCst) == 0 && self.waiting.load(Ordering::SeqCst) > 0 {
-            let mut calls = self.calls.lock();
-            if calls.look.is_none() {
-                calls.look = Some(Instant::now() + CROWDED);
-                self.call_changed.notify_one();
+            let mut watch = self.watch.lock();
+            if watch.look.is_none() {
+                watch.look = Some(Instant::now() + CROWDED);
+                self.watch_changed.notify_one();
             }
         }
     }
@@ -322,6 +398,7 @@ impl Pool {
             if self.waiting.load(Ordering::SeqCst) > 0 {
                 let mut queue = self.queue.lock();
                 if let Some(request) = queue.requests.pop_front() {
+                    queue.begin(&request, Thread::Own(number));
                     queue.awake -= 1;
                     self.waiting.fetch_sub(1, Ordering::SeqCst);
                     self.taken.fetch_add(1, Ordering::Relaxed);
@@ -353,73 +430,59 @@ impl Pool {
         }
     }
 
-    fn add_call(&self, options: &Options) -> u64 {
-        let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut calls = self.calls.lock();
-        calls.known.insert(call, Call { group: options.group, thread: None, end: None });
-        if let Some(due) = options.timeout.and_then(|limit| Instant::now().checked_add(limit)) {
-            let first = calls.due.peek().is_none_or(|Reverse((other, _))| due < *other);
-            calls.due.push(Reverse((due, call)));
-            if first {
-                self.call_changed.notify_one();
-            }
+    /// Has the calls ended that `matches` by number and group.
+    fn end_calls(&self, matches: impl Fn(u64, u64) -> bool) {
+        let mut queue = self.queue.lock();
+        let running: Vec<u64> = queue
+            .running
+            .iter()
+            .filter(|running| matches(running.call, running.group))
+            .map(|running| running.call)
+            .collect();
+        let waiting: Vec<Request> =
+            std::iter::from_fn(|| self.withdraw(&mut queue, |request| matches(request.call, request.options.group)))
+                .collect();
+        drop(queue);
+        if !running.is_empty() {
+            self.end_at(Instant::now(), running, Reason::Interrupted);
         }
-        call
+        waiting.into_iter().for_each(|request| request.settle(End::Interrupted));
     }
 
-    /// Has the calls ended that `matches`.
-    fn end_calls(&self, matches: impl Fn(u64, &Call) -> bool) {
-        let now = Instant::now();
-        let mut calls = self.calls.lock();
-        let numbers: Vec<u64> =
-            calls.known.iter().filter(|(number, call)| matches(**number, call)).map(|(number, _)| *number).collect();
-        for number in numbers {
-            if let Some(call) = calls.known.get_mut(&number) {
-                call.end.get_or_insert(End::Interrupted);
-            }
-            calls.due.push(Reverse((now, number)));
-        }
-        self.call_changed.notify_one();
+    /// Does what is requested on this thread, which Lisp has called Rust on.
+    fn perform_here(&self, cx: &Cx, request: Request) {
+        let thread = match NUMBER.get() {
+            Some(number) => Thread::Own(number),
+            None => Thread::Other(cx.eval("sb-thread:*current-thread*").unwrap_or_else(|_| Value::nil())),
+        };
+        self.queue.lock().begin(&request, thread);
+        self.limit(request.call, request.options.timeout);
+        self.perform(cx.inside(), request, false);
     }
 
-    /// Does what is requested, on this thread. True when something in Lisp unwinds past it.
+    /// Does what is requested, and noted as begun, on this thread: one of the pool's `own`, in no call yet, or another.
     fn perform(&self, inside: &Inside, request: Request, own: bool) {
         let Request { call, task, options } = request;
         let cx = Cx::new(*inside);
-        let thread = match NUMBER.get() {
-            Some(number) => Thread::Own(number),
-            None if own => Thread::Own(0),
-            None => Thread::Other(cx.eval("sb-thread:*current-thread*").unwrap_or_else(|_| Value::nil())),
-        };
-        let late = {
-            let mut calls = self.calls.lock();
-            calls.known.get_mut(&call).and_then(|known| {
-                known.thread = Some(thread);
-                known.end.take()
-            })
-        };
-        if let Some(end) = late {
-            self.calls.lock().known.remove(&call);
-            return task.settle(end);
-        }
         let number = keep_task(task);
-        OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
         let mut writer = Writer::new();
         call.write(&mut writer);
         number.write(&mut writer);
-        options.package.write(&mut writer);
-        options.handler.is_some().write(&mut writer);
-        options.variables.write(&mut writer);
-        options.values.write(&mut writer);
+        if options.has_bindings() {
+            options.package.write(&mut writer);
+            options.handler.is_some().write(&mut writer);
+            options.variables.write(&mut writer);
+            options.values.write(&mut writer);
+        }
+        OPTIONS.with_borrow_mut(|all| all.push(options));
         let (status, words) = inside.call(Entry::RunUnderConditions as u64, 0, writer.0.words(), writer.0.objects());
-        OPTIONS.with_borrow_mut(Vec::pop);
+        let options = OPTIONS.with_borrow_mut(Vec::pop);
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
-        let known = self.calls.lock().known.remove(&call);
         let end = match status {
             CallStatus::Values => match cx.read::<Option<i64>>((status, words)) {
                 Ok(None) => End::Done,
-                Ok(Some(0)) => End::Aborted,
-                _ => known.and_then(|known| known.end).unwrap_or(End::Interrupted),
+                Ok(Some(number)) => Reason::of(number).map_or(End::Aborted, End::from),
+                Err(_) => End::Interrupted,
             },
             CallStatus::Unwinding if own => End::Aborted,
             CallStatus::Unwinding => End::Unwound,
@@ -428,17 +491,18 @@ impl Pool {
                 Ok(()) => End::Aborted,
             },
         };
-        if let Some(task) = task {
+        self.queue.lock().end(call);
+        if let Some(mut task) = task {
             task.settle(end);
         }
+        drop(options);
     }
 
     /// Interrupts calls whose time has come, and sees to it that there are threads enough, for ever.
     fn look_after(&self, cx: &Cx) {
         loop {
             let result: Result<(), Error> = match self.next_duty() {
-                Duty::Interrupt(Thread::Own(number), call) => cx.ask_with(Entry::Interrupt, &(number, call, 1)),
-                Duty::Interrupt(Thread::Other(thread), call) => cx.ask_with(Entry::Interrupt, &(thread, call, 1)),
+                Duty::Interrupt(thread, call, reason) => cx.ask_with(Entry::Interrupt, &(thread, call, reason as i64)),
                 Duty::Start(number) => {
                     cx.ask_with(Entry::StartThread, &(number,)).inspect_err(|_| Place::give_back(number))
                 }
@@ -450,45 +514,44 @@ impl Pool {
     }
 
     fn next_duty(&self) -> Duty {
-        let mut calls = self.calls.lock();
+        let mut watch = self.watch.lock();
         loop {
             let now = Instant::now();
-            if calls.look.is_some_and(|look| look <= now) {
-                let (more, given_up) = self.look_at_threads(&mut calls, now);
+            if watch.look.is_some_and(|look| look <= now) {
+                let (more, given_up) = self.look_at_threads(&mut watch, now);
                 if let Some(request) = given_up {
-                    parking_lot::MutexGuard::unlocked(&mut calls, || request.task.settle(End::NoThread));
+                    parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(End::NoThread));
                 }
                 if let Some(number) = more {
                     return Duty::Start(number);
                 }
                 continue;
             }
-            let due = calls.due.peek().map(|Reverse((due, _))| *due);
+            let due = watch.due.peek().map(|Reverse((due, ..))| *due);
             if due.is_none_or(|due| due > now) {
-                match due.into_iter().chain(calls.look).min() {
-                    Some(wake) => _ = self.call_changed.wait_until(&mut calls, wake),
-                    None => self.call_changed.wait(&mut calls),
+                match due.into_iter().chain(watch.look).min() {
+                    Some(wake) => _ = self.watch_changed.wait_until(&mut watch, wake),
+                    None => self.watch_changed.wait(&mut watch),
                 }
                 continue;
             }
-            let Some(Reverse((_, number))) = calls.due.pop() else { continue };
-            let Some(call) = calls.known.get_mut(&number) else { continue };
-            let end = call.end.get_or_insert(End::Timeout).again();
-            if let Some(thread) = call.thread.clone() {
-                calls.due.push(Reverse((now + INTERRUPT_AGAIN, number)));
-                return Duty::Interrupt(thread, number);
+            let Some(Reverse((_, call, reason))) = watch.due.pop() else { continue };
+            let mut queue = self.queue.lock();
+            if let Some(running) = queue.running.iter_mut().find(|running| running.call == call) {
+                let reason = *running.reason.get_or_insert(reason);
+                watch.due.push(Reverse((now + INTERRUPT_AGAIN, call, reason)));
+                return Duty::Interrupt(running.thread.clone(), call, reason);
             }
-            // It still waits.
-            if let Some(request) = self.withdraw(|request| request.call == number) {
-                calls.known.remove(&number);
-                parking_lot::MutexGuard::unlocked(&mut calls, || request.task.settle(end));
+            let waiting = self.withdraw(&mut queue, |request| request.call == call);
+            drop(queue);
+            if let Some(request) = waiting {
+                parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(reason.into()));
             }
         }
     }
 
     /// Takes the first request that `matches` out of the queue.
-    fn withdraw(&self, matches: impl Fn(&Request) -> bool) -> Option<Request> {
-        let mut queue = self.queue.lock();
+    fn withdraw(&self, queue: &mut Queue, matches: impl Fn(&Request) -> bool) -> Option<Request> {
         let place = queue.requests.iter().position(matches)?;
         let request = queue.requests.remove(place)?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -502,33 +565,30 @@ impl Pool {
 
     /// Looks whether requests wait because too many threads are inside Rust. The number of a thread that is to be started;
     /// a request that is to be given up.
-    fn look_at_threads(&self, calls: &mut Calls, now: Instant) -> (Option<u32>, Option<Request>) {
+    fn look_at_threads(&self, watch: &mut Watch, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
-            (calls.look, calls.stuck) = (None, None);
+            (watch.look, watch.stuck) = (None, None);
             return (None, None);
         }
-        calls.look = Some(now + CROWDED);
+        watch.look = Some(now + CROWDED);
         if self.idle.load(Ordering::SeqCst) > 0 || self.are_enough() {
-            calls.stuck = None;
+            watch.stuck = None;
             return (None, None);
         }
         let taken = self.taken.load(Ordering::Relaxed);
-        let Some((_, since)) = calls.stuck.filter(|(before, _)| *before == taken) else {
+        let Some((_, since)) = watch.stuck.filter(|(before, _)| *before == taken) else {
             // They may have been about to take something.
-            calls.stuck = Some((taken, now));
+            watch.stuck = Some((taken, now));
             return (None, None);
         };
         let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| Place::is_free(*number));
         if let Some(number) = spare {
             Place::take(number);
-            calls.stuck = None;
+            watch.stuck = None;
             return (Some(number), None);
         }
-        let request = if now < since + STUCK { None } else { self.withdraw(|_| true) };
-        if let Some(request) = &request {
-            calls.known.remove(&request.call);
-        }
-        (None, request)
+        let given_up = if now < since + STUCK { None } else { self.withdraw(&mut self.queue.lock(), |_| true) };
+        (None, given_up)
     }
 }
 
