@@ -384,7 +384,8 @@ mod tests {
                     Step::Wait(until) => {
                         prop_assert!(until > now && ended.is_some());
                         let paused = saves.last().map_or(now, |(at, bytes)| {
-                            *at + INTERVAL.max(MINUTE.mul_f64(*bytes as f64 / RATE as f64))
+                            let pause = MINUTE.as_secs_f64() * *bytes as f64 / RATE as f64;
+                            *at + INTERVAL.max(Duration::from_secs_f64(pause))
                         });
                         let reason = if has_room { QUIET } else { INTERVAL };
                         prop_assert!(until <= paused.max(now + reason));
