@@ -329,7 +329,10 @@ fn a_syntax_error_in_a_systems_definition_is_told_shortly() {
         let text = fail(&mut server, code);
         assert!(text.contains(&format!("\nIn {}:2, in (ASDF:DEFSYSTEM \"unended\").\n", shown(&asd))), "{text}");
         assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
-        assert!(text.chars().count() - 2 * directory.display().to_string().len() < 800, "{text}");
+        let hint = "\nBy the indentation, line 3: the form that begins at line 2 is probably not closed where it ends: one ) missing \
+                    at 3:28\n";
+        assert!(text.contains(hint), "{text}");
+        assert!(text.chars().count() - hint.len() - 2 * directory.display().to_string().len() < 800, "{text}");
     }
     // What is not there gets near names where it is a warning, too.
     let text = fail(&mut server, "(asdf:load-system \"names\")");
