@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,6 +30,8 @@ const LOOKS: u32 = 25;
 const CROWDED: Duration = Duration::from_millis(10);
 /// How long none of the threads may come back, with no more of them to be had, until those that wait are given up.
 const STUCK: Duration = Duration::from_secs(5);
+/// How many calls whose time limits are yet to come may be over before these are forgotten; as many more as there are others.
+const MAX_OVER: usize = 1024;
 /// How long after an interruption the next one comes, until the call ends.
 const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
 
@@ -142,8 +144,10 @@ impl Queue {
 /// What the thread that interrupts others is to look after.
 #[derive(Default)]
 struct Watch {
-    /// When which calls are to end, those that are over included.
+    /// When which calls are to end, those that are over included, until they are swept out.
     due: BinaryHeap<Reverse<(Instant, u64, Reason)>>,
+    /// How many of them were left by that.
+    swept: usize,
     /// When to look whether there are too few threads.
     look: Option<Instant>,
     /// How many requests had been taken when there were found to be too few, and when that was.
@@ -350,6 +354,14 @@ impl Pool {
         let mut watch = self.watch.lock();
         let first = watch.due.peek().is_none_or(|Reverse((other, ..))| due < *other);
         watch.due.extend(calls.into_iter().map(|call| Reverse((due, call, reason))));
+        if watch.due.len() > 2 * watch.swept + MAX_OVER {
+            let queue = self.queue.lock();
+            let waiting = queue.requests.iter().map(|request| request.call);
+            let live: HashSet<u64> = queue.running.iter().map(|running| running.call).chain(waiting).collect();
+            drop(queue);
+            watch.due.retain(|Reverse((_, call, _))| live.contains(call));
+            watch.swept = watch.due.len();
+        }
         if first {
             self.watch_changed.notify_one();
         }
@@ -717,4 +729,27 @@ fn ask(cx: &Cx, message: &[u64], writer: &mut Writer) -> Result<(), Failure> {
         None => writer.0.nil(),
     }
     if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_limits_of_calls_that_are_over_do_not_pile_up() {
+        let pool = Pool::default();
+        let hour = Duration::from_secs(3600);
+        let begin = |call| {
+            pool.queue.lock().running.push(Running { call, group: 0, thread: Thread::Own(0), reason: None });
+            pool.limit(call, Some(hour));
+        };
+        begin(1);
+        for call in 2..100_000 {
+            begin(call);
+            pool.queue.lock().end(call);
+        }
+        let watch = pool.watch.lock();
+        assert!(watch.due.len() <= 2 * MAX_OVER, "{}", watch.due.len());
+        assert!(watch.due.iter().any(|Reverse((_, call, _))| *call == 1));
+    }
 }
