@@ -348,8 +348,10 @@ impl Outcome {
             }
             for record in &mut outcome.records {
                 let Some(error) = record.number_mut("error") else { continue };
-                outcome.errors.extend(usize::try_from(*error).ok().and_then(|index| self.errors.get(index)).cloned());
-                *error = outcome.errors.len() as i64 - 1;
+                let found = usize::try_from(*error).ok().and_then(|index| self.errors.get(index));
+                // One that was not kept is nobody else's either.
+                *error = found.map_or(-1, |_| outcome.errors.len() as i64);
+                outcome.errors.extend(found.cloned());
             }
             (name, outcome)
         });
@@ -386,7 +388,7 @@ impl Outcome {
         let mut system = Record::of(SYSTEM, &[("name", name)]);
         system.fields.push(("printed".to_owned(), Field::Number(printed as i64)));
         for record in &mut tests.records {
-            if let Some(error) = record.number_mut("error") {
+            if let Some(error) = record.number_mut("error").filter(|error| **error >= 0) {
                 *error += self.errors.len() as i64;
             }
             record.set_system(name);
@@ -666,4 +668,27 @@ pub enum SymbolDescription {
     Found(Vec<Role>),
     /// No such symbol: a sentence that says where it was looked for, with near names.
     NotFound(String),
+}
+
+#[cfg(all(test, feature = "mcp"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_was_not_kept_is_not_another_ones() {
+        let test = |error| {
+            let mut test = Record::of("test", &[("name", "t")]);
+            test.fields.push(("error".to_owned(), Field::Number(error)));
+            test
+        };
+        let run = Outcome { records: vec![test(0), test(7)], ..Outcome::of_tests(String::new()) };
+        let mut whole = Outcome::of_tests(String::new()).with_system("a", run.clone()).with_system("b", run);
+        whole.errors = vec![crate::session::recovery::failed("SIMPLE-ERROR", String::new()).result.unwrap_err()];
+        let numbers: Vec<Vec<_>> = whole
+            .by_system()
+            .iter()
+            .map(|(_, run)| run.records.iter().map(|record| record.number("error")).collect())
+            .collect();
+        assert_eq!(numbers, [[Some(0), Some(-1)], [Some(0), Some(-1)]]);
+    }
 }
