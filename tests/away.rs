@@ -411,7 +411,7 @@ fn with_a_read_only_tmp_and_without_shared_memory() {
     let place = place.read_only().with("HOME", "home");
     let mut server = place.server(&[]);
     assert!(
-        bad(&mut server, "evaluate-lisp", json!({"code": "(open \"/tmp/new\" :direction :output)"}))
+        bad(&mut server, "evaluate-lisp", json!({"code": "(open \"/tmp/no-sbcl-mcp-file\" :direction :output)"}))
             .contains("Read-only")
     );
     let fasl = "(merge-pathnames \"app.fasl\" (user-homedir-pathname))";

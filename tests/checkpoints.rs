@@ -674,7 +674,8 @@ fn the_server_saves_of_its_own_accord_when_asked_to() {
     // There may be one of evaluation 1, if the second one was late.
     until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
     kill_worker(&server);
-    assert!(server.evaluate("*x*").ends_with("=> 2"));
+    let answer = server.evaluate("*x*");
+    assert!(answer.ends_with("=> 2"), "{answer}");
     good(&mut server, "reset-session", json!({}));
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
