@@ -26,13 +26,23 @@
     ;; Those which it asks for come first.
     found))
 
+(defun find-secondary-system (name)
+  "Return the system NAME, which has a slash in it, or NIL: one of the .asd file that is loaded, or of a file that a
+package-inferred system makes one. ASDF itself would load the .asd file again and take its systems for not loaded."
+  (or (asdf:registered-system name)
+      (let* ((primary (asdf:registered-system (asdf:primary-system-name name)))
+             (file (subseq name (1+ (position #\/ name)))))
+        (and (typep primary 'asdf:package-inferred-system)
+             (probe-file (uiop:subpathname (asdf:component-pathname primary) file :type "lisp"))
+             (asdf:find-system name nil)))))
+
 (defun sibling-test-systems (system)
   "Return the systems that SYSTEM's tests are likely in by their names, SYSTEM's own test operation naming none."
-  (let ((name (asdf:component-name system)))
-    (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
-          for sibling = (ignore-errors (asdf:find-system (concatenate 'string name ending) nil))
-          when sibling
-            return (list sibling))))
+  (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
+        for name = (concatenate 'string (asdf:component-name system) ending)
+        for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
+        when sibling
+          return (list sibling)))
 
 (defun performs-tests-p (system)
   "True when SYSTEM's test operation does something of its own."

@@ -863,6 +863,57 @@ fn rt(system: &str, tests: &str) {
     server.goes_on();
 }
 
+/// What is repaired in the image is what is tested, until `reload` says otherwise.
+#[test]
+fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_loaded_again() {
+    let tests = "(defpackage :demo/tests (:use :cl :sb-rt) (:import-from :demo #:answer)) (in-package :demo/tests)
+                 (deftest one (answer) 42)";
+    let source = "(defpackage :demo (:use :cl) (:export #:answer)) (in-package :demo) (defun answer () 41)";
+    let demo = r#"(defsystem "demo" :components ((:file "demo")))"#;
+    let inferred = r#"(defsystem "demo" :class :package-inferred-system :depends-on ("demo/main"))"#;
+    let of_tests =
+        |name: &str| format!(r#"(defsystem "{name}" :depends-on ("demo" "sb-rt") :components ((:file "tests")))"#);
+    for (name, files) in [
+        ("beside", &[("demo.asd", format!("{demo} {}", of_tests("demo/test")))][..]),
+        ("apart", &[("demo.asd", demo.to_owned()), ("demo-tests.asd", of_tests("demo-tests"))]),
+        ("inferred", &[("demo.asd", inferred.to_owned()), ("main.lisp", format!("(defpackage :demo/main) {source}"))]),
+        (
+            "within",
+            &[(
+                "demo.asd",
+                r#"(defsystem "demo" :depends-on ("sb-rt") :components ((:file "demo") (:file "tests")))"#.to_owned(),
+            )],
+        ),
+        ("without", &[("demo.asd", demo.to_owned())]),
+    ] {
+        let project = Project::new(&format!("named-{name}"), "", "", "");
+        project.write("demo.lisp", source);
+        if name != "without" {
+            project.write("tests.lisp", tests);
+        }
+        for (file, text) in files {
+            project.write(file, text);
+        }
+        let mut server = project.server();
+        for arguments in [json!({"system": "demo"}), json!({"system": "demo", "directory": project.0})] {
+            server.evaluate("(asdf:load-system \"demo\")");
+            if name == "without" {
+                bad(&mut server, "run-tests", arguments.clone());
+                server.evaluate("(defun demo::answer () 42)");
+                bad(&mut server, "run-tests", arguments);
+                assert_eq!(server.evaluate("(demo::answer)"), "=> 42");
+                continue;
+            }
+            let text = good(&mut server, "run-tests", arguments.clone());
+            assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors"), "{name}: {text}");
+            server.evaluate("(defun demo::answer () 42)");
+            let text = good(&mut server, "run-tests", arguments);
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+            server.evaluate("(defun demo::answer () 41)");
+        }
+    }
+}
+
 #[test]
 fn what_no_framework_is_known_of_is_its_test_op() {
     for (name, perform, expected) in [
