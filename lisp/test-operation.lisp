@@ -122,15 +122,17 @@ fails when it signals, is ended, or returns false and says so, and it is none th
               (and (= before (length verdicts)) (not *asked*) (performs-tests-p system)))
       (conclude verdict))))
 
-(defun run-system-tests (system)
-  "Run the tests of SYSTEM, which is loaded with those of its tests. Return the systems that they are in."
+(defun run-system-tests (system reload)
+  "Run the tests of SYSTEM, which is loaded with those that its test operation names; those that are found by its name are
+loaded here, with RELOAD what has changed of them too. Return the systems that they are in."
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
     (mapc #'perform-tests systems)
     (when (zerop (length verdicts))
       (let ((siblings (set-difference (sibling-test-systems system) systems)))
-        (mapc #'load-for-tests siblings)
+        (dolist (sibling siblings)
+          (load-for-tests sibling reload))
         (mapc #'perform-tests siblings)
         (setf systems (append siblings systems)))
       (when (zerop (length verdicts))
@@ -421,13 +423,13 @@ DIRECTORIES, a line, and the line of source; or NIL."
   "Return the names of the systems that are loaded but those of the core."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
-(defun run-selected (run system package name)
-  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME."
+(defun run-selected (run system package name reload)
+  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME; with RELOAD, of what has changed on disk."
   (let ((start 0))
     (call-with-test-run run
                         (lambda ()
                           (setf start (monotonic-milliseconds))
-                          (cond (system (setf (test-run-systems run) (run-system-tests system)))
+                          (cond (system (setf (test-run-systems run) (run-system-tests system reload)))
                                 (package (run-tests-in (list (find-user-package package))))
                                 (t (run-tests-named name)))))
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
@@ -496,7 +498,7 @@ with the packages of RUN's tests as records `load'."
       (let ((*coverage* (and covering (present-coverage))))
         (setf (test-run-covered run) covered
               (test-run-coverage run) *coverage*)
-        (run-selected run system package name)))))
+        (run-selected run system package name reload)))))
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0))

@@ -501,7 +501,41 @@ fn commands_join_an_image_that_runs() {
         let tested = joined(&runtime, arguments, input);
         assert!(tested.0.contains("=> all pass  1 passed") && tested.2 == Some(0), "{tested:?}");
     }
+    // What was edited since is run where that is asked for, with all that run-tests can tell.
+    let test = |arguments: &[&str]| joined(&runtime, &[&["test", "--attach"], arguments].concat(), "");
+    let mut later = std::time::SystemTime::now();
+    let mut write = |name: &str, text: &str| {
+        std::fs::write(runtime.join(name), text).unwrap();
+        // ASDF compares whole seconds.
+        later += Duration::from_secs(5);
+        std::fs::File::options().write(true).open(runtime.join(name)).unwrap().set_modified(later).unwrap();
+    };
+    write(
+        "sums.asd",
+        "(defsystem sums :components ((:file sums)))
+         (defsystem sums/tests :depends-on (sums sb-rt) :components ((:file tests)))",
+    );
+    write("sums.lisp", "(defpackage sums (:use :cl)) (in-package sums) (defun once (x) x) (defun twice (x) (* 2 x))");
+    let tests = "(defpackage sums/tests (:use :cl :sb-rt)) (in-package sums/tests)
+                 (deftest one (sums::once 1) 1) (deftest two (sums::twice 1) 2) (deftest slow (sleep SECONDS) nil)";
+    write("tests.lisp", &tests.replace("SECONDS", "0"));
+    let (text, _, status) = test(&["sums"]);
+    assert!(text.contains("=> all pass  3 passed") && status == Some(0), "{text}");
+    write("sums.lisp", "(defpackage sums (:use :cl)) (in-package sums) (defun once (x) x) (defun twice (x) (* 3 x))");
+    assert!(test(&["sums/tests:"]).0.contains("=> all pass  3 passed"));
+    let (text, _, status) = test(&["--reload", "--suspects", "2", "sums/tests:"]);
+    assert!(text.contains("2 passed, 1 failed") && text.contains("TWICE") && status == Some(1), "{text}");
+    server.evaluate("(defun sums::twice (x) (+ x x))");
+    assert!(test(&["sums", "few"]).0.contains("=> all pass  4 passed"));
+    let (text, _, status) = test(&["--fresh", "few", "sums"]);
+    assert!(text.contains("3 passed, 1 failed") && text.contains("fresh image") && status == Some(1), "{text}");
+    write("tests.lisp", &tests.replace("SECONDS", "600"));
+    let (text, _, status) = test(&["--test-timeout=0.1", "--reload", "sums"]);
+    assert!(text.contains("0.1 s") && status == Some(1), "{text}");
+    let (_, reason, status) = test(&["few", "few::one"]);
+    assert!(reason.contains("few::one is no system: several at once must be") && status == Some(2), "{reason}");
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
+    assert_eq!(terminal.answers(":test few few::one", "CL-USER>").lines().count(), 1);
     assert_eq!(terminal.answers("(f 3)", "CL-USER>"), "=> 6");
     assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
     assert!(server.evaluate("1").ends_with("=> 1"));

@@ -911,6 +911,12 @@ fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_lo
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
             server.evaluate("(defun demo::answer () 41)");
         }
+        if name != "without" {
+            project.write("tests.lisp", &tests.replace("42", "41"));
+            project.touch("tests.lisp");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+        }
     }
 }
 

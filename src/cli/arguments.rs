@@ -1,11 +1,12 @@
 //! What may stand on the command line.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::styling::Styles;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
@@ -91,9 +92,8 @@ pub(super) enum Command {
         attach: Attach,
         #[command(flatten)]
         options: Options,
-        /// A system's name; a test's or suite's, with its package (`my-tests::parsing`); or a package's, with a colon
-        /// behind it.
-        what: String,
+        #[command(flatten)]
+        tests: Tests,
     },
     /// A REPL for people, on an image of its own or that of a server that runs.
     ///
@@ -242,6 +242,29 @@ pub(super) struct Attach {
     pub(super) attach: Option<Option<String>>,
 }
 
+/// Which tests to run, and how.
+#[derive(Debug, Args)]
+pub(super) struct Tests {
+    /// First load what has changed on disk: for --attach, whose image may have loaded it before.
+    #[arg(long)]
+    pub(super) reload: bool,
+    /// Run them in a new image that loads the files alone, and name those that end otherwise in that of --attach.
+    #[arg(long)]
+    pub(super) fresh: bool,
+    /// Show so many functions for each failing test that few passing ones ran, with the lines. Runs the tests once more.
+    #[arg(long, value_name = "NUMBER", default_value = "0", value_parser = clap::value_parser!(u64).range(
+        ..=mcp::MAX_SUSPECTS
+    ))]
+    pub(super) suspects: u64,
+    /// Time limit of each test, which then fails. An evaluation's, --timeout, is not for tests.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = test_timeout)]
+    pub(super) test_timeout: f64,
+    /// A system's name, or several; a test's or suite's, with its package (`my-tests::parsing`); or a package's, with a
+    /// colon behind it.
+    #[arg(required = true)]
+    pub(super) what: Vec<String>,
+}
+
 /// How to serve.
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -383,6 +406,24 @@ impl Options {
     }
 }
 
+/// The options of a server that the command line gives to a command, for a server that this process starts.
+pub(super) fn of_server(command_line: &ArgMatches) -> Vec<OsString> {
+    let Some((_, given)) = command_line.subcommand() else { return Vec::new() };
+    let server = Serve::augment_args(clap::Command::new("serve"));
+    let options = given.ids().filter_map(|id| {
+        let option = server.get_arguments().find(|option| option.get_id() == id)?;
+        let name = option.get_long().filter(|_| given.value_source(id.as_str()) == Some(ValueSource::CommandLine))?;
+        Some((option, format!("--{name}"), given.get_raw(id.as_str())?))
+    });
+    let argument = |(option, name, values): (&clap::Arg, String, clap::parser::RawValues<'_>)| {
+        if !option.get_action().takes_values() {
+            return vec![OsString::from(name)];
+        }
+        values.map(|value| [OsStr::new(&name), value].join(OsStr::new("="))).collect()
+    };
+    options.flat_map(argument).collect()
+}
+
 /// Says what is wrong with the command line and ends the process, or prints what was asked for, as of `--help`.
 pub(super) fn refuse(error: &clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -402,6 +443,13 @@ pub(super) fn refuse(error: &clap::Error) -> ! {
 fn timeout(text: &str) -> Result<Timeout, String> {
     let seconds = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     Limits::timeout_from_seconds(seconds).map(Timeout).map_err(|error| error.to_string())
+}
+
+fn test_timeout(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let allowed = mcp::TEST_TIMEOUT_RANGE;
+    let is_one = allowed.contains(&seconds);
+    is_one.then_some(seconds).ok_or_else(|| format!("not in {} to {}", allowed.start(), allowed.end()))
 }
 
 fn hold(text: &str) -> Result<Duration, String> {
@@ -441,6 +489,18 @@ mod tests {
         let limits = Limits::default();
         assert_eq!((options.timeout.0, options.max_output), (limits.timeout, limits.max_output));
         assert_eq!((options.max_answer, options.hold), (limits.max_answer, limits.hold));
+    }
+
+    #[test]
+    fn options_of_a_server_are_handed_on() {
+        let of = |line: &[&str]| of_server(&Cli::command().try_get_matches_from(line).expect("a command line"));
+        let line =
+            ["sbcl-mcp", "test", "--heap", "1G", "--attach=x", "--suspects", "3", "--no-network", "--log=debug", "x"];
+        assert_eq!(
+            of(&line).into_iter().collect::<std::collections::BTreeSet<_>>(),
+            ["--heap=1G", "--log=debug", "--no-network"].map(OsString::from).into()
+        );
+        assert_eq!(of(&["sbcl-mcp", "test", "a", "b"]), [] as [OsString; 0]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod tools;
 
 use std::io::Write;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use once_cell::sync::Lazy;
 use tracing_subscriber::EnvFilter;
 
@@ -33,7 +33,9 @@ const IMPOSSIBLE: i32 = 3;
 /// The program `sbcl-mcp`.
 pub fn main() -> ! {
     // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
-    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::refuse(&error));
+    let command_line = Cli::command().try_get_matches().unwrap_or_else(|error| arguments::refuse(&error));
+    let cli = Cli::from_arg_matches(&command_line).unwrap_or_else(|error| arguments::refuse(&error));
+    let options = || arguments::of_server(&command_line);
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve::alone(serve, stdio),
@@ -57,12 +59,18 @@ pub fn main() -> ! {
                     IMPOSSIBLE
                 })
             }
-            Command::Repl { attach, serve } => repl::start(attach, serve.socket || serve.session.is_some(), stdio),
-            Command::Load { attach, what, .. } => tools::call(attach.attach, &tools::Request::Load(what), stdio),
-            Command::Test { attach, what, .. } => tools::call(attach.attach, &tools::Request::Test(what), stdio),
-            Command::Doctor { options } => {
-                let arguments = std::env::args_os().skip(1).skip_while(|argument| argument == "doctor").collect();
-                doctor::run(&options.image(&Scratch::new()), arguments, stdio.output).unwrap_or_else(|reason| {
+            Command::Repl { attach, serve } => {
+                repl::start(attach, options(), serve.socket || serve.session.is_some(), stdio)
+            }
+            Command::Load { attach, what, .. } => {
+                tools::call(attach.attach, options(), &tools::Request::Load(what), stdio)
+            }
+            Command::Test { attach, tests, .. } => {
+                tools::call(attach.attach, options(), &tools::Request::Test(tests), stdio)
+            }
+            Command::Doctor { options: given } => {
+                let config = given.image(&Scratch::new());
+                doctor::run(&config, options(), stdio.output).unwrap_or_else(|reason| {
                     say(&reason);
                     IMPOSSIBLE
                 })

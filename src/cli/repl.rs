@@ -3,10 +3,10 @@
 //! It is an MCP client like any other. What is typed at a terminal goes through [`Editor`]; from a pipe or a file it is
 //! read form by form, without prompts.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::editor::{Editor, Typed};
+use super::tools::{load_arguments, test_arguments, test_failures};
 use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
 use crate::mcp::ONE_FORM;
@@ -338,7 +339,16 @@ impl Repl {
                 let arguments = self.with_on_error(load_arguments(rest));
                 self.run("load", &arguments)?;
             }
-            ":test" => self.run("run-tests", &test_arguments(rest))?,
+            ":test" => {
+                let names: Vec<_> = rest.split_whitespace().collect();
+                match test_arguments(&names) {
+                    Ok(arguments) => self.run("run-tests", &arguments)?,
+                    Err(reason) => {
+                        self.failed = true;
+                        self.print(Ink::Failure, &format!("; {reason}\n"))?;
+                    }
+                }
+            }
             ":describe" => self.show("describe-symbol", &json!({"name": rest, "source": true}))?,
             ":checkpoints" => self.show("checkpoint", &json!({}))?,
             ":checkpoint" | ":restore" => {
@@ -762,38 +772,6 @@ impl Repl {
     }
 }
 
-/// How many tests did not pass, if the content is of tests.
-pub(super) fn test_failures(content: &Value) -> u64 {
-    if content.get("tests").is_none() {
-        return 0;
-    }
-    ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
-}
-
-/// What the tool load takes for a file or a system of this name.
-pub(super) fn load_arguments(what: &str) -> Value {
-    let path = Path::new(what);
-    let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
-    match is_file {
-        true => json!({"path": absolute(path)}),
-        false => json!({"system": what, "directory": absolute(Path::new("."))}),
-    }
-}
-
-/// What the tool run-tests takes for a system, or for a test or package, whose name has a colon in or behind it.
-pub(super) fn test_arguments(what: &str) -> Value {
-    match what.strip_suffix(':') {
-        Some(package) => json!({"package": package}),
-        None if what.contains(':') => json!({"name": what}),
-        None => json!({"system": what, "directory": absolute(Path::new("."))}),
-    }
-}
-
-/// The path from the root on: a server that was joined may have another working directory.
-fn absolute(path: &Path) -> String {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
-}
-
 /// True when a tool of the debugger says that there is nothing for it.
 fn is_nothing_held(answer: &Answer) -> bool {
     answer.content.get("refused").is_some() && answer.text.starts_with("No evaluation is held")
@@ -831,8 +809,7 @@ fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
 }
 
 /// A person's REPL, on an image of its own or that of a server that runs.
-pub(super) fn start(attach: Option<Option<String>>, shared: bool, stdio: Stdio) -> i32 {
-    let given = std::env::args_os().skip_while(|argument| argument != "repl").skip(1).collect();
+pub(super) fn start(attach: Option<Option<String>>, given: Vec<OsString>, shared: bool, stdio: Stdio) -> i32 {
     let talk = || {
         give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
         let joined = attach.clone().map(Option::unwrap_or_default);

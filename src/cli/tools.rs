@@ -1,13 +1,15 @@
 //! `load`, `test` and `eval --attach`: a tool called from a shell, its answer as text, and an exit status.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::arguments::Tests;
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
-use super::repl::{load_arguments, test_arguments, test_failures};
 use crate::mcp::stdio::Stdio;
 
 /// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
@@ -19,25 +21,46 @@ const IMPOSSIBLE: i32 = 2;
 pub(super) enum Request {
     Evaluate(String),
     Load(String),
-    Test(String),
+    Test(Tests),
 }
 
-/// Calls a tool of a server that runs, or of one for this alone.
-pub(super) fn call(attach: Option<Option<String>>, request: &Request, stdio: Stdio) -> i32 {
-    let (command, what) = match request {
-        Request::Load(what) => ("load", what),
-        Request::Test(what) => ("test", what),
-        Request::Evaluate(code) => ("eval", code),
-    };
-    let mut given: Vec<_> = std::env::args_os().skip_while(|argument| argument != command).skip(1).collect();
-    // The rest is a server's.
-    if let Some(at) = given.iter().rposition(|argument| *argument == **what) {
-        given.remove(at);
+impl Request {
+    /// The command that asks it.
+    fn command(&self) -> &'static str {
+        match self {
+            Self::Evaluate(_) => "eval",
+            Self::Load(_) => "load",
+            Self::Test(_) => "test",
+        }
     }
-    given.retain(|argument| argument != "--");
-    let done = client_of(attach, given).and_then(|client| run(client, request, stdio.output));
+
+    /// The tool and its arguments, or a sentence that says why there is none.
+    fn tool(&self) -> Result<(&'static str, Value), String> {
+        match self {
+            Self::Evaluate(code) => Ok(("evaluate-lisp", json!({"code": code, "on-error": "abort"}))),
+            Self::Load(what) => {
+                let mut arguments = load_arguments(what);
+                arguments["on-error"] = "abort".into();
+                Ok(("load", arguments))
+            }
+            Self::Test(tests) => {
+                let names: Vec<_> = tests.what.iter().map(String::as_str).collect();
+                let mut arguments = test_arguments(&names)?;
+                arguments["reload"] = tests.reload.into();
+                arguments["fresh"] = tests.fresh.into();
+                arguments["suspects"] = tests.suspects.into();
+                arguments["timeout"] = tests.test_timeout.into();
+                Ok(("run-tests", arguments))
+            }
+        }
+    }
+}
+
+/// Calls a tool of a server that runs, or of one for this alone, which has these options.
+pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &Request, stdio: Stdio) -> i32 {
+    let done = client_of(attach, options).and_then(|client| run(client, request, stdio.output));
     done.unwrap_or_else(|reason| {
-        super::say(&format!("sbcl-mcp {command}: {reason}"));
+        super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
         IMPOSSIBLE
     })
 }
@@ -45,16 +68,8 @@ pub(super) fn call(attach: Option<Option<String>>, request: &Request, stdio: Std
 /// Asks, and prints what is answered. Returns the exit status, or a sentence that says why there is no answer.
 pub(super) fn run(mut client: Client, request: &Request, output: OwnedFd) -> Result<i32, String> {
     let reason = |failure: Failure| failure.to_string();
+    let (tool, arguments) = request.tool()?;
     client.initialize(START).map_err(reason)?;
-    let (tool, arguments) = match request {
-        Request::Evaluate(code) => ("evaluate-lisp", json!({"code": code, "on-error": "abort"})),
-        Request::Load(what) => {
-            let mut arguments = load_arguments(what);
-            arguments["on-error"] = "abort".into();
-            ("load", arguments)
-        }
-        Request::Test(what) => ("run-tests", test_arguments(what)),
-    };
     let answer = ask(&mut client, tool, &arguments).map_err(reason)?;
     let written = File::from(output).write_all(format!("{}\n", answer.text.trim_end_matches('\n')).as_bytes());
     written.map_err(|error| format!("the answer cannot be written: {error}"))?;
@@ -89,4 +104,44 @@ fn status(request: &Request, answer: &Answer) -> i32 {
         _ if answer.is_error => FAILED,
         _ => FINE,
     }
+}
+
+/// How many tests did not pass, if the content is of tests.
+pub(super) fn test_failures(content: &Value) -> u64 {
+    if content.get("tests").is_none() {
+        return 0;
+    }
+    ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
+}
+
+/// What the tool load takes for a file or a system of this name.
+pub(super) fn load_arguments(what: &str) -> Value {
+    let path = Path::new(what);
+    let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
+    match is_file {
+        true => json!({"path": absolute(path)}),
+        false => json!({"system": what, "directory": absolute(Path::new("."))}),
+    }
+}
+
+/// What the tool run-tests takes for systems, or for a test or package, whose name has a colon in or behind it.
+///
+/// # Errors
+/// A sentence about names of which it takes one at a time.
+pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
+    match names {
+        [name] if name.ends_with(':') => Ok(json!({"package": name.trim_end_matches(':')})),
+        [name] if name.contains(':') => Ok(json!({"name": name})),
+        _ => match names.iter().find(|name| name.contains(':')) {
+            Some(name) => {
+                Err(format!("{name} is no system: several at once must be, a test or a package stands alone."))
+            }
+            None => Ok(json!({"system": names.join(", "), "directory": absolute(Path::new("."))})),
+        },
+    }
+}
+
+/// The path from the root on: a server that was joined may have another working directory.
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }

@@ -190,12 +190,19 @@ impl Server {
             return self.unclaimed.remove(index).expect("it is there");
         }
         loop {
-            let message = self.read().unwrap_or_else(|| panic!("the stream ended before the answer to {id}"));
+            let Some(message) = self.read() else { self.ended_before(&id) };
             if is_it(&message) {
                 return message;
             }
             self.unclaimed.push_back(message);
         }
+    }
+
+    /// Fails with what the server said at its end.
+    fn ended_before(&mut self, id: &Value) -> ! {
+        let status = self.child.wait();
+        let stderr = self.stderr.take().map(|stderr| stderr.join().expect("no panic"));
+        panic!("the stream ended before the answer to {id}: {status:?}\n{}", stderr.unwrap_or_default())
     }
 
     /// Sends a request under an id of its own and returns the whole answer.

@@ -45,6 +45,7 @@ use crate::session::Operation;
 use arguments::Arguments;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
+pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
 pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
 

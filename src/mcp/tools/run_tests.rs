@@ -1,5 +1,6 @@
 //! run-tests.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
@@ -19,13 +20,15 @@ pub(super) const NAME: &str = "run-tests";
 const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
     no test that passes to compare it with.";
 /// Suspects for each test that fails, at most.
-const MAX_SUSPECTS: u64 = 20;
+pub(crate) const MAX_SUSPECTS: u64 = 20;
 
 /// Systems of one call.
 const MAX_SYSTEMS: usize = 20;
 
 /// Seconds that a test may take unless asked otherwise.
 const TIMEOUT: f64 = 60.0;
+/// Seconds that a test may be given.
+pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIMEOUT_SECONDS;
 
 const DESCRIPTION: &str = "Run the tests of a system or package, or the test or suite of a name: the counts; then, \
     for each test that failed, file and line, the form, what was expected and what came, or the error with frames and \
@@ -52,8 +55,8 @@ pub(super) fn tool() -> Tool {
         },
         "timeout": {
             "type": "number",
-            "minimum": 0.1,
-            "maximum": Limits::MAX_TIMEOUT_SECONDS,
+            "minimum": TEST_TIMEOUT_RANGE.start(),
+            "maximum": TEST_TIMEOUT_RANGE.end(),
             "default": TIMEOUT,
             "description": "Seconds for each test, which then fails.",
         },
@@ -105,8 +108,8 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
     if systems.len() > MAX_SYSTEMS {
         return Err(Fault::Value(format!("{NAME} takes at most {MAX_SYSTEMS} systems at once.")));
     }
-    let allowed = || format!("a number of seconds from 0.1 to {}", Limits::MAX_TIMEOUT_SECONDS);
-    let timeout = arguments.number("timeout", 0.1..=Limits::MAX_TIMEOUT_SECONDS, allowed)?.unwrap_or(TIMEOUT);
+    let allowed = || format!("a number of seconds from {} to {}", TEST_TIMEOUT_RANGE.start(), TEST_TIMEOUT_RANGE.end());
+    let timeout = arguments.number("timeout", TEST_TIMEOUT_RANGE, allowed)?.unwrap_or(TIMEOUT);
     let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
     let reload = arguments.flag("reload")?;
     Ok(Tests { systems, package, name, timeout, reload, ..Tests::default() })
