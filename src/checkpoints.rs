@@ -515,7 +515,7 @@ pub(crate) fn this_program() -> io::Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -523,17 +523,17 @@ mod tests {
     const GIGABYTE: u64 = 1 << 30;
 
     /// The checkpoints in a directory of a test's own, removed at the end.
-    struct Place(Checkpoints);
+    pub(crate) struct Place(pub(crate) Checkpoints);
 
     impl Place {
-        fn new(name: &str) -> Self {
+        pub(crate) fn new(name: &str) -> Self {
             let directory = std::env::temp_dir().join(format!("sbcl-mcp-place-{name}-{}", std::process::id()));
             remove_directory(&directory);
             Self(Checkpoints::new(directory, GIGABYTE, 2 << 20))
         }
 
         /// Adds one, the core of which takes no room, as if it had been saved so many seconds after the first.
-        fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
+        pub(crate) fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
             let draft = self.0.begin(true).unwrap();
             File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
             let checkpoint = Checkpoint {

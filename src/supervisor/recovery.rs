@@ -321,6 +321,7 @@ impl RecoveryState {
     /// forward: a form that is being restored is suspected of it, or found guilty.
     pub(super) fn lose(&mut self, status: &WorkerStatus, restored: bool, lost: &Crash) -> bool {
         self.keep.clear();
+        self.take_finished();
         let begun = self.begun(status);
         let in_flight = begun > status.get(Status::Ended);
         let background = status.background();
@@ -440,7 +441,10 @@ impl RecoveryState {
         }
         self.add_note(|| Some(Note::Saving(file.clone())));
         self.saving.push_back((file, mark));
-        self.saving.truncate(MAX_SAVING);
+        if self.saving.len() > MAX_SAVING {
+            // It came to nothing, which nobody says.
+            self.saving.pop_front();
+        }
     }
 
     /// Has the next image begin with a checkpoint that was just finished.
@@ -453,6 +457,17 @@ impl RecoveryState {
             self.checkpoints.delete_replaced(&checkpoint);
             self.add_base(Base { checkpoint, mark });
         }
+    }
+
+    /// Has the next image begin with what the last one has finished without a word: it was lost in between.
+    fn take_finished(&mut self) {
+        if self.saving.is_empty() {
+            return;
+        }
+        for checkpoint in self.checkpoints.list() {
+            self.saved(Some(checkpoint));
+        }
+        self.saving.clear();
     }
 
     fn add_base(&mut self, base: Base) {
@@ -528,5 +543,61 @@ impl RecoveryState {
         }
         line.push(b'\n');
         worker.input.as_mut().map_or(Ok(()), |input| input.put(&line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoints::tests::Place;
+    use crate::supervisor::Options;
+
+    /// What is known of a session that goes on with checkpoints in this place, and the numbers of its worker.
+    fn session(place: &Place) -> (RecoveryState, WorkerStatus) {
+        let options = Options {
+            arguments: Vec::new(),
+            restore: true,
+            checkpoints: place.0.clone(),
+            begins_with_checkpoints: true,
+            durable: None,
+            listener: None,
+            watch_interval: std::time::Duration::from_secs(1),
+            recorder: None,
+        };
+        (RecoveryState::new(&options), WorkerStatus::new(None).expect("memory"))
+    }
+
+    fn note(state: &mut RecoveryState, kind: Kind, what: &impl Serialize) {
+        state.note((kind, 0, &serde_json::to_vec(what).expect("JSON")));
+    }
+
+    #[test]
+    fn what_was_finished_without_a_word_is_what_the_next_image_begins_with() {
+        let place = Place::new("finished");
+        let (mut state, status) = session(&place);
+        let [first, second] = [("auto-1", 1), ("auto-2", 2)].map(|(name, seconds)| place.add(name, seconds, 10));
+        note(&mut state, Kind::Saving, &first.file);
+        note(&mut state, Kind::Saved, &first);
+        note(&mut state, Kind::Saving, &"of which nothing came.core");
+        note(&mut state, Kind::Saving, &second.file);
+        assert_eq!(state.image(), Some(place.0.path(&first)));
+        state.lose(&status, true, &Crash::new("died"));
+        assert_eq!(state.image(), Some(place.0.path(&second)));
+        // It is taken once: if it does not come up, it is the one before.
+        state.lose(&status, false, &Crash::new("died"));
+        assert_eq!(state.image(), Some(place.0.path(&first)));
+    }
+
+    #[test]
+    fn those_of_which_nothing_comes_keep_no_later_one_from_counting() {
+        let place = Place::new("nothing");
+        let (mut state, _) = session(&place);
+        for number in 0..2 * MAX_SAVING {
+            note(&mut state, Kind::Saving, &format!("{number}.core"));
+        }
+        let saved = place.add("auto-1", 1, 10);
+        note(&mut state, Kind::Saving, &saved.file);
+        note(&mut state, Kind::Saved, &saved);
+        assert_eq!(state.image(), Some(place.0.path(&saved)));
     }
 }
