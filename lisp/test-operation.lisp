@@ -501,15 +501,15 @@ with the packages of RUN's tests as records `load'."
         (run-selected run system package name reload)))))
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
-                                       (suspects 0))
+                                       (suspects 0) endless)
   "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of
 PACKAGE, or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is
 loaded first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the
 checks that failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and
 one that has no tests that could be run keeps none from being told of. In another image than the session's, REGISTRY
 names directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by
-coverage for each test that fails. WAY: tell how another image finds the files. BESIDE: run here only what is loaded
-already."
+coverage for each test that fails; the tests named ENDLESS, strings, then get less time. WAY: tell how another image
+finds the files. BESIDE: run here only what is loaded already."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
@@ -517,7 +517,7 @@ already."
          (errors 0)
          (runs (loop for (nil . arguments) in (or systems '((nil)))
                      for title = (and several (getf arguments :system))
-                     for run = (make-test-run :limit timeout :system title :errors errors)
+                     for run = (make-test-run :limit timeout :endless endless :system title :errors errors)
                      do (flet ((run ()
                                  (apply #'run-tests-of run
                                         :package package :name name :reload reload :load load :beside beside

@@ -131,6 +131,8 @@
   (package (current-package) :read-only t)
   ;; Milliseconds that a test may take.
   (limit 60000 :type (integer 1) :read-only t)
+  ;; Titles of tests that are known to take longer.
+  (endless '() :type list :read-only t)
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The innermost one that is on the stack.
   (guard nil :type (or null guard))
@@ -159,6 +161,15 @@
 (defconstant +unwind-milliseconds+ 5000
   "How long a test that is ended may take for its cleanup forms, before it is ended once more.")
 
+(defconstant +endless-milliseconds+ 10000
+  "How long a test may take that is known to take longer than it may.")
+
+(defun test-limit (run verdict)
+  "Return the milliseconds that the test of VERDICT may take in RUN."
+  (if (member (verdict-title verdict) (test-run-endless run) :test #'equal)
+      (min +endless-milliseconds+ (test-run-limit run))
+      (test-run-limit run)))
+
 (defun watch-tests (run)
   "End the test of RUN that is on the stack if it takes too long. Called by a timer."
   (let ((guard (test-run-guard run))
@@ -177,7 +188,7 @@ HOOK. It unwinds without a condition, which handlers would swallow."
     (let ((verdict (guard-verdict guard)))
       (unless (verdict-message verdict)
         (setf (verdict-message verdict)
-              (let ((limit (/ (test-run-limit run) 1000)))
+              (let ((limit (/ (test-limit run verdict) 1000)))
                 (format nil "It did not end within ~:[~,1F~;~D~] second~:*~P and was interrupted."
                         (integerp limit) limit)))
         (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
@@ -231,7 +242,7 @@ interrupted stays so."
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream) (write-string "Give up this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
-               (setf (test-run-guard run) (make-guard :deadline (+ start (test-run-limit run))
+               (setf (test-run-guard run) (make-guard :deadline (+ start (test-limit run verdict))
                                                       :leave #'leave :verdict verdict))
                (with-boundary ()
                  (setf values (multiple-value-list (call-covered verdict function))))

@@ -79,6 +79,11 @@ stderr as text, the warnings, and how many of its forms defined something."
   (expect '("The variable X is defined but never used.")
           (getf (evaluation-of "(defun unused-parameter (x) 1)") :warnings)))
 
+(define-test a-test-that-never-ends-gets-less-time-than-others
+  (flet ((limit (milliseconds title)
+           (test-limit (make-test-run :limit milliseconds :endless '("spins")) (make-verdict :title title))))
+    (expect '(10000 60000 500) (list (limit 60000 "spins") (limit 60000 "returns") (limit 500 "spins")))))
+
 (define-test the-compilers-verdict-is-its-own
   (expect "(T T)" (getf (evaluation-of "(rest (multiple-value-list (compile nil '(lambda () (car 1 2)))))") :value)))
 

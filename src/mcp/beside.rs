@@ -49,6 +49,8 @@ pub(crate) struct Tests {
     pub(crate) load: Vec<String>,
     /// How many suspects to look for by coverage, for each test that fails.
     pub(crate) suspects: u64,
+    /// The tests that are known to take longer than they may: what they ran in a part of that time tells as much.
+    pub(crate) endless: Vec<String>,
 }
 
 impl Tests {
@@ -64,6 +66,7 @@ impl Tests {
             .with("registry", self.registry.clone())
             .with("load", self.load.clone())
             .with("suspects", self.suspects)
+            .with("endless", self.endless.clone())
     }
 
     /// What makes another image that the same can be run in, as code: tests need not be run again for that.

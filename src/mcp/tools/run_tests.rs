@@ -220,13 +220,15 @@ fn run_one_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outco
         return Ok(outcome);
     }
     tests.suspects = beside.suspects;
+    tests.endless =
+        failed_tests(&outcome, |test| test.number("milliseconds").unwrap_or(0).unsigned_abs() >= tests.timeout);
     add_suspects(handle, &tests, &mut outcome);
     Ok(outcome)
 }
 
-/// The names of the tests that failed.
-fn failed_tests(outcome: &Outcome) -> Vec<String> {
-    let tests = outcome.records.iter().filter(|record| record.kind == "test");
+/// The names of the tests that failed, of those that these are.
+fn failed_tests(outcome: &Outcome, are: impl Fn(&Record) -> bool) -> Vec<String> {
+    let tests = outcome.records.iter().filter(|record| record.kind == "test" && are(record));
     let failed = tests.filter(|test| matches!(test.text("status"), Some("failed" | "error")));
     failed.filter_map(|test| test.text("name").map(str::to_owned)).collect()
 }
@@ -246,7 +248,7 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
         Ok(covered) => match covered.result {
             Ok(_) => {
                 // Under coverage tests are slower: what fails there alone, as by its limit, is not of interest.
-                let failed = failed_tests(outcome);
+                let failed = failed_tests(outcome, |_| true);
                 let mut wanted = false;
                 outcome.records.extend(covered.records.into_iter().filter(|record| match record.kind.as_str() {
                     "suspects" => {

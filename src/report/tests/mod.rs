@@ -19,7 +19,7 @@ const AROUND: usize = 700;
 /// Characters of what a test operation printed.
 const PRINTED: [usize; 2] = [1500, 700];
 /// The same where the suspects tell what it printed of each failure.
-const PRINTED_BESIDE_SUSPECTS: [usize; 2] = [300, 300];
+const PRINTED_BESIDE_SUSPECTS: [usize; 2] = [600, 600];
 /// Up to so many lines that it printed are no reports on its tests.
 const FEW_LINES: usize = 2;
 /// What is between those of several systems.
