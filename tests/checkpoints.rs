@@ -494,6 +494,23 @@ fn threads_may_be_in_c_code_meanwhile() {
     assert_eq!(server.evaluate("*stop*"), "=> NIL");
 }
 
+#[test]
+fn signals_on_the_way_do_not_end_the_next_image() {
+    let state = State::new("signals");
+    let mut server = state.serve(&[]);
+    server.evaluate("(require :sb-posix)");
+    save(&mut server, "quiet");
+    for _ in 0..5 {
+        server.evaluate(
+            "(dotimes (i 3)
+               (sb-thread:make-thread
+                (lambda () (loop (sb-posix:kill (sb-posix:getpid) sb-posix:sigusr1)))))",
+        );
+        restore(&mut server, "quiet");
+        assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
+    }
+}
+
 /// What a server takes: kilobytes of memory, threads and descriptors of each of its processes, bytes of disk.
 #[derive(Debug, PartialEq)]
 struct Taken {

@@ -78,6 +78,56 @@ pub(crate) fn keep_only(files: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()>
     Ok(())
 }
 
+/// Signals that Lisp's threads and timers send its own process. By default they end one.
+#[cfg(feature = "mcp")]
+const OWN_SIGNALS: [i32; 6] =
+    [libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF, libc::SIGPIPE];
+
+/// Blocks those signals for this thread, or no longer.
+#[cfg(feature = "mcp")]
+fn mask_own_signals(how: i32) -> io::Result<()> {
+    // SAFETY: a signal set is plain memory, which is initialized before it is used. All of this is async-signal-safe.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in OWN_SIGNALS {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        match libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+/// Becomes this program (execve(2)), which has to [heed signals](heed_own_signals): one that another thread sends meanwhile,
+/// as to have this one wait for a garbage collection, would end it before it can do anything about that.
+///
+/// # Errors
+/// Why this process goes on.
+#[cfg(feature = "mcp")]
+pub(crate) fn become_program(command: &mut std::process::Command) -> io::Error {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: it changes the thread's mask and nothing else. Any sooner, a collection would wait for this thread while it
+    // waits for memory.
+    unsafe { command.pre_exec(|| mask_own_signals(libc::SIG_BLOCK)) };
+    command.exec()
+}
+
+/// Forgets signals that were meant for the program that this process was, and gets those from here on.
+#[cfg(feature = "mcp")]
+pub(crate) fn heed_own_signals() -> io::Result<()> {
+    for signal in OWN_SIGNALS {
+        // SAFETY: no handler is installed, and the disposition is what it was after the two calls. A signal that is
+        // ignored is not pending any more (signal(7), POSIX 2.4.1).
+        unsafe {
+            let before = libc::signal(signal, libc::SIG_IGN);
+            libc::signal(signal, before);
+        }
+    }
+    mask_own_signals(libc::SIG_UNBLOCK)
+}
+
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_fork() {

@@ -22,7 +22,7 @@ use crate::handover::WorkerInit;
 use crate::handover::frame::{Frame, Kind};
 use crate::handover::shared_status::{SharedStatus, WorkerStatus};
 use crate::id_scanner::IdScanner;
-use crate::image::process::{inherited, keep_only};
+use crate::image::process::{become_program, heed_own_signals, inherited, keep_only};
 use crate::rpc::framing::Unread;
 use crate::rpc::output::Memory;
 
@@ -99,6 +99,7 @@ impl Inheritance {
     /// # Errors
     /// There is no such file, or something else is in it.
     pub(crate) fn take(number: i32) -> io::Result<Self> {
+        heed_own_signals()?;
         let mut file = std::fs::File::from(inherited(number)?);
         file.rewind()?;
         let mut length = [0; 8];
@@ -266,7 +267,7 @@ impl Alone {
             command.current_dir(directory);
         }
         let environment = self.origin.environment.iter().map(|(name, value)| (name, value));
-        Err(command.env_clear().envs(environment).exec())
+        Err(become_program(command.env_clear().envs(environment)))
     }
 }
 
