@@ -463,7 +463,12 @@ fn commands_join_an_image_that_runs() {
     assert_eq!(joined(&runtime, &["test", "--attach", "x"], "").2, Some(2));
 
     let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &runtime)]);
-    server.initialize("2025-11-25");
+    let initialized = server.initialize("2025-11-25");
+    let instructions = initialized["instructions"].as_str().unwrap();
+    assert!(
+        instructions.contains("&& sbcl-mcp test --attach --reload") && instructions.len() <= 2_000,
+        "{instructions}"
+    );
     server.evaluate("(defpackage agent (:use :cl)) (in-package agent) (defun cl-user::f (x) (* 2 x))");
     server.evaluate("(defpackage cl-user::nowhere-else (:nicknames cl-user::elsewhere))");
     common::fail(&mut server, "(error \"the agent's own\")");

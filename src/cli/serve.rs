@@ -32,6 +32,12 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 const LAST_SAVE: Duration = Duration::from_secs(15);
 
 impl Serve {
+    /// How tools are offered.
+    fn offer(&self) -> mcp::Offer {
+        let joinable = self.socket || self.session.is_some();
+        mcp::Offer { structured: self.structured_content, tools: self.tools.clone(), joinable }
+    }
+
     /// Begins the recording that was asked for, if one was; or a sentence that says why not.
     fn recorder(&self) -> Result<Option<Recorder>, String> {
         let Some(path) = &self.record else { return Ok(None) };
@@ -171,8 +177,8 @@ pub(super) fn work(
             return status;
         }
     };
+    let offer = serve.offer();
     start_logging(serve.options.log);
-    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let saves = mcp::Saves { automatic, at_end };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, None, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
@@ -318,12 +324,12 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
         Ok(started) => started,
         Err(reason) => return Err((stdio, reason)),
     };
+    let offer = serve.offer();
     start_logging(serve.options.log);
     let automatic = (serve.checkpoints == When::Auto || is_durable).then_some(serve.checkpoint_space);
     let saves = mcp::Saves { automatic, at_end };
     let Beginning { init, unread, unsent } = beginning;
     let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
-    let offer = mcp::Offer { structured: serve.structured_content, tools: serve.tools };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, Some(begin), offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     if !is_durable {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::Offer;
 use super::conversation::Conversation;
 use super::server::Guest;
 use super::tools::{ToolContext, ToolSet};
@@ -115,7 +116,8 @@ impl Served {
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let (input, output, waker) = stream.into().open()?;
     let session = lisp.session().connect();
-    let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, false, ToolSet::Embedded);
+    let offer = Offer { structured: false, tools: ToolSet::Embedded, joinable: false };
+    let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, offer);
     let guest = Guest::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));
     let (is_over, waking) = (over.clone(), waker.clone());

@@ -111,12 +111,14 @@ impl Idle for Reader {
 }
 
 /// How tools are offered.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Offer {
     /// Results have structured content, too.
     pub(crate) structured: bool,
     /// Which tools there are.
     pub(crate) tools: ToolSet,
+    /// Others can join, as by commands in a shell.
+    pub(crate) joinable: bool,
 }
 
 /// What a process begins with that remembers for itself what another image must know. Another image takes this one's place
@@ -164,8 +166,7 @@ pub(crate) fn serve(
         worker.once_restored(move || checkpointing::save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
-    let Offer { structured, tools } = offer;
-    let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), structured, tools);
+    let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), offer);
     let server = Server::new(tools, &init, status);
     if let Some(listener) = listener.clone() {
         let main = server.main().clone();

@@ -35,7 +35,7 @@ impl Call {
 
     /// Whether the answer has structured content, too.
     pub(super) fn is_structured(&self) -> bool {
-        self.peer.is_for_person() || self.context.structured
+        self.peer.is_for_person() || self.context.offer.structured
     }
 
     /// Answers with what a tool has to say, or why it has nothing to.

@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
+use super::Offer;
 use super::checkpointing::Saver;
 use super::loss::replaced;
 use super::reply::Reply;
@@ -58,25 +59,21 @@ pub(super) struct ToolContext {
     worker: Option<Worker>,
     /// Absent where none are kept.
     checkpoints: Option<Checkpoints>,
-    /// Results have structured content, too.
-    structured: bool,
-    /// Which tools there are.
-    tools: ToolSet,
+    offer: Offer,
     /// What users are asked between two calls.
     questions: Mutex<ask::Questions>,
 }
 
 impl ToolContext {
-    /// `structured`: results have structured content, too.
+    /// What serves one client.
     pub(super) fn new(
         session: Session,
         inflight: Arc<Inflight>,
         worker: Option<Worker>,
         checkpoints: Option<Checkpoints>,
-        structured: bool,
-        tools: ToolSet,
+        offer: Offer,
     ) -> Arc<Self> {
-        Arc::new(Self { session, inflight, worker, checkpoints, structured, tools, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, worker, checkpoints, offer, questions: Mutex::default() })
     }
 
     /// The same for another client, by a connection of its own.
@@ -84,13 +81,12 @@ impl ToolContext {
         // Who has joined a process alone is not known to the image after this one.
         let worker = self.worker.as_ref().filter(|_| inflight.output.is_framed());
         let worker = worker.map(|worker| worker.beside(&session));
-        let (structured, tools) = (self.structured, self.tools.clone());
-        Self::new(session, inflight, worker, self.checkpoints.clone(), structured, tools)
+        Self::new(session, inflight, worker, self.checkpoints.clone(), self.offer.clone())
     }
 
     /// What the server tells a model of itself.
     pub(super) fn instructions(&self) -> String {
-        self.tools.instructions()
+        self.offer.tools.instructions(self.offer.joinable)
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -121,8 +117,8 @@ impl ToolContext {
 
     /// What `tools/list` shows.
     pub(super) fn list(&self) -> Vec<Tool> {
-        let mut tools = self.tools.tools();
-        if self.structured {
+        let mut tools = self.offer.tools.tools();
+        if self.offer.structured {
             for tool in &mut tools {
                 tool.output_schema = structured::schema(&tool.name).map(Arc::new);
             }
@@ -132,7 +128,7 @@ impl ToolContext {
 
     /// Why a call of this tool is none.
     fn no_such_tool(&self, name: &str) -> Fault {
-        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.tools.tools()), None))
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.offer.tools.tools()), None))
     }
 }
 
@@ -264,7 +260,7 @@ fn call_now(call: Call, request: CallToolRequestParams) {
     }
     let arguments = arguments.unwrap_or_default();
     let step = match &*name {
-        hidden if !call.context.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
+        hidden if !call.context.offer.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
         evaluate::NAME => match request_state {
             None => evaluate::call(&call, arguments),
             Some(state) => ask::go_on(&call, &arguments, &state, input_responses),

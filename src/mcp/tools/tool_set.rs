@@ -47,12 +47,19 @@ const OF_PROGRAMS: [(&str, &str); 2] = [
     ),
 ];
 
+/// The last step of the working loop, and what it is where commands can join the image.
+const LAST_STEP: (&str, &str) = (
+    "5. Write the same to the file, load it, run-tests again.",
+    "5. Write it to the file and test, as in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
+);
+
 impl ToolSet {
-    /// What a server with these tools tells a model of itself.
-    pub(super) fn instructions(&self) -> String {
+    /// What a server with these tools tells a model of itself. `joinable`: commands can join its image.
+    pub(super) fn instructions(&self, joinable: bool) -> String {
         let all = INSTRUCTIONS.trim_end().to_owned();
         match self {
             Self::Embedded => OF_PROGRAMS.iter().fold(all, |text, (server, program)| text.replace(server, program)),
+            _ if joinable => all.replace(LAST_STEP.0, LAST_STEP.1),
             _ => all,
         }
     }
