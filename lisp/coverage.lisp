@@ -46,7 +46,8 @@ goes into the directory SCRATCH."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (own (remove-if-not (lambda (system) (of-project-p system root)) needed))
-         (marked (remove-if #'tests-anything-p own)))
+         ;; Where one system has both, its tests are told from the rest by their forms.
+         (marked (or (remove-if #'tests-anything-p own) own)))
     (dolist (system (set-difference needed own))
       (asdf:load-system system))
     ;; They are good as they are, wherever compiled files are to go.

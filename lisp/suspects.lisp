@@ -161,11 +161,15 @@ as they are."
       (visit (marked-form-map form) 0))
     positions))
 
-(defun form-heading-p (form &rest headings)
-  "True when FORM begins with one of HEADINGS."
-  (let ((heading (form-heading (marked-form-text form) (first (marked-form-map form)))))
-    (and heading
-         (some (lambda (wanted) (search wanted heading)) headings))))
+(defun form-of-p (form &rest operators)
+  "True when FORM is one of an operator with one of the names OPERATORS."
+  (let ((operator (second (marked-form-map form))))
+    (and (integerp operator)
+         (member (token-name (marked-form-text form) operator) operators :test #'equal))))
+
+(defun no-suspect-p (form)
+  "True when FORM defines a package, or a test of a framework that is known: not what is to be tested."
+  (form-of-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
 
 (defun form-name (form)
   "Return what FORM is called: what it defines."
@@ -334,7 +338,7 @@ as from WEIGH-WORDS, stand in it. Types are defined with few forms that may be w
 that signals it may be, and has the words of its report: that tells nothing."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
-    (if (form-heading-p form "(DEFINE-CONDITION" "(DEFSTRUCT" "(DEFCLASS")
+    (if (form-of-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
         (incf (suspect-score suspect))
         (decf (suspect-score suspect)
               (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
@@ -355,7 +359,7 @@ many tests of either kind set each mark."
          (located (remove-if-not (lambda (suspect)
                                    (guarded (let ((form (suspect-form suspect)))
                                               (and (locate-form form)
-                                                   (not (form-heading-p form "(DEFPACKAGE" "(IN-PACKAGE"))))
+                                                   (not (no-suspect-p form))))
                                        (failure)
                                      nil))
                                  (subseq all 0 (min (length all) +weighed-suspects+))))

@@ -1381,6 +1381,49 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
     assert_eq!(suspects.as_array().map(Vec::len), Some(1), "{content:#}");
 }
 
+#[test]
+fn suspects_are_found_where_code_and_tests_are_one_system() {
+    let code = "(defun small (n)\n  (1+ n))\n(defun large (n)\n  (if (plusp n)\n      (* 3 n)\n      0))\n";
+    for (framework, tests) in [
+        ("sb-rt", "(deftest one (small 1) 2)\n(deftest two (large 1) 2)\n"),
+        ("fiveam", "(fiveam:test one (fiveam:is (= 2 (small 1))))\n(fiveam:test two (fiveam:is (= 2 (large 1))))\n"),
+    ] {
+        let using = if framework == "sb-rt" { " :sb-rt" } else { "" };
+        let package = format!("(defpackage :demo (:use :cl{using}))\n");
+        let begin = "(in-package :demo)\n";
+        for apart in [false, true] {
+            let project = Project::new(&format!("one-system-{framework}-{apart}"), "", "", "");
+            let files = if apart { "(:file \"demo\") (:file \"tests\")" } else { "(:file \"demo\")" };
+            let system = format!("(defsystem \"demo\" :depends-on (\"{framework}\") :serial t :components ({files}))");
+            project.write("demo.asd", &system);
+            if apart {
+                project.write("demo.lisp", &format!("{package}{begin}{code}"));
+                project.write("tests.lisp", &format!("{begin}{tests}"));
+            } else {
+                project.write("demo.lisp", &format!("{package}{begin}{code}{tests}"));
+            }
+            let mut server = project.server();
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            let suspect =
+                "   Suspects: LARGE  demo.lisp:5  (no passing test ran these lines)\n               6: (if (plusp n)\n";
+            assert!(
+                text.contains(suspect) && text.matches(" passing test").count() == 1,
+                "{framework} {apart}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn it_is_said_that_there_are_no_suspects() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n";
+    let project = Project::new("no-suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+    let said = "[notice]\nThere are no suspects: the tests that failed ran nothing of the systems that are tested.\n\n";
+    assert!(text.starts_with(said) && !text.contains("with `suspects`"), "{text}");
+}
+
 /// A passing test may run the line that is wrong, and not look at what it did.
 #[test]
 fn a_line_that_speaks_of_the_failure_is_shown_though_passing_tests_ran_it() {

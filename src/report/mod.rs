@@ -45,7 +45,7 @@ pub use listings::{definitions, limits, reset, symbol};
 pub(crate) use load::loaded;
 pub use tests::tests;
 #[cfg(feature = "mcp")]
-pub(crate) use tests::{could_be_run, ran_test_op_alone};
+pub(crate) use tests::{NO_SUSPECTS, could_be_run, ran_test_op_alone};
 
 pub use crate::outcome::DefinitionFilter;
 

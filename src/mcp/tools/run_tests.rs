@@ -19,6 +19,8 @@ pub(super) const NAME: &str = "run-tests";
 /// What is said in place of the suspects of a test operation.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
     no test that passes to compare it with.";
+/// The same where no code of theirs ran.
+const NOTHING_MARKED: &str = "There are no suspects: the tests that failed ran nothing of the systems that are tested.";
 /// Suspects for each test that fails, at most.
 pub(crate) const MAX_SUSPECTS: u64 = 20;
 
@@ -258,10 +260,10 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                     "suspect" | "line" => wanted,
                     _ => false,
                 }));
-                if report::ran_test_op_alone(&outcome.records)
-                    && !outcome.records.iter().any(|record| record.kind == "suspects")
-                {
-                    outcome.notices.push(NOTHING_TO_COMPARE.to_owned());
+                if !outcome.records.iter().any(|record| record.kind == "suspect") {
+                    let alone = report::ran_test_op_alone(&outcome.records);
+                    outcome.notices.push(if alone { NOTHING_TO_COMPARE } else { NOTHING_MARKED }.to_owned());
+                    outcome.records.push(Record::of(report::NO_SUSPECTS, &[]));
                 }
                 return;
             }

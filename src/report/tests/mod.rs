@@ -29,6 +29,8 @@ const NAMES: usize = 20;
 /// Warnings that are shown, and characters of each: the tools that load say more.
 const WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
+/// The kind of the record that says that suspects were looked for, and there are none.
+pub(crate) const NO_SUSPECTS: &str = "no-suspects";
 /// What is said where suspects were not asked for.
 const SUSPECTS_HINT: &str =
     "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
@@ -115,7 +117,7 @@ fn lacks_suspects(outcome: &Outcome) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     counts.failed + counts.errors > 0
         && (!ran_test_op_alone(&outcome.records) || outcome.printed().trim().lines().count() > FEW_LINES)
-        && !outcome.records.iter().any(|record| record.kind == "suspects")
+        && !outcome.records.iter().any(|record| ["suspects", NO_SUSPECTS].contains(&&*record.kind))
 }
 
 /// What tests came to in a word, the worst last.
