@@ -387,6 +387,7 @@ fn several(name: &str) -> Option<Project> {
                (defsystem "s/code" :components ((:file "code")))
                (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
                (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
+               (defsystem "s/same" :depends-on ("fiveam") :components ((:file "same")) {})
                (defsystem "s/broken" :components ((:file "broken")))
                (defsystem "s/empty" :components ((:file "empty")))
                (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
@@ -394,8 +395,10 @@ fn several(name: &str) -> Option<Project> {
             perform("MORE"),
             perform("BAD"),
             perform("WORSE"),
+            perform("SAME"),
         ),
     );
+    project.write("same.lisp", &suite("same", "(test same (is (= 1 2)))\n"));
     project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
     project.write("more.lisp", &suite("more", "(test more (is (= 2 (+ 1 1))))\n"));
     let wrong: String = (0..30).map(|n| format!("(test wrong-{n} (is (= {n} (1+ {n}))))\n")).collect();
@@ -477,6 +480,15 @@ fn several_systems_are_tested_in_one_call() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // What is said of some says of which.
+    for fresh in [false, true] {
+        let text =
+            run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
+        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran nothing of the systems";
+        assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
+        assert!(text.contains("\ns/plain: There are no suspects: of a test operation"), "{text}");
+        assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
+    }
     // Of what cannot be loaded there are no suspects.
     let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
     assert!(!text.contains("uspects"), "{text}");
@@ -1415,13 +1427,29 @@ fn suspects_are_found_where_code_and_tests_are_one_system() {
 }
 
 #[test]
-fn it_is_said_that_there_are_no_suspects() {
-    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n";
+fn it_is_said_why_there_are_no_suspects() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n\
+                 (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("no-suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
-    let said = "[notice]\nThere are no suspects: the tests that failed ran nothing of the systems that are tested.\n\n";
-    assert!(text.starts_with(said) && !text.contains("with `suspects`"), "{text}");
+    let nothing = "ran nothing of the systems that are tested, but tests and what is not found in their files.\n";
+    let passed = "No suspects of what passed where they were looked for, in another image that loaded the files: \
+                  DEMO-TESTS::STALE.\n";
+    let suspects = |server: &mut Server, name: &str| {
+        let text =
+            good(server, "run-tests", json!({name: if name == "system" { "demo" } else { "stale" }, "suspects": 3}));
+        assert!(!text.contains("with `suspects`") && !text.contains("Suspects:"), "{text}");
+        text
+    };
+    let text = suspects(&mut server, "system");
+    assert!(text.starts_with(&format!("[notice]\nThere are no suspects: the tests that failed {nothing}\n")), "{text}");
+    // Only the session's own state lets it fail.
+    server.evaluate("(defun demo:parse (text) text)");
+    let text = suspects(&mut server, "system");
+    let others = format!("{passed}There are no suspects: the other tests that failed {nothing}\n");
+    assert!(text.starts_with(&format!("[notice]\n{others}")), "{text}");
+    let text = suspects(&mut server, "name");
+    assert!(text.starts_with(&format!("[notice]\n{passed}\nFAILED")), "{text}");
 }
 
 /// A passing test may run the line that is wrong, and not look at what it did.
