@@ -1210,6 +1210,53 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     assert!(last_error(&mut server).contains("not today"));
 }
 
+/// Programs inherit no end of the pipe that the outcome comes by; what is forked does.
+#[test]
+fn what_a_test_leaves_running_holds_up_no_fresh_image() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (defmacro c (name &rest arguments)\n  `(sb-alien:alien-funcall\n    \
+                 (sb-alien:extern-alien ,name (function sb-alien:int ,@(mapcar (constantly 'sb-alien:int) arguments)))\n    \
+                 ,@arguments))\n\
+                 (defun note (name pid)\n  (with-open-file (s (asdf:system-relative-pathname \"demo\" name) :direction :output)\n    \
+                 (princ pid s)))\n\
+                 (defun run (name) (note name (sb-ext:process-pid (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))))\n\
+                 (defun daemon ()\n  (let ((child (c \"fork\")))\n    (when (zerop child)\n      \
+                 (let ((grandchild (c \"fork\")))\n        (if (zerop grandchild) (c \"sleep\" 1000) (note \"forked\" grandchild)))\n      \
+                 (c \"_exit\" 0))\n    (sb-posix:waitpid child 0)))\n\
+                 (deftest runs (progn (run \"run\") 1) 1)\n(deftest forks (progn (daemon) 1) 1)\n\
+                 (deftest dies (progn (daemon) (sb-posix:kill (sb-posix:getpid) 9)) 1)\n\
+                 (deftest hangs (progn (run \"hanging\") (loop)) 1)\n";
+    let project = Project::new("fresh-leaves", "\"sb-rt\" \"sb-posix\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    let pid = |name: &str| std::fs::read_to_string(project.0.join(name)).ok().and_then(|pid| pid.parse::<u32>().ok());
+    let gone = |name: &str| {
+        let pid = pid(name).expect("a process");
+        until(&format!("{name} is gone"), || !processes::is_alive(pid));
+        std::fs::remove_file(project.0.join(name)).unwrap();
+    };
+    let begin = |server: &mut Server, name: &str| {
+        // Here, as in the other image, there is nothing to compare with.
+        server.evaluate(&format!("(sb-rt:rem-all-tests) (sb-rt:deftest demo-tests::{name} 1 1)"));
+        server.post_call("run-tests", json!({"name": name, "fresh": true}))
+    };
+    let id = begin(&mut server, "runs");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("run");
+    let id = begin(&mut server, "forks");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("forked");
+    let id = begin(&mut server, "dies");
+    let (text, _) = server.outcome(id);
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    gone("forked");
+    let id = begin(&mut server, "hangs");
+    until("it hangs", || pid("hanging").is_some());
+    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
+    gone("hanging");
+}
+
 #[test]
 fn tests_that_end_alike_are_one_entry() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
