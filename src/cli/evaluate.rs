@@ -36,12 +36,12 @@ fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i3
     Ok(i32::from(outcome.is_error()))
 }
 
-/// Evaluates code in the image of a server that runs.
-pub(super) fn attached(name: Option<String>, code: &[String], stdio: Stdio) -> i32 {
+/// Evaluates code in the image of a server that runs, with this time limit in seconds, if any was given.
+pub(super) fn attached(name: Option<String>, code: &[String], timeout: Option<f64>, stdio: Stdio) -> i32 {
     let evaluated = || {
-        let text = code_of(code, stdio.input)?;
+        let code = code_of(code, stdio.input)?;
         let client = client_of(Some(name), Vec::new())?;
-        tools::run(client, &tools::Request::Evaluate(text), stdio.output)
+        tools::run(client, &tools::Request::Evaluate { code, timeout }, stdio.output)
     };
     evaluated().unwrap_or_else(|reason| {
         say(&format!("sbcl-mcp eval: {reason}"));

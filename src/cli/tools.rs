@@ -17,10 +17,10 @@ const FINE: i32 = 0;
 const FAILED: i32 = 1;
 const IMPOSSIBLE: i32 = 2;
 
-/// What is asked of a server.
+/// What is asked of a server, with a time limit in seconds if one was given.
 pub(super) enum Request {
-    Evaluate(String),
-    Load(String),
+    Evaluate { code: String, timeout: Option<f64> },
+    Load { what: String, timeout: Option<f64> },
     Test(Tests),
 }
 
@@ -28,8 +28,8 @@ impl Request {
     /// The command that asks it.
     fn command(&self) -> &'static str {
         match self {
-            Self::Evaluate(_) => "eval",
-            Self::Load(_) => "load",
+            Self::Evaluate { .. } => "eval",
+            Self::Load { .. } => "load",
             Self::Test(_) => "test",
         }
     }
@@ -37,9 +37,11 @@ impl Request {
     /// The tool and its arguments, or a sentence that says why there is none.
     fn tool(&self) -> Result<(&'static str, Value), String> {
         match self {
-            Self::Evaluate(code) => Ok(("evaluate-lisp", json!({"code": code, "on-error": "abort"}))),
-            Self::Load(what) => {
-                let mut arguments = load_arguments(what);
+            Self::Evaluate { code, timeout } => {
+                Ok(("evaluate-lisp", with_timeout(json!({"code": code, "on-error": "abort"}), *timeout)))
+            }
+            Self::Load { what, timeout } => {
+                let mut arguments = with_timeout(load_arguments(what), *timeout);
                 arguments["on-error"] = "abort".into();
                 Ok(("load", arguments))
             }
@@ -112,6 +114,14 @@ pub(super) fn test_failures(content: &Value) -> u64 {
         return 0;
     }
     ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
+}
+
+/// The arguments of a tool that evaluates, with a time limit in seconds if one was given.
+pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value {
+    if let Some(seconds) = timeout {
+        arguments["timeout"] = seconds.into();
+    }
+    arguments
 }
 
 /// What the tool load takes for a file or a system of this name.
