@@ -967,6 +967,16 @@ fn what_no_framework_is_known_of_is_its_test_op() {
     assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
     assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
+    // What of it is not kept is told of where it would stand.
+    good(&mut server, "configure-limits", json!({"max-output": 20}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
+                    The tests printed 48898 characters, of which the first 20 are kept: evaluation {\"id\": 3, \
+                    \"action\": \"output\"} shows these.";
+    assert!(text.ends_with(expected), "{text}");
+    good(&mut server, "configure-limits", json!({"max-output": 10000}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("[... 38898 characters omitted]\nThe tests printed 48898 characters, of which"), "{text}");
     let project = Project::new("prints", "", "(format t \"all is well~%\")", "");
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
@@ -1006,6 +1016,34 @@ fn reload_takes_what_changed_on_disk() {
     assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
     let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
+}
+
+#[test]
+fn a_reload_names_what_is_left_of_old_versions() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
+    for (fresh, more) in
+        [(false, ""), (true, "The tests ran in a fresh image that loaded the files and nothing else.\n")]
+    {
+        let project = Project::new(&format!("left-{fresh}"), "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+        let source = |variable: &str, function: &str| {
+            let text =
+                format!("(defpackage :demo (:use :cl))\n(in-package :demo)\n{variable}\n(defun {function} () 1)\n");
+            project.write("src/demo.lisp", &text);
+        };
+        source("(defvar *limit* 1)", "old");
+        let mut server = project.server();
+        good(&mut server, "run-tests", json!({"system": "demo"}));
+        source("(defvar *limit* 2)", "new");
+        project.touch("src/demo.lisp");
+        let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
+        let text = text.replace(&format!("target/tmp/{}/", project.0.file_name().unwrap().display()), "");
+        let expected = format!(
+            "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
+             a variable that has one. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
+             from before: function DEMO::OLD.\n\n=> all pass  1 passed, "
+        );
+        assert!(text.starts_with(&expected), "{text}");
+    }
 }
 
 #[test]
