@@ -110,3 +110,74 @@ fn an_image_that_runs_has_its_own_options() {
     assert!(said.complaint.contains("--test-timeout"), "{said:?}");
     assert!(server.finish().status.success());
 }
+
+/// A file of tests of sb-rt in a package of this name.
+fn rt(package: &str, tests: &str) -> String {
+    format!("(defpackage {package} (:use :cl :sb-rt)) (in-package {package}) {tests}")
+}
+
+/// Systems whose tests pass, fail, and are skipped; one that cannot be loaded.
+fn systems(place: &Place) {
+    for (name, tests) in
+        [("passes", "(deftest one 1 1)"), ("fails", "(deftest one 1 2)"), ("breaks", "(error \"no luck\")")]
+    {
+        place.write(
+            &format!("{name}.asd"),
+            &format!("(defsystem {name} :depends-on (sb-rt) :components ((:file {name})))"),
+        );
+        place.write(&format!("{name}.lisp"), &rt(name, tests));
+    }
+    place.write("skips.asd", "(defsystem skips :depends-on (fiveam) :components ((:file skips)))");
+    place.write("skips.lisp", "(defpackage skips (:use :cl :fiveam)) (in-package skips) (test one (skip \"no time\"))");
+}
+
+#[test]
+fn the_status_of_test_is_that_of_the_worst() {
+    let place = Place::new("status");
+    systems(&place);
+    let mut cases = vec![
+        (vec!["passes"], 0, "=> all pass  1 passed"),
+        (vec!["fails"], 1, "FAILED  0 passed, 1 failed"),
+        (vec!["passes", "fails"], 1, "2 systems: FAILED  1 passed, 1 failed"),
+        (vec!["breaks"], 2, "no luck"),
+        (vec!["nowhere"], 2, "nowhere"),
+        (vec!["passes", "nowhere"], 2, "passes:\n=> all pass  1 passed"),
+        (vec!["nowhere", "fails"], 2, "fails:\nFAILED  0 passed, 1 failed"),
+        (vec!["breaks", "passes"], 2, "passes:\n=> all pass  1 passed"),
+        (vec!["--fresh", "passes", "nowhere"], 2, "passes:\n=> all pass  1 passed"),
+    ];
+    if std::path::Path::new("/usr/share/common-lisp/source/fiveam").exists() {
+        cases.extend([
+            (vec!["skips"], 2, "NOTHING RAN  0 passed, 0 failed, 0 errors, 1 skipped"),
+            (vec!["skips", "passes"], 2, "2 systems: NOT ALL RAN  1 passed"),
+            (vec!["skips", "fails"], 1, "2 systems: FAILED  0 passed, 1 failed, 0 errors, 1 skipped"),
+        ]);
+    } else {
+        println!("left out: FiveAM is not installed (Debian: cl-fiveam)");
+        assert!(std::env::var_os("CI").is_none(), "not left out in CI");
+    }
+    for (names, status, text) in cases {
+        let said = place.run(&[&["test"], &*names].concat());
+        assert!(said.text.contains(text) && said.status == Some(status), "{names:?}: {said:?}");
+    }
+}
+
+#[test]
+fn systems_are_found_in_any_case() {
+    let place = Place::new("case");
+    place.write("Mixed.asd", "(defsystem \"Mixed\" :depends-on (\"sb-rt\") :components ((:file \"mixed\")))");
+    place.write("mixed.lisp", &rt("mixed", "(deftest one 1 1)"));
+    place.write("plain.asd", "(defsystem \"plain\" :depends-on (\"sb-rt\") :components ((:file \"mixed\")))");
+    // Found by this program, and by ASDF.
+    let registry = format!("(:source-registry (:directory {:?}) :ignore-inherited-configuration)", place.0.join(""));
+    for directory in [&place.0, &std::env::temp_dir()] {
+        for name in ["Mixed", "mixed", "MIXED", "plain", "Plain", "PLAIN"] {
+            for command in ["test", "load"] {
+                let mut run = place.command(&[command, name]);
+                let output = run.current_dir(directory).env("CL_SOURCE_REGISTRY", &registry).output().unwrap();
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success(), "{command} {name} in {directory:?}: {text}");
+            }
+        }
+    }
+}

@@ -88,8 +88,9 @@ pub(super) enum Command {
     },
     /// Run tests and print what `run-tests` says.
     ///
-    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, a system that
-    /// does not load, no server, or a wrong command line.
+    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, or nothing but
+    /// tests that are skipped, a system that does not load, no server, or a wrong command line. Of several systems each
+    /// counts: 2 when one of them cannot be run, though the others are.
     Test {
         #[command(flatten)]
         attach: Attach,

@@ -1,5 +1,6 @@
 //! `load`, `test` and `eval --attach`: a tool called from a shell, its answer as text, and an exit status.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -101,8 +102,9 @@ fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Fai
 fn status(request: &Request, answer: &Answer) -> i32 {
     match request {
         _ if answer.content.get("refused").is_some() => IMPOSSIBLE,
-        Request::Test(_) if answer.is_error => IMPOSSIBLE,
+        Request::Test(_) if answer.is_error || is_left_out(&answer.content) => IMPOSSIBLE,
         Request::Test(_) if test_failures(&answer.content) > 0 => FAILED,
+        Request::Test(_) if is_skipped(&answer.content) => IMPOSSIBLE,
         _ if answer.is_error => FAILED,
         _ => FINE,
     }
@@ -122,6 +124,26 @@ pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value 
         arguments["timeout"] = seconds.into();
     }
     arguments
+}
+
+/// The tests in the content, of each of several systems or of whatever it is.
+fn tests_of_each(content: &Value) -> Vec<Vec<&Value>> {
+    let mut systems = BTreeMap::<_, Vec<_>>::new();
+    for test in content["tests"].as_array().into_iter().flatten() {
+        systems.entry(test["system"].as_str()).or_default().push(test);
+    }
+    systems.into_values().collect()
+}
+
+/// True when one of several systems has no tests that could be run: that is told of as a test which is called as it is.
+fn is_left_out(content: &Value) -> bool {
+    let is_system = |test: &&Value| test["system"].is_string() && test["system"] == test["name"];
+    tests_of_each(content).iter().any(|tests| tests.iter().all(is_system))
+}
+
+/// True when all tests were skipped, if only of one of several systems: nothing is known of what they are to test.
+fn is_skipped(content: &Value) -> bool {
+    tests_of_each(content).iter().any(|tests| tests.iter().all(|test| test["status"] == "skipped"))
 }
 
 /// What the tool load takes for a file or a system of this name.
