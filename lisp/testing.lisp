@@ -194,6 +194,25 @@ HOOK. It unwinds without a condition, which handlers would swallow."
         (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-leave guard)) :timeout)))
 
+(defun end-test-for-heap (guard hook)
+  "End the test that GUARD watches over: the heap is nearly used up. Called in the function with frame pointer HOOK."
+  (let ((verdict (guard-verdict guard)))
+    (unless (verdict-message verdict)
+      (setf (verdict-message verdict)
+            (format nil "The heap was nearly used up (~D of ~D MB), so it was ended."
+                    (megabytes (sb-kernel:dynamic-usage)) (megabytes (sb-ext:dynamic-space-size))))
+      (note-signalled-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
+    (funcall (the function (guard-leave guard)) :heap)))
+
+(defun announce-test (verdict milliseconds)
+  "Tell the host that the test of VERDICT runs, and may do so for MILLISECONDS: then it is ended here, and if it lets nothing
+interrupt it, the image is given up. With NIL, that none runs."
+  (if verdict
+      (event *job-id* (event-code :step)
+             (ceiling (+ milliseconds (* 2 +unwind-milliseconds+)))
+             (concatenate 'text "the test " (verdict-title verdict)))
+      (event *job-id* (event-code :step))))
+
 (defun call-with-test-run (run function)
   "Return the values of FUNCTION, which runs tests in RUN."
   ;; Not in this thread, as without THREAD: what a test does to that is not to stop the timer, which is scheduled anew where
@@ -242,27 +261,34 @@ interrupted stays so."
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream) (write-string "Give up this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
-               (setf (test-run-guard run) (make-guard :deadline (+ start (test-limit run verdict))
-                                                      :leave #'leave :verdict verdict))
-               (with-boundary ()
-                 (setf values (multiple-value-list (call-covered verdict function))))
+               (let* ((limit (test-limit run verdict))
+                      (guard (make-guard :deadline (+ start limit) :leave #'leave :verdict verdict))
+                      (*end-part-for-heap* (lambda (hook) (end-test-for-heap guard hook))))
+                 (setf (test-run-guard run) guard)
+                 (announce-test verdict limit)
+                 (with-boundary ()
+                   (setf values (multiple-value-list (call-covered verdict function)))))
                (setf how :returned)))
         (let ((end (monotonic-milliseconds)))
           (setf (test-run-guard run) outer
                 (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
           (when outer
-            (setf (guard-deadline outer) (+ end left))))
+            (setf (guard-deadline outer) (+ end left)))
+          (announce-test (and outer (guard-verdict outer)) left))
         ;; What would leave more than the test: the end of the thread, a throw to whoever ran the run.
         (when (and (eq how :left) (not *failed*))
           (return-from test))))
     (unless (eq how :returned)
       (end-abnormally verdict how))
+    (when (eq how :heap)
+      (clear-up-after-part))
     values))
 
 (defun end-abnormally (verdict how)
   "Have VERDICT say that the test ended, HOW, by something else than itself."
   (ecase how
     (:timeout (setf (verdict-status verdict) :failed))
+    (:heap (setf (verdict-status verdict) :error))
     (:debugger (setf (verdict-status verdict) :error))
     (:aborted (setf (verdict-status verdict) :error
                     (verdict-message verdict) "It invoked the restart ABORT."))
@@ -304,7 +330,7 @@ interrupted stays so."
 (defconstant +looking-share+ 1/25
   "The share of a run's time that may go into looking at errors, so that many that are handled do not slow it down.")
 (defconstant +looking-milliseconds+ 10
-  "The time that may in any case.")
+  "The time that may in any case, as this thread uses it: others are not to use it up.")
 (defconstant +pushed-errors+ 50
   "The errors of a run that go into the history.")
 
@@ -336,9 +362,9 @@ it."
     (when (and verdict run
                (not (framework-condition-p condition))
                (may-look-p run))
-      (let ((start (monotonic-milliseconds)))
+      (let ((start (thread-milliseconds)))
         (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
-        (incf (test-run-looking run) (- (monotonic-milliseconds) start))))))
+        (incf (test-run-looking run) (- (thread-milliseconds) start))))))
 
 (defun note-debugger (verdict condition hook)
   "Note that CONDITION, of the test of VERDICT, entered the debugger through the function with frame pointer HOOK."

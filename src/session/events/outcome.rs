@@ -419,6 +419,7 @@ fn kind_of(end: JobEnd) -> &'static str {
 fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>) -> String {
     match (kind, end, timeout) {
         ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
+        ("TIMEOUT", JobEnd::Interrupted(_), None) => "It ran for longer than it may.".to_owned(),
         ("HEAP-EXHAUSTED", JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }
