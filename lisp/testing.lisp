@@ -204,13 +204,17 @@ HOOK. It unwinds without a condition, which handlers would swallow."
       (note-signalled-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
     (funcall (the function (guard-leave guard)) :heap)))
 
-(defun announce-test (verdict milliseconds)
-  "Tell the host that the test of VERDICT runs, and may do so for MILLISECONDS: then it is ended here, and if it lets nothing
-interrupt it, the image is given up. With NIL, that none runs."
-  (if verdict
-      (event *job-id* (event-code :step)
-             (ceiling (+ milliseconds (* 2 +unwind-milliseconds+)))
-             (concatenate 'text "the test " (verdict-title verdict)))
+(defun announce-step (step milliseconds)
+  "Tell the host that this evaluation does STEP, a string, from here on: after MILLISECONDS it is interrupted, and if it lets
+nothing interrupt it, the image is given up."
+  (event *job-id* (event-code :step) (ceiling milliseconds) step))
+
+(defun announce-test (guard)
+  "Tell the host that the test that GUARD watches over runs, which is ended here when its time is over, if it can be; with
+NIL, that there is none."
+  (if guard
+      (announce-step (concatenate 'text "the test " (verdict-title (guard-verdict guard)))
+                     (max 0 (+ (- (guard-deadline guard) (monotonic-milliseconds)) (* 2 +unwind-milliseconds+))))
       (event *job-id* (event-code :step))))
 
 (defun call-with-test-run (run function)
@@ -261,11 +265,10 @@ interrupted stays so."
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream) (write-string "Give up this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
-               (let* ((limit (test-limit run verdict))
-                      (guard (make-guard :deadline (+ start limit) :leave #'leave :verdict verdict))
+               (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :leave #'leave :verdict verdict))
                       (*end-part-for-heap* (lambda (hook) (end-test-for-heap guard hook))))
                  (setf (test-run-guard run) guard)
-                 (announce-test verdict limit)
+                 (announce-test guard)
                  (with-boundary ()
                    (setf values (multiple-value-list (call-covered verdict function)))))
                (setf how :returned)))
@@ -274,14 +277,16 @@ interrupted stays so."
                 (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
           (when outer
             (setf (guard-deadline outer) (+ end left)))
-          (announce-test (and outer (guard-verdict outer)) left))
+          (announce-test outer))
         ;; What would leave more than the test: the end of the thread, a throw to whoever ran the run.
         (when (and (eq how :left) (not *failed*))
           (return-from test))))
     (unless (eq how :returned)
       (end-abnormally verdict how))
     (when (eq how :heap)
-      (clear-up-after-part))
+      (clear-up-after-part)
+      ;; What was said meanwhile does not count.
+      (announce-test outer))
     values))
 
 (defun end-abnormally (verdict how)
@@ -444,11 +449,17 @@ NIL."
       (conclude verdict))
     verdict))
 
+(defconstant +loading-milliseconds+ 600000
+  "How long a system may take that is loaded for its tests, as the tool load has it.")
+
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
-    (let ((*recording* t))
-      (call-compiling-anew (lambda () (asdf:load-system system))))))
+    (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
+    (unwind-protect
+         (let ((*recording* t))
+           (call-compiling-anew (lambda () (asdf:load-system system))))
+      (announce-test (and *test-run* (test-run-guard *test-run*))))))
 
 ;;; Files of systems
 

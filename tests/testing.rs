@@ -1051,11 +1051,25 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
-    assert!(text.contains(") while the test DEMO-TESTS::DIES ran. A new image"), "{text}");
+    assert!(text.contains(") in the test DEMO-TESTS::DIES. A new image"), "{text}");
     server.goes_on();
     // What comes after it is none.
     let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
     assert!(text.contains("IMAGE-LOST") && !text.contains("DIES"), "{text}");
+}
+
+#[test]
+fn what_takes_longer_than_it_may_is_named() {
+    let mut server = Server::ready();
+    good(&mut server, "configure-limits", json!({"timeout": 0}));
+    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host::announce-test nil))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
+    // Nor is anything limited when that is over.
+    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+                  (sleep 0.3) 1)";
+    assert_eq!(server.evaluate(code), "=> 1");
 }
 
 /// Tests of which one lets nothing interrupt it, but where `*here*` is bound.
@@ -1070,8 +1084,9 @@ fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
     let project = stuck("stuck");
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\nIt ran for longer than it may.\nThe Lisp image "), "{text}");
-    assert!(text.contains("was ended while the test DEMO-TESTS::STUCK ran. A new image has taken"), "{text}");
+    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
+                    The Lisp image did not react to being interrupted and was ended. A new image has taken its place.\n";
+    assert!(text.starts_with(expected), "{text}");
     server.goes_on();
 }
 
@@ -1081,8 +1096,9 @@ fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
     let mut server = project.server();
     server.evaluate("(defvar *here* t)");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
-    let why = "The Lisp image did not react to being interrupted while the test DEMO-TESTS::STUCK ran.";
-    assert!(text.contains(&format!("\n[ERROR] TIMEOUT\nIt ran for longer than it may. {why}\n")), "{text}");
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
+                    The Lisp image did not react to being interrupted.\n";
+    assert!(text.contains(expected), "{text}");
     assert_eq!(server.evaluate("*here*"), "=> T");
 }
 

@@ -182,11 +182,12 @@ impl Host for Inner {
                 }
                 return full;
             }
+            // It is being ended in the one before.
+            Event::Step(..) if running.interruption.is_some() => {}
             Event::Step(step, milliseconds) => {
+                running.reply.event(event);
                 let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));
-                if running.interruption.is_none() {
-                    running.deadline = time.map(|time| Instant::now() + time);
-                }
+                running.deadline = time.map(|time| Instant::now() + time);
                 if let Some(deadline) = running.deadline {
                     self.clock.arm(deadline);
                 }

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::config::Limits;
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 
@@ -45,30 +43,22 @@ pub(crate) trait Observer: Send + Sync {
 
 /// Where one evaluation is all that a process is for, and no other image could go on: is told what can be said of it when
 /// what Lisp does cannot be stopped.
-pub(crate) struct LastWords<F> {
-    say: F,
-    step: Mutex<Option<String>>,
-}
+pub(crate) struct LastWords<F>(F);
 
 impl<F: Fn(Outcome) + Send + Sync> LastWords<F> {
     /// `say` gets an outcome that is an error, and ends the process.
     pub(crate) fn new(say: F) -> Self {
-        Self { say, step: Mutex::default() }
+        Self(say)
     }
 }
 
 impl<F: Fn(Outcome) + Send + Sync> Observer for LastWords<F> {
-    fn step(&self, step: Option<&str>) {
-        *self.step.lock() = step.map(str::to_owned);
-    }
-
     fn stuck(&self, outcome: Option<Outcome>) {
         let Some(mut outcome) = outcome else { return };
         if let Err(error) = &mut outcome.result {
-            let step = self.step.lock().as_ref().map_or_else(String::new, |step| format!(" while {step} ran"));
-            let text = format!("{}. The Lisp image did not react to being interrupted{step}.", error.what_happened());
+            let text = format!("{}. The Lisp image did not react to being interrupted.", error.what_happened());
             Arc::make_mut(error).message = Clipped::from(text);
         }
-        (self.say)(outcome);
+        (self.0)(outcome);
     }
 }

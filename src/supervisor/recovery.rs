@@ -329,8 +329,8 @@ impl RecoveryState {
         let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
         // Nobody has asked for what is restored.
         let stuck = lost.outcome.clone().filter(|_| restored);
-        let cause = match status.step().filter(|_| in_flight && restored) {
-            Some(step) => format!("{} while {step} ran", lost.cause),
+        let cause = match status.step().filter(|_| in_flight && restored && stuck.is_none()) {
+            Some(step) => format!("{} in {step}", lost.cause),
             None => lost.cause.clone(),
         };
         let mut crash = CrashReport { cause, in_flight, connection, background, stuck, deadly: Vec::new() };
