@@ -500,14 +500,30 @@ fn signals_on_the_way_do_not_end_the_next_image() {
     let mut server = state.serve(&[]);
     server.evaluate("(require :sb-posix)");
     save(&mut server, "quiet");
-    for _ in 0..5 {
-        server.evaluate(
-            "(dotimes (i 3)
-               (sb-thread:make-thread
-                (lambda () (loop (sb-posix:kill (sb-posix:getpid) sb-posix:sigusr1)))))",
-        );
-        restore(&mut server, "quiet");
-        assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
+    for sent in [
+        "(sb-posix:kill (sb-posix:getpid) sb-posix:sigusr1)",
+        // By a timer, which goes on where a process becomes another program.
+        "(sb-alien:alien-funcall
+           (sb-alien:extern-alien \"setitimer\" (function sb-alien:int sb-alien:int sb-sys:system-area-pointer
+                                                          sb-alien:unsigned-long))
+           0 (sb-sys:vector-sap times) 0)",
+        // For what nobody reads.
+        "(ignore-errors (sb-posix:write (second pipe) (sb-sys:vector-sap times) 1))",
+    ] {
+        for round in 0..6 {
+            let microseconds = 6000 + 1500 * round;
+            server.evaluate(&format!(
+                "(dotimes (i 3)
+                   (let ((pipe (multiple-value-list (sb-posix:pipe)))
+                         ;; Seconds and microseconds, twice.
+                         (times (coerce #(0 0 0 {microseconds}) '(vector (signed-byte 64)))))
+                     (sb-posix:close (first pipe))
+                     (sb-thread:make-thread
+                      (lambda () (sb-sys:with-pinned-objects (times) (loop {sent}))))))"
+            ));
+            restore(&mut server, "quiet");
+            assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
+        }
     }
 }
 

@@ -546,6 +546,43 @@ fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
 }
 
+/// The first look at a library's thread local may allocate, and the thread that the signal came to may be doing that.
+#[test]
+fn a_signal_to_a_thread_of_the_hosts_that_allocates_is_over_soon() {
+    use std::os::unix::thread::JoinHandleExt;
+    // SIGPROF is handled by SBCL alone.
+    value("(progn (require :sb-sprof) (eval (read-from-string \"(sb-sprof:start-profiling :mode :time)\")) t)");
+    for signal in [libc::SIGCHLD, libc::SIGALRM, libc::SIGPROF, libc::SIGUSR2].into_iter().cycle().take(400) {
+        let (rounds, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let thread = {
+            let (rounds, over) = (rounds.clone(), over.clone());
+            std::thread::spawn(move || {
+                // What the allocator has at hand for each thread, it gives without a lock: of these that is nothing, and
+                // the others are too large.
+                let _small: Vec<_> = (0_u64..64).map(|number| std::hint::black_box(Box::new(number))).collect();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::black_box(Vec::<u8>::with_capacity(3000));
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let end = Instant::now() + Duration::from_secs(20);
+        let goes_on = |from: usize| {
+            while rounds.load(Ordering::Relaxed) <= from + 100 {
+                assert!(Instant::now() < end, "the thread that got signal {signal} is stuck");
+                std::thread::yield_now();
+            }
+        };
+        goes_on(0);
+        // SAFETY: a thread that is not joined yet.
+        assert_eq!(unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) }, 0);
+        goes_on(rounds.load(Ordering::Relaxed) + 1000);
+        over.store(true, Ordering::Relaxed);
+        thread.join().expect("it ends");
+    }
+    value("(progn (sb-sprof:stop-profiling) t)");
+}
+
 /// Runs the test `name` of this program in a child, for one `part` of it, which works on `core`.
 fn child_for(name: &str, part: &str, core: &Path) {
     let output = Command::new(std::env::current_exe().expect("this program"))

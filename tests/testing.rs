@@ -1089,6 +1089,69 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
+    assert!(text.contains(") in the test DEMO-TESTS::DIES. A new image"), "{text}");
+    server.goes_on();
+    // What comes after it is none.
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    assert!(text.contains("IMAGE-LOST") && !text.contains("DIES"), "{text}");
+}
+
+#[test]
+fn what_takes_longer_than_it_may_is_named() {
+    let mut server = Server::ready();
+    good(&mut server, "configure-limits", json!({"timeout": 0}));
+    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host::announce-test nil))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
+    // Nor is anything limited when that is over.
+    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+                  (sleep 0.3) 1)";
+    assert_eq!(server.evaluate(code), "=> 1");
+}
+
+/// Tests of which one lets nothing interrupt it, but where `*here*` is bound.
+fn stuck(name: &str) -> Project {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest stuck (unless (boundp 'cl-user::*here*) (sb-sys:without-interrupts (loop))) nil)\n";
+    Project::new(name, "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests)
+}
+
+#[test]
+fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
+    let project = stuck("stuck");
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
+    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
+                    The Lisp image did not react to being interrupted and was ended. A new image has taken its place.\n";
+    assert!(text.starts_with(expected), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
+    let project = stuck("fresh-stuck");
+    let mut server = project.server();
+    server.evaluate("(defvar *here* t)");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
+                    The Lisp image did not react to being interrupted.\n";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(server.evaluate("*here*"), "=> T");
+}
+
+#[test]
+fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest fills (length (loop collect (make-array 10000))) 0)\n(deftest after 1 1)\n\
+                 (deftest fills-again (length (loop collect (make-list 10000))) 0)\n(deftest end 1 1)\n";
+    let project = Project::new("fills", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = Server::start_with(&["--heap", "512M"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
+    assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
     server.goes_on();
 }
 

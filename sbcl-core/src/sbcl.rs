@@ -19,6 +19,11 @@ const REVISION: &str = "1";
 /// directory that cannot exist, so that no other SBCL's contribs are ever loaded into it.
 const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
+/// What the C compiler is told. SBCL's handlers begin with a look at a thread local, on any thread that a signal comes to.
+/// In a library that is loaded with dlopen the first such look allocates (`__tls_get_addr`), which never ends where the
+/// signal came within malloc; by this model the thread local is there from the thread's beginning.
+const CFLAGS: &str = "-ftls-model=initial-exec";
+
 /// The contribs that the core does not need.
 const CONTRIBS_LEFT_OUT: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
@@ -114,6 +119,7 @@ pub(crate) fn build(
         .text("archive", pin::ARCHIVE_SHA256)
         .text("source", &source::identity(settings, progress)?)
         .text("options", &OPTIONS.join(" "))
+        .text("compiler flags", CFLAGS)
         .text("contribs left out", CONTRIBS_LEFT_OUT)
         .text("compiler", &toolchain.identity()?)
         .text("platform", &platform.to_string())
@@ -158,7 +164,7 @@ fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, work: &Work<'
 fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
     let mut command = process::bare("sh");
     command.arg(name).current_dir(tree);
-    command.env("CC", toolchain.compiler.join(" "));
+    command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", CONTRIBS_LEFT_OUT);
     // With it SBCL's build identifier names neither this machine nor its user, and is another for each key.

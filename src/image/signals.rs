@@ -258,33 +258,25 @@ unsafe fn put_off(signal: c_int, context: *mut c_void) -> bool {
     true
 }
 
-/// Has the host's own handler and SBCL's thread for signals take one that came to a thread of the host's.
+/// Has the host's own handler and SBCL's thread for signals take one that was sent to the process, and returns true;
+/// false on that thread, or where there is none. A thread of the host's has no use for it, and another one of Lisp's may
+/// have its interrupts disabled for as long as it has nothing to do: there would be no timers meanwhile.
+///
+/// # Safety
+/// Within the handler of `signal`, with its own arguments.
 #[inline(never)]
-fn forward(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+unsafe fn pass_on(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = KeptErrno::new();
-    // SAFETY: as in `filter`, which calls this with its own arguments.
-    unsafe {
-        deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
-        let thread = SIGNAL_THREAD.load(Ordering::Acquire);
-        if thread != 0 {
-            libc::pthread_kill(thread as libc::pthread_t, signal);
-        }
-    }
-}
-
-/// Sends SBCL's thread for signals what came to another of Lisp's threads, and returns true: that one may have its
-/// interrupts disabled for as long as it has nothing to do, and there would be no timers meanwhile.
-#[inline(never)]
-fn pass_on(signal: c_int) -> bool {
     let thread = SIGNAL_THREAD.load(Ordering::Acquire);
-    // SAFETY: async-signal-safe, and that thread never ends.
+    // SAFETY: the caller's. What is called for the thread is async-signal-safe, and that thread never ends.
     unsafe {
-        if thread == 0 || thread == libc::pthread_self() as usize {
-            return false;
+        let (is_here, is_there) = (thread == libc::pthread_self() as usize, thread != 0);
+        // In a copy of the process (`fork`) there is no such thread, and nothing of the host's.
+        let is_passed_on = is_there && !is_here && libc::pthread_kill(thread as libc::pthread_t, signal) == 0;
+        if is_passed_on || !is_there || is_here && !is_from_here(info) {
+            deliver(table.before[signal as usize].assume_init_ref(), signal, info, context);
         }
-        let _errno = KeptErrno::new();
-        // In a copy of the process (`fork`) there is no such thread.
-        libc::pthread_kill(thread as libc::pthread_t, signal) == 0
+        is_passed_on
     }
 }
 
@@ -296,7 +288,10 @@ fn is_stack_loss(table: &Table, info: *mut siginfo_t, context: *mut c_void) -> b
     unsafe { (table.catch_stack_loss)((*info).si_addr(), context) != 0 }
 }
 
-/// The handler of the faults and of SBCL's own signal.
+/// The handler of the faults and of SBCL's own signals.
+///
+/// Nothing is asked of a thread that may be the host's, unless it has caused the signal itself: it may be within malloc, and
+/// the first look at a thread local of a library that was loaded with dlopen allocates that.
 ///
 /// Nothing is left to do here after SBCL's handler, which keeps errno itself: it has to be called as the last thing, so
 /// that SBCL finds the frame that trapped where this one would be. With a destructor to run, this function would keep
@@ -306,23 +301,22 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     // async-signal-safe: loads, a constant-initialised thread local, the shim's look at a thread local.
     unsafe {
         let table = &*TABLE.load(Ordering::Acquire);
-        let lisp = (table.is_lisp_thread)() != 0;
         let sbcl = table.sbcl[signal as usize].assume_init_ref();
         if LISP_ONLY.contains(&signal) {
             // From elsewhere than SBCL it means nothing.
-            if lisp && is_from_here(info) && !(signal == libc::SIGURG && put_off(signal, context)) {
+            let is_lisp = is_from_here(info) && (table.is_lisp_thread)() != 0;
+            if is_lisp && !(signal == libc::SIGURG && put_off(signal, context)) {
                 deliver(sbcl, signal, info, context);
             }
             return;
         }
         if FORWARDED.contains(&signal) {
-            if !lisp {
-                forward(table, signal, info, context);
-            } else if !pass_on(signal) && !put_off(signal, context) {
+            if !pass_on(table, signal, info, context) && (table.is_lisp_thread)() != 0 && !put_off(signal, context) {
                 deliver(sbcl, signal, info, context);
             }
             return;
         }
+        let lisp = (table.is_lisp_thread)() != 0;
         if lisp && HOST_DEPTH.get() == 0 {
             if signal == libc::SIGSEGV && is_stack_loss(table, info, context) {
                 return;

@@ -34,14 +34,60 @@ impl Waker {
 
     /// Forgets the calls so far. False when the pipe is gone: evaluated code may close any descriptor.
     pub(crate) fn clear(&self) -> bool {
-        self.pending.store(false, Ordering::Release);
-        let read = rustix::io::read(&self.reader, &mut [0; 16]);
+        self.clear_by(|| self.read())
+    }
+
+    fn clear_by(&self, read: impl FnOnce() -> rustix::io::Result<usize>) -> bool {
+        let read = read();
+        // Not before: it would take the byte of a call that comes in between, and nobody would write another one. What
+        // such a call is about has been said by now.
+        self.pending.swap(false, Ordering::AcqRel);
         matches!(read, Ok(1..) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR))
+    }
+
+    fn read(&self) -> rustix::io::Result<usize> {
+        rustix::io::read(&self.reader, &mut [0; 16])
     }
 }
 
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags};
+
+    use super::*;
+
+    fn is_readable(waker: &Waker) -> bool {
+        let mut fds = [PollFd::new(waker, PollFlags::IN)];
+        crate::rpc::wait(&mut fds, Some(Duration::ZERO)).unwrap();
+        !fds[0].revents().is_empty()
+    }
+
+    #[test]
+    fn a_call_while_others_are_forgotten_does_not_make_it_deaf() {
+        let waker = Waker::new().unwrap();
+        for early in [true, false] {
+            waker.wake();
+            assert!(is_readable(&waker));
+            assert!(waker.clear_by(|| {
+                if early {
+                    waker.wake();
+                }
+                let read = waker.read();
+                waker.wake();
+                read
+            }));
+            waker.wake();
+            assert!(is_readable(&waker), "early: {early}");
+            assert!(waker.clear());
+            assert!(!is_readable(&waker));
+        }
     }
 }

@@ -2,12 +2,11 @@
 //! that (execve). The client notices nothing: it is the same process, with the same ends of the conversation, and what was
 //! read and not answered, or answered and not sent, goes along in a file in memory.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use parking_lot::Mutex;
 use rustix::fs::Mode;
@@ -223,7 +222,7 @@ impl Alone {
         unread: (&[u8], Option<&IdScanner>),
         output: BorrowedFd<'_>,
         unsent: &[u8],
-    ) -> io::Result<()> {
+    ) -> io::Result<Infallible> {
         state.recovery.requests.apply_cancellations();
         let lock = self.durable.as_ref().map(|(_, lock)| lock.as_fd());
         let requests = &state.recovery.requests;
@@ -256,18 +255,18 @@ impl Alone {
         rustix::process::umask(self.origin.umask);
         let kept: Vec<_> = [Some(input), Some(output), Some(file.as_fd()), lock].into_iter().flatten().collect();
         keep_only(&kept)?;
-        let mut command = Command::new(this_program()?);
-        command.arg0("sbcl-mcp").args(&self.origin.arguments).arg(format!("{HANDOVER}{}", file.as_raw_fd()));
+        let mut arguments = vec![OsString::from("sbcl-mcp")];
+        arguments.extend_from_slice(&self.origin.arguments);
+        arguments.push(format!("{HANDOVER}{}", file.as_raw_fd()).into());
         if let Some(image) = image {
             let mut argument = OsString::from(IMAGE);
             argument.push(image);
-            command.arg(argument);
+            arguments.push(argument);
         }
         if let Some(directory) = &self.origin.directory {
-            command.current_dir(directory);
+            std::env::set_current_dir(directory)?;
         }
-        let environment = self.origin.environment.iter().map(|(name, value)| (name, value));
-        Err(become_program(command.env_clear().envs(environment)))
+        become_program(&this_program()?, &arguments, &self.origin.environment)
     }
 }
 
@@ -316,9 +315,8 @@ impl Memory for Alone {
     ) -> ! {
         // Kept: whatever would still be noted belongs to nobody.
         let mut state = self.state.lock();
-        let failure = self.become_another(&mut state, input, unread, output, unsent);
-        let reason = failure.err().map_or_else(String::new, |error| error.to_string());
-        tracing::error!("the image cannot be replaced: {reason}");
+        let Err(error) = self.become_another(&mut state, input, unread, output, unsent);
+        tracing::error!("the image cannot be replaced: {error}");
         crate::exit_now(1)
     }
 }
