@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 11u
+#define SBCL_HOST_CONTRACT 12u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -133,8 +133,11 @@ enum sbcl_event {
   SBCL_EVENT_RELIEF = 41,        /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
                                     lane: 1 if it is to pull from there, since what ran there goes on in the background,
                                     or what is held there keeps its thread; 0 if it is to end */
-  SBCL_EVENT_DEFINITIONS = 42    /* asked without a text: 1 if other connections are to be told what the evaluation
+  SBCL_EVENT_DEFINITIONS = 42,   /* asked without a text: 1 if other connections are to be told what the evaluation
                                     defined; text: that, in words */
+  SBCL_EVENT_STEP = 43           /* text: what the job does from here on, as in "the test FOO"; number: milliseconds after
+                                    which the job is interrupted if it still does that. Empty: nothing in particular, for
+                                    as long as it likes */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that

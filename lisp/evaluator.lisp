@@ -255,6 +255,14 @@ says what does it."
   #-linux
   (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
 
+(defun thread-milliseconds ()
+  "Return for how long this thread has used a processor, or where that is not to be had, the time."
+  #+linux
+  (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-thread-cputime-id)
+    (+ (* 1000 seconds) (/ nanoseconds 1000000)))
+  #-linux
+  (monotonic-milliseconds))
+
 (defun run-timed (function)
   "Return the value of FUNCTION and push what it took."
   (declare (type function function))

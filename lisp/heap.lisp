@@ -146,12 +146,24 @@ is left."
                      (megabytes used) (megabytes (sb-ext:dynamic-space-size))
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
+(defvar *end-part-for-heap* nil
+  "A function that unwinds from the part of the evaluation that runs, such as a test, when the heap is nearly used up, of the
+frame pointer of whoever calls it; or NIL: all of it ends.")
+
+(defun clear-up-after-part ()
+  "Collect what a part of the evaluation has left that was ended for the heap; end the evaluation if that is still full."
+  (sb-sys:scrub-control-stack)
+  (collect-what-was-new *kept*)
+  (end-evaluation-for-heap))
+
 (defun end-evaluation-for-heap ()
-  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, unless what filled the heap is gone. Called by an
-interrupt, and after each collection."
+  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or the part of it that runs, unless what filled the heap
+is gone. Called by an interrupt, and after each collection."
   (let ((job-id *job-id*)
         (kept *kept*))
     (when (and *abandon* (not (heap-cleared-p)))
+      (when (and *end-part-for-heap* (not *failed*))
+        (funcall (the function *end-part-for-heap*) (frame-pointer-here)))
       (unless (or *interrupted* (eql job-id **ended-for-heap**))
         (setf **ended-for-heap** job-id)
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))

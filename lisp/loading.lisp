@@ -254,6 +254,20 @@ defines, or NIL; with FALLBACK only if it knows no such system. Return true if t
       (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
     t))
 
+(defun system-in-any-case (name)
+  "Return the name of the system that ASDF finds by NAME, or by that in lower case, as of a symbol; else of the only one that
+it knows by it in another case; else NAME."
+  (let ((lower (string-downcase name)))
+    (flet ((found-p (name)
+             (or (asdf:registered-system name)
+                 ;; What it depends on may still have to be fetched: it is not loaded for this.
+                 (and (asdf:locate-system (asdf:primary-system-name name))
+                      (or (string= name lower) (not (find #\/ name)) (asdf:find-system name nil))))))
+      (cond ((found-p name) name)
+            ((and (string/= name lower) (found-p lower)) lower)
+            (t (let ((alike (remove-duplicates (remove name (known-systems) :test-not #'string-equal) :test #'string=)))
+                 (if (= 1 (length alike)) (first alike) name)))))))
+
 (defvar *looked-in* '()
   "Where the host has looked for a system besides: a list of strings.")
 
@@ -268,6 +282,7 @@ where else SYSTEM was looked for."
         (begin (monotonic-milliseconds)))
     (push-record "loading" :name (or system (shown-path path)))
     (let* ((found (and system (find-definition system directory definition fallback)))
+           (system (and system (system-in-any-case system)))
            (loaded (if system (load-system system force) (progn (load-file path) nil)))
            (report *load-report*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))

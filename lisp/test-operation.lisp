@@ -88,6 +88,13 @@ its function returns what it would. *ASKED* becomes true then."
 
 ;;; Test operations
 
+(defun reload-for-tests (systems)
+  "Load what has changed of SYSTEMS, and say what is left of the old versions of its files."
+  (let ((*reloaded-files* (list '())))
+    (dolist (system systems)
+      (load-for-tests system t))
+    (tell-stale (car *reloaded-files*))))
+
 (defun perform-tests (system)
   "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
 fails when it signals, is ended, or returns false and says so, and it is none that passes when a framework ran none."
@@ -131,8 +138,9 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
     (mapc #'perform-tests systems)
     (when (zerop (length verdicts))
       (let ((siblings (set-difference (sibling-test-systems system) systems)))
-        (dolist (sibling siblings)
-          (load-for-tests sibling reload))
+        (when reload
+          (reload-for-tests siblings))
+        (mapc #'load-for-tests siblings)
         (mapc #'perform-tests siblings)
         (setf systems (append siblings systems)))
       (when (zerop (length verdicts))
@@ -481,7 +489,7 @@ with the packages of RUN's tests as records `load'."
   (let* ((*looked-in* looked)
          (system (and system
                       (progn (find-definition system directory definition fallback)
-                             (asdf:find-system system))))
+                             (asdf:find-system (system-in-any-case system)))))
          (systems (and system (test-systems system)))
          (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
@@ -491,8 +499,7 @@ with the packages of RUN's tests as records `load'."
     (dolist (name load)
       (load-for-tests (asdf:find-system name)))
     (when reload
-      (dolist (system (or (reverse systems) (mapcar #'asdf:find-system (user-systems))))
-        (load-for-tests system t)))
+      (reload-for-tests (or (reverse systems) (mapcar #'asdf:find-system (user-systems)))))
     (unless (and beside (notevery #'asdf:component-loaded-p systems))
       (mapc #'load-for-tests systems)
       (let ((*coverage* (and covering (present-coverage))))

@@ -194,6 +194,29 @@ HOOK. It unwinds without a condition, which handlers would swallow."
         (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-leave guard)) :timeout)))
 
+(defun end-test-for-heap (guard hook)
+  "End the test that GUARD watches over: the heap is nearly used up. Called in the function with frame pointer HOOK."
+  (let ((verdict (guard-verdict guard)))
+    (unless (verdict-message verdict)
+      (setf (verdict-message verdict)
+            (format nil "The heap was nearly used up (~D of ~D MB), so it was ended."
+                    (megabytes (sb-kernel:dynamic-usage)) (megabytes (sb-ext:dynamic-space-size))))
+      (note-signalled-error verdict nil "HEAP-EXHAUSTED" (guarded (interrupted-frame hook) (failure) nil)))
+    (funcall (the function (guard-leave guard)) :heap)))
+
+(defun announce-step (step milliseconds)
+  "Tell the host that this evaluation does STEP, a string, from here on: after MILLISECONDS it is interrupted, and if it lets
+nothing interrupt it, the image is given up."
+  (event *job-id* (event-code :step) (ceiling milliseconds) step))
+
+(defun announce-test (guard)
+  "Tell the host that the test that GUARD watches over runs, which is ended here when its time is over, if it can be; with
+NIL, that there is none."
+  (if guard
+      (announce-step (concatenate 'text "the test " (verdict-title (guard-verdict guard)))
+                     (max 0 (+ (- (guard-deadline guard) (monotonic-milliseconds)) (* 2 +unwind-milliseconds+))))
+      (event *job-id* (event-code :step))))
+
 (defun call-with-test-run (run function)
   "Return the values of FUNCTION, which runs tests in RUN."
   ;; Not in this thread, as without THREAD: what a test does to that is not to stop the timer, which is scheduled anew where
@@ -242,27 +265,35 @@ interrupted stays so."
                     (abort (sb-kernel::make-restart 'abort (lambda () (leave :aborted))
                                                     (lambda (stream) (write-string "Give up this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
-               (setf (test-run-guard run) (make-guard :deadline (+ start (test-limit run verdict))
-                                                      :leave #'leave :verdict verdict))
-               (with-boundary ()
-                 (setf values (multiple-value-list (call-covered verdict function))))
+               (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :leave #'leave :verdict verdict))
+                      (*end-part-for-heap* (lambda (hook) (end-test-for-heap guard hook))))
+                 (setf (test-run-guard run) guard)
+                 (announce-test guard)
+                 (with-boundary ()
+                   (setf values (multiple-value-list (call-covered verdict function)))))
                (setf how :returned)))
         (let ((end (monotonic-milliseconds)))
           (setf (test-run-guard run) outer
                 (verdict-milliseconds verdict) (+ (verdict-milliseconds verdict) (- end start)))
           (when outer
-            (setf (guard-deadline outer) (+ end left))))
+            (setf (guard-deadline outer) (+ end left)))
+          (announce-test outer))
         ;; What would leave more than the test: the end of the thread, a throw to whoever ran the run.
         (when (and (eq how :left) (not *failed*))
           (return-from test))))
     (unless (eq how :returned)
       (end-abnormally verdict how))
+    (when (eq how :heap)
+      (clear-up-after-part)
+      ;; What was said meanwhile does not count.
+      (announce-test outer))
     values))
 
 (defun end-abnormally (verdict how)
   "Have VERDICT say that the test ended, HOW, by something else than itself."
   (ecase how
     (:timeout (setf (verdict-status verdict) :failed))
+    (:heap (setf (verdict-status verdict) :error))
     (:debugger (setf (verdict-status verdict) :error))
     (:aborted (setf (verdict-status verdict) :error
                     (verdict-message verdict) "It invoked the restart ABORT."))
@@ -304,7 +335,7 @@ interrupted stays so."
 (defconstant +looking-share+ 1/25
   "The share of a run's time that may go into looking at errors, so that many that are handled do not slow it down.")
 (defconstant +looking-milliseconds+ 10
-  "The time that may in any case.")
+  "The time that may in any case, as this thread uses it: others are not to use it up.")
 (defconstant +pushed-errors+ 50
   "The errors of a run that go into the history.")
 
@@ -336,9 +367,9 @@ it."
     (when (and verdict run
                (not (framework-condition-p condition))
                (may-look-p run))
-      (let ((start (monotonic-milliseconds)))
+      (let ((start (thread-milliseconds)))
         (note-signalled-error verdict condition (type-name-text (class-name-of condition)) (error-frame hook))
-        (incf (test-run-looking run) (- (monotonic-milliseconds) start))))))
+        (incf (test-run-looking run) (- (thread-milliseconds) start))))))
 
 (defun note-debugger (verdict condition hook)
   "Note that CONDITION, of the test of VERDICT, entered the debugger through the function with frame pointer HOOK."
@@ -418,11 +449,17 @@ NIL."
       (conclude verdict))
     verdict))
 
+(defconstant +loading-milliseconds+ 600000
+  "How long a system may take that is loaded for its tests, as the tool load has it.")
+
 (defun load-for-tests (system &optional reload)
   "Load SYSTEM if it is not loaded; with RELOAD, what has changed of it too."
   (when (or reload (not (asdf:component-loaded-p system)))
-    (let ((*recording* t))
-      (call-compiling-anew (lambda () (asdf:load-system system))))))
+    (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
+    (unwind-protect
+         (let ((*recording* t))
+           (call-compiling-anew (lambda () (asdf:load-system system))))
+      (announce-test (and *test-run* (test-run-guard *test-run*))))))
 
 ;;; Files of systems
 

@@ -47,6 +47,8 @@ pub(crate) struct Running {
     pub(crate) client: Option<String>,
     /// What those call themselves that have joined.
     pub(crate) guests: Vec<String>,
+    /// Why it did not say who its clients are, if it refused to.
+    pub(crate) refused: Option<String>,
     /// Its socket.
     pub(crate) path: PathBuf,
 }
@@ -150,21 +152,24 @@ fn look_at(path: &Path) -> Option<Running> {
     if peer.uid != geteuid() {
         return None;
     }
-    let (client, guests) = clients(stream).unwrap_or_default();
+    let status = status(stream).unwrap_or_default();
+    let mut names = status["result"]["clients"].as_array().into_iter().flatten();
+    let mut next = || Some(names.next()?.as_str()?.to_owned());
+    let client = next().filter(|name| !name.is_empty());
+    let guests = std::iter::from_fn(next).collect();
+    let refused = status["error"]["message"].as_str().map(str::to_owned);
     let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-    Some(Running { name: name.to_owned(), pid, client, guests, path: path.to_owned() })
+    Some(Running { name: name.to_owned(), pid, client, guests, refused, path: path.to_owned() })
 }
 
-/// Who a server's clients are: its own, and the others.
-fn clients(mut stream: UnixStream) -> Option<(Option<String>, Vec<String>)> {
+/// What a server answers that is asked who its clients are.
+fn status(mut stream: UnixStream) -> Option<Value> {
     stream.set_read_timeout(Some(STATUS_TIME)).ok()?;
-    stream.write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": STATUS})).as_bytes()).ok()?;
+    // One that refuses has said so, and does not read.
+    let _ = stream.write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": STATUS})).as_bytes());
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
-    let answer: Value = serde_json::from_str(&line).ok()?;
-    let mut names = answer["result"]["clients"].as_array()?.iter().filter_map(Value::as_str).map(str::to_owned);
-    let client = names.next().filter(|name| !name.is_empty());
-    Some((client, names.collect()))
+    serde_json::from_str(&line).ok()
 }
 
 /// Nobody else makes or removes a socket in `directory` until what this returns is dropped.
@@ -233,7 +238,9 @@ impl Listener {
             };
             let reason = match socket_peercred(&stream) {
                 Ok(peer) if peer.uid != geteuid() => "this session is another user's".to_owned(),
-                Ok(_) if full => format!("{MAX_GUESTS} clients have joined this session, which is as many as may"),
+                Ok(_) if full => format!(
+                    "{MAX_GUESTS} clients have joined this session, which is as many as may: one of them has to leave first"
+                ),
                 Ok(_) => return UnixStream::from(out_of_the_way(&stream).ok()?).into(),
                 Err(error) => format!("it is not known who you are: {error}"),
             };

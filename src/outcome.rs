@@ -334,11 +334,16 @@ impl Outcome {
         let begun: Vec<_> = self.records.iter().filter(|record| record.kind == SYSTEM).collect();
         let printed = self.printed();
         let at = |record: &Record| byte_offset(&printed, record.number("printed").unwrap_or(0).unsigned_abs());
+        // What was printed after the last that was kept is not known to be anybody else's.
+        let cut = begun.iter().rposition(|system| at(system) < printed.len()).unwrap_or(0);
         let systems = begun.iter().enumerate().map(|(index, system)| {
             let name = system.text("name").unwrap_or_default();
             let end = begun.get(index + 1).map_or(printed.len(), |next| at(next));
             let printed = printed.get(at(system)..end).unwrap_or_default();
             let mut outcome = Self::of_tests(printed.to_owned());
+            if index == cut {
+                outcome.stdout.omitted = self.stdout.omitted + self.stderr.omitted;
+            }
             let mut current = None;
             for record in &self.records {
                 current = record.text(SYSTEM).or(current);

@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{BINARY, DEADLINE, Server, again_without_supervisor, bad, fail, good, is_alone, last_error, outcome};
@@ -308,6 +308,19 @@ fn as_many_as_may_join() {
     let refusal = late.read().unwrap();
     assert!(refusal["error"]["message"].as_str().unwrap().contains("16 clients have joined"), "{refusal}");
     assert_eq!(late.read(), None);
+    // A command says so, and what helps; the list, in place of who they are.
+    let full = "16 clients have joined this session, which is as many as may: one of them has to leave first";
+    for (arguments, status, said) in [
+        (&["eval", "--attach", "1"][..], 3, format!("sbcl-mcp eval: {full}\n")),
+        (&["test", "--attach", "x"], 2, format!("sbcl-mcp test: {full}\n")),
+        (&["repl", "--attach"], 3, format!("sbcl-mcp repl: {full}\n")),
+        (&["sessions"], 0, format!("{0}  process {0}, {full}\n", server.pid())),
+    ] {
+        let mut command = Command::new(BINARY);
+        let output = command.args(arguments).env("XDG_RUNTIME_DIR", &runtime.0).stdin(Stdio::null()).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(text.ends_with(&said) && output.status.code() == Some(status), "{arguments:?}: {text}");
+    }
     drop(clients.pop());
     until("there is a place", || {
         let mut another = Client::connect(&runtime.socket(&server));

@@ -50,6 +50,10 @@ fn eval_prints_the_report() {
     let limited = run(&["eval", "--timeout", "0.2", "(loop)"], "");
     assert!(stdout(&limited).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&limited));
     assert_eq!(limited.status.code(), Some(1));
+    let stuck = run(&["eval", "--timeout", "0.2", "(sb-sys:without-interrupts (loop))"], "");
+    assert!(stdout(&stuck).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&stuck));
+    assert!(stdout(&stuck).contains("The Lisp image did not react to being interrupted.\n"), "{}", stdout(&stuck));
+    assert_eq!(stuck.status.code(), Some(1));
 }
 
 #[test]

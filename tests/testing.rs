@@ -994,6 +994,16 @@ fn what_no_framework_is_known_of_is_its_test_op() {
     assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
     assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
+    // What of it is not kept is told of where it would stand.
+    good(&mut server, "configure-limits", json!({"max-output": 20}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
+                    The tests printed 48898 characters, of which the first 20 are kept: evaluation {\"id\": 3, \
+                    \"action\": \"output\"} shows these.";
+    assert!(text.ends_with(expected), "{text}");
+    good(&mut server, "configure-limits", json!({"max-output": 10000}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("[... 38898 characters omitted]\nThe tests printed 48898 characters, of which"), "{text}");
     let project = Project::new("prints", "", "(format t \"all is well~%\")", "");
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
@@ -1033,6 +1043,34 @@ fn reload_takes_what_changed_on_disk() {
     assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
     let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
+}
+
+#[test]
+fn a_reload_names_what_is_left_of_old_versions() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
+    for (fresh, more) in
+        [(false, ""), (true, "The tests ran in a fresh image that loaded the files and nothing else.\n")]
+    {
+        let project = Project::new(&format!("left-{fresh}"), "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+        let source = |variable: &str, function: &str| {
+            let text =
+                format!("(defpackage :demo (:use :cl))\n(in-package :demo)\n{variable}\n(defun {function} () 1)\n");
+            project.write("src/demo.lisp", &text);
+        };
+        source("(defvar *limit* 1)", "old");
+        let mut server = project.server();
+        good(&mut server, "run-tests", json!({"system": "demo"}));
+        source("(defvar *limit* 2)", "new");
+        project.touch("src/demo.lisp");
+        let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
+        let text = text.replace(&format!("target/tmp/{}/", project.0.file_name().unwrap().display()), "");
+        let expected = format!(
+            "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
+             a variable that has one. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
+             from before: function DEMO::OLD.\n\n=> all pass  1 passed, "
+        );
+        assert!(text.starts_with(&expected), "{text}");
+    }
 }
 
 #[test]
@@ -1078,6 +1116,69 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
+    assert!(text.contains(") in the test DEMO-TESTS::DIES. A new image"), "{text}");
+    server.goes_on();
+    // What comes after it is none.
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    assert!(text.contains("IMAGE-LOST") && !text.contains("DIES"), "{text}");
+}
+
+#[test]
+fn what_takes_longer_than_it_may_is_named() {
+    let mut server = Server::ready();
+    good(&mut server, "configure-limits", json!({"timeout": 0}));
+    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host::announce-test nil))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
+    // Nor is anything limited when that is over.
+    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+                  (sleep 0.3) 1)";
+    assert_eq!(server.evaluate(code), "=> 1");
+}
+
+/// Tests of which one lets nothing interrupt it, but where `*here*` is bound.
+fn stuck(name: &str) -> Project {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest stuck (unless (boundp 'cl-user::*here*) (sb-sys:without-interrupts (loop))) nil)\n";
+    Project::new(name, "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests)
+}
+
+#[test]
+fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
+    let project = stuck("stuck");
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
+    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
+                    The Lisp image did not react to being interrupted and was ended. A new image has taken its place.\n";
+    assert!(text.starts_with(expected), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
+    let project = stuck("fresh-stuck");
+    let mut server = project.server();
+    server.evaluate("(defvar *here* t)");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
+                    The Lisp image did not react to being interrupted.\n";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(server.evaluate("*here*"), "=> T");
+}
+
+#[test]
+fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest fills (length (loop collect (make-array 10000))) 0)\n(deftest after 1 1)\n\
+                 (deftest fills-again (length (loop collect (make-list 10000))) 0)\n(deftest end 1 1)\n";
+    let project = Project::new("fills", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = Server::start_with(&["--heap", "512M"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
+    assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
     server.goes_on();
 }
 

@@ -43,6 +43,9 @@ const SBCL_OPTIONS: [&str; 22] = [
     "--end-toplevel-options",
 ];
 
+/// What the limit of an evaluation is called.
+const TIMEOUT: &str = "timeout";
+
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
 #[command(name = "sbcl-mcp", version = version(), styles = Styles::plain(), args_conflicts_with_subcommands = true)]
@@ -72,9 +75,9 @@ pub(super) enum Command {
     },
     /// Load a system through ASDF, or a file, and print what `load` says.
     ///
-    /// Without --attach in an image of its own, which ends with it: that is how to see whether it loads, with no time limit
-    /// unless --timeout is given. Exits with status 0 when it is loaded, 1 when it is not, and 2 when that could not be
-    /// tried: no server, or a wrong command line.
+    /// Without --attach in an image of its own, which ends with it: that is how to see whether it loads. It may take 600
+    /// seconds unless --timeout says otherwise, whatever stands below. Exits with status 0 when it is loaded, 1 when it is
+    /// not, and 2 when that could not be tried: no server, or a wrong command line.
     Load {
         #[command(flatten)]
         attach: Attach,
@@ -85,8 +88,9 @@ pub(super) enum Command {
     },
     /// Run tests and print what `run-tests` says.
     ///
-    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, a system that
-    /// does not load, no server, or a wrong command line.
+    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, or nothing but
+    /// tests that are skipped, a system that does not load, no server, or a wrong command line. Of several systems each
+    /// counts: 2 when one of them cannot be run, though the others are.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -99,9 +103,9 @@ pub(super) enum Command {
     ///
     /// Forms of several lines, history, completion (Tab), the debugger when something fails; `:help` lists commands.
     /// Ctrl-C interrupts what runs; twice within a second, it replaces the image and restores it. A person has time:
-    /// --timeout is 0 unless it is given, --hold a day, --max-answer 1000000, whatever stands below. From a pipe or a
-    /// file, without prompts: each form's values are printed, and it exits with status 1 when something failed, 2 for a
-    /// wrong command line, and 3 when there is no server.
+    /// --timeout is 0 unless it is given (600 of `:load`), --hold a day, --max-answer 1000000, whatever stands below. From
+    /// a pipe or a file, without prompts: each form's values are printed, and it exits with status 1 when something
+    /// failed, 2 for a wrong command line, and 3 when there is no server.
     Repl {
         /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
@@ -422,6 +426,37 @@ pub(super) fn of_server(command_line: &ArgMatches) -> Vec<OsString> {
         values.map(|value| [OsStr::new(&name), value].join(OsStr::new("="))).collect()
     };
     options.flat_map(argument).collect()
+}
+
+/// The time limit that the command line gives to what a command has evaluated, in seconds, 0 for none.
+pub(super) fn given_timeout(command_line: &ArgMatches) -> Option<f64> {
+    let (_, given) = command_line.subcommand()?;
+    let Timeout(limit) = given.get_one::<Timeout>(TIMEOUT)?;
+    let is_given = given.value_source(TIMEOUT) == Some(ValueSource::CommandLine);
+    is_given.then(|| limit.map_or(0.0, |limit| limit.as_secs_f64()))
+}
+
+/// Ends the process where a command is to join a server that runs, and gets options of one that it would start: they would
+/// do nothing. A time limit is one of what is asked, unless those are tests, which have each its own.
+pub(super) fn refuse_options_of_another_server(command_line: &ArgMatches) {
+    let Some((command, given)) = command_line.subcommand() else { return };
+    if !matches!(given.try_contains_id("attach"), Ok(true)) {
+        return;
+    }
+    let passed_on = format!("--{TIMEOUT}=");
+    let tests = command == "test";
+    for option in of_server(command_line) {
+        let option = option.to_string_lossy();
+        let for_tests = if option.starts_with(&passed_on) { " A test's limit is --test-timeout." } else { "" };
+        if for_tests.is_empty() || tests {
+            let name = option.split('=').next().unwrap_or_default();
+            say(&format!(
+                "sbcl-mcp {command}: {name} is an option of a server, and with --attach that is one which runs, with \
+                 options of its own.{for_tests}"
+            ));
+            std::process::exit(2);
+        }
+    }
 }
 
 /// Says what is wrong with the command line and ends the process, or prints what was asked for, as of `--help`.

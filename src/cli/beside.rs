@@ -6,10 +6,12 @@ use std::sync::Arc;
 use super::arguments::Options;
 use super::serve::{LAST_WORDS, clear_up, outlive_nobody};
 use super::{complain, start_logging};
+use crate::Outcome;
 use crate::checkpoints::Tried;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
 use crate::scratch::Scratch;
+use crate::session::observer::LastWords;
 
 /// Runs tests for the process that started this one, and ends when that does.
 pub(super) fn run(options: Options, stdio: Stdio) -> i32 {
@@ -30,10 +32,17 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     let options = Options { image: None, ..options };
     let session = options.session(&scratch, None)?;
     start_logging(options.log);
-    let outcome = session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors()));
-    clear_up(&scratch);
-    let text = serde_json::to_vec(&outcome).map_err(|error| error.to_string())?;
-    std::fs::File::from(stdio.output).write_all(&text).map_err(|error| error.to_string())
+    let output = std::fs::File::from(stdio.output);
+    let say = Arc::new(move |outcome: &Outcome| {
+        clear_up(&scratch);
+        let text = serde_json::to_vec(outcome).map_err(|error| error.to_string())?;
+        (&output).write_all(&text).map_err(|error| error.to_string())
+    });
+    let last_words = say.clone();
+    session.observe(Arc::new(LastWords::new(move |outcome| {
+        crate::exit_now(i32::from(last_words(&outcome).is_err()));
+    })));
+    say(&session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors())))
 }
 
 /// Boots and says what the image calls itself.

@@ -132,8 +132,9 @@ impl Client {
         let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
         let capabilities = if self.hears.get().is_some() { json!({"experimental": {NOTICE: {}}}) } else { json!({}) };
         let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
-        let id = self.send("initialize", &params)?;
-        let result = self.answer(id, Some(time))?;
+        // One that takes nobody more says why without having read anything.
+        let _ = self.send("initialize", &params);
+        let result = self.answer(self.last, Some(time))?;
         self.notify("notifications/initialized", &json!({}))?;
         Ok(result)
     }
@@ -283,9 +284,10 @@ impl Answer {
     }
 }
 
-/// The result that `message` brings, if it answers request `id`.
+/// The result that `message` brings, if it answers request `id`, or none in particular: that is refused which is asked.
 pub(super) fn answered(mut message: Value, id: u64) -> Option<Result<Value, Failure>> {
-    if message["id"] != id || message.get("method").is_some() {
+    let is_refusal = message["id"].is_null() && message.get("error").is_some();
+    if message["id"] != id && !is_refusal || message.get("method").is_some() {
         return None;
     }
     Some(match message["error"]["message"].as_str() {

@@ -35,7 +35,9 @@ pub fn main() -> ! {
     // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
     let command_line = Cli::command().try_get_matches().unwrap_or_else(|error| arguments::refuse(&error));
     let cli = Cli::from_arg_matches(&command_line).unwrap_or_else(|error| arguments::refuse(&error));
+    arguments::refuse_options_of_another_server(&command_line);
     let options = || arguments::of_server(&command_line);
+    let timeout = || arguments::given_timeout(&command_line);
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
             Command::Serve(serve) if serve.no_supervisor => serve::alone(serve, stdio),
@@ -60,10 +62,11 @@ pub fn main() -> ! {
                 })
             }
             Command::Repl { attach, serve } => {
-                repl::start(attach, options(), serve.socket || serve.session.is_some(), stdio)
+                let shared = serve.socket || serve.session.is_some();
+                repl::start(attach, options(), shared, timeout(), stdio)
             }
             Command::Load { attach, what, .. } => {
-                tools::call(attach.attach, options(), &tools::Request::Load(what), stdio)
+                tools::call(attach.attach, options(), &tools::Request::Load { what, timeout: timeout() }, stdio)
             }
             Command::Test { attach, tests, .. } => {
                 tools::call(attach.attach, options(), &tools::Request::Test(tests), stdio)
@@ -83,7 +86,7 @@ pub fn main() -> ! {
             Command::Man { directory } => pages::write_manual(&directory),
             Command::Beside { serve, .. } => beside::run(serve.options, stdio),
             Command::Eval { attach, options, code } => match attach.attach {
-                Some(name) => evaluate::attached(name, &code, stdio),
+                Some(name) => evaluate::attached(name, &code, timeout(), stdio),
                 None => evaluate::here(options, &code, stdio),
             },
         },

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::editor::{Editor, Typed};
-use super::tools::{load_arguments, test_arguments, test_failures};
+use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
 use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
 use crate::mcp::ONE_FORM;
@@ -80,6 +80,8 @@ pub(super) struct Options {
     pub(super) joined: Option<String>,
     /// Others may join.
     pub(super) shared: bool,
+    /// The time limit, in seconds, of what is evaluated, if one was given.
+    pub(super) timeout: Option<f64>,
 }
 
 /// Talks to `client`'s server until the input ends. Returns the exit status.
@@ -109,6 +111,7 @@ pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> 
         interactive: is_terminal,
         colours,
         own,
+        timeout: options.timeout,
         notices,
         level: 0,
         frame: 0,
@@ -228,6 +231,7 @@ struct Repl {
     colours: bool,
     /// The image is nobody else's.
     own: bool,
+    timeout: Option<f64>,
     /// What others did, until it is shown.
     notices: ExternalPrinter<String>,
     /// How many evaluations are held: 0 or 1.
@@ -336,7 +340,7 @@ impl Repl {
                 self.print(Ink::Failure, &format!("; {name} takes a number.\n"))?;
             }
             ":load" => {
-                let arguments = self.with_on_error(load_arguments(rest));
+                let arguments = self.with_options(load_arguments(rest));
                 self.run("load", &arguments)?;
             }
             ":test" => {
@@ -404,7 +408,8 @@ impl Repl {
         if self.level == 0 {
             return self.evaluate_forms(code);
         }
-        let came = self.ask("eval-in-frame", &json!({"frame": self.frame, "code": code}))?;
+        let arguments = with_timeout(json!({"frame": self.frame, "code": code}), self.timeout);
+        let came = self.ask("eval-in-frame", &arguments)?;
         if let Came::Answer(answer) = &came
             && is_nothing_held(answer)
         {
@@ -421,7 +426,7 @@ impl Repl {
     fn evaluate_forms(&mut self, code: &str) -> Result<(), Stop> {
         let mut rest = code;
         loop {
-            let arguments = self.with_on_error(json!({"code": rest}));
+            let arguments = self.with_options(json!({"code": rest}));
             let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {ONE_FORM: true}});
             let came = self.request("tools/call", params)?;
             let Came::Answer(answer) = &came else { return self.settle(came) };
@@ -444,7 +449,8 @@ impl Repl {
     }
 
     /// What is typed by hand is held when it fails.
-    fn with_on_error(&self, mut arguments: Value) -> Value {
+    fn with_options(&self, arguments: Value) -> Value {
+        let mut arguments = with_timeout(arguments, self.timeout);
         arguments["on-error"] = if self.interactive { "debug" } else { "abort" }.into();
         arguments
     }
@@ -809,11 +815,17 @@ fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
 }
 
 /// A person's REPL, on an image of its own or that of a server that runs.
-pub(super) fn start(attach: Option<Option<String>>, given: Vec<OsString>, shared: bool, stdio: Stdio) -> i32 {
+pub(super) fn start(
+    attach: Option<Option<String>>,
+    given: Vec<OsString>,
+    shared: bool,
+    timeout: Option<f64>,
+    stdio: Stdio,
+) -> i32 {
     let talk = || {
         give_back(stdio).map_err(|error| format!("stdin and stdout cannot be used: {error}"))?;
         let joined = attach.clone().map(Option::unwrap_or_default);
-        run(client_of(attach, given)?, &Options { joined, shared })
+        run(client_of(attach, given)?, &Options { joined, shared, timeout })
     };
     talk().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp repl: {reason}"));

@@ -1,5 +1,6 @@
 //! `load`, `test` and `eval --attach`: a tool called from a shell, its answer as text, and an exit status.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -17,10 +18,10 @@ const FINE: i32 = 0;
 const FAILED: i32 = 1;
 const IMPOSSIBLE: i32 = 2;
 
-/// What is asked of a server.
+/// What is asked of a server, with a time limit in seconds if one was given.
 pub(super) enum Request {
-    Evaluate(String),
-    Load(String),
+    Evaluate { code: String, timeout: Option<f64> },
+    Load { what: String, timeout: Option<f64> },
     Test(Tests),
 }
 
@@ -28,8 +29,8 @@ impl Request {
     /// The command that asks it.
     fn command(&self) -> &'static str {
         match self {
-            Self::Evaluate(_) => "eval",
-            Self::Load(_) => "load",
+            Self::Evaluate { .. } => "eval",
+            Self::Load { .. } => "load",
             Self::Test(_) => "test",
         }
     }
@@ -37,9 +38,11 @@ impl Request {
     /// The tool and its arguments, or a sentence that says why there is none.
     fn tool(&self) -> Result<(&'static str, Value), String> {
         match self {
-            Self::Evaluate(code) => Ok(("evaluate-lisp", json!({"code": code, "on-error": "abort"}))),
-            Self::Load(what) => {
-                let mut arguments = load_arguments(what);
+            Self::Evaluate { code, timeout } => {
+                Ok(("evaluate-lisp", with_timeout(json!({"code": code, "on-error": "abort"}), *timeout)))
+            }
+            Self::Load { what, timeout } => {
+                let mut arguments = with_timeout(load_arguments(what), *timeout);
                 arguments["on-error"] = "abort".into();
                 Ok(("load", arguments))
             }
@@ -99,8 +102,9 @@ fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Fai
 fn status(request: &Request, answer: &Answer) -> i32 {
     match request {
         _ if answer.content.get("refused").is_some() => IMPOSSIBLE,
-        Request::Test(_) if answer.is_error => IMPOSSIBLE,
+        Request::Test(_) if answer.is_error || is_left_out(&answer.content) => IMPOSSIBLE,
         Request::Test(_) if test_failures(&answer.content) > 0 => FAILED,
+        Request::Test(_) if is_skipped(&answer.content) => IMPOSSIBLE,
         _ if answer.is_error => FAILED,
         _ => FINE,
     }
@@ -112,6 +116,34 @@ pub(super) fn test_failures(content: &Value) -> u64 {
         return 0;
     }
     ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
+}
+
+/// The arguments of a tool that evaluates, with a time limit in seconds if one was given.
+pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value {
+    if let Some(seconds) = timeout {
+        arguments["timeout"] = seconds.into();
+    }
+    arguments
+}
+
+/// The tests in the content, of each of several systems or of whatever it is.
+fn tests_of_each(content: &Value) -> Vec<Vec<&Value>> {
+    let mut systems = BTreeMap::<_, Vec<_>>::new();
+    for test in content["tests"].as_array().into_iter().flatten() {
+        systems.entry(test["system"].as_str()).or_default().push(test);
+    }
+    systems.into_values().collect()
+}
+
+/// True when one of several systems has no tests that could be run: that is told of as a test which is called as it is.
+fn is_left_out(content: &Value) -> bool {
+    let is_system = |test: &&Value| test["system"].is_string() && test["system"] == test["name"];
+    tests_of_each(content).iter().any(|tests| tests.iter().all(is_system))
+}
+
+/// True when all tests were skipped, if only of one of several systems: nothing is known of what they are to test.
+fn is_skipped(content: &Value) -> bool {
+    tests_of_each(content).iter().any(|tests| tests.iter().all(|test| test["status"] == "skipped"))
 }
 
 /// What the tool load takes for a file or a system of this name.

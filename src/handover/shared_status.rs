@@ -38,6 +38,10 @@ const COUNT: usize = 8;
 /// After them, the numbers of the evaluations in the background; 0 in place of one.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
 
+/// After these, what the foreground does in particular: how many bytes that has, and the bytes.
+const STEP: usize = BACKGROUND.end;
+const MAX_STEP: usize = 248;
+
 /// Nanoseconds since some time in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -64,6 +68,20 @@ impl SharedStatus {
         for place in BACKGROUND {
             self.0[place].store(evaluations.next().unwrap_or(0), Ordering::Release);
         }
+    }
+
+    /// Writes what the foreground does, if that is something in particular: the beginning of it.
+    pub(crate) fn set_step(self, step: Option<&str>) {
+        let step = step.unwrap_or_default();
+        let end = (0..=step.len().min(MAX_STEP)).rev().find(|end| step.is_char_boundary(*end)).unwrap_or(0);
+        let step = &step.as_bytes()[..end];
+        self.0[STEP].store(0, Ordering::Release);
+        for (place, chunk) in step.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0[STEP + 1 + place].store(u64::from_ne_bytes(word), Ordering::Release);
+        }
+        self.0[STEP].store(step.len() as u64, Ordering::Release);
     }
 
     /// Counts one more, or one less.
@@ -124,6 +142,14 @@ impl WorkerStatus {
     pub(crate) fn background(&self) -> Vec<u64> {
         let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND.start);
         numbers.into_iter().filter(|number| *number != 0).collect()
+    }
+
+    /// Reads what the foreground does in particular.
+    pub(crate) fn step(&self) -> Option<String> {
+        let length = usize::try_from(self.read::<1>(STEP)[0]).ok().filter(|length| (1..=MAX_STEP).contains(length))?;
+        let words = self.read::<{ MAX_STEP / 8 }>(STEP + 1);
+        let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+        String::from_utf8(bytes).ok()
     }
 
     fn read<const N: usize>(&self, place: usize) -> [u64; N] {

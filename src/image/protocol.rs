@@ -326,6 +326,8 @@ pub(crate) enum Event<'a> {
     FieldText(Text<'a>),
     /// Which of the errors that were told of where they were signalled, from 0, the job fails with.
     Unhandled(u64),
+    /// What the job does from here on, empty for nothing in particular, and how many milliseconds that may take.
+    Step(Text<'a>, u64),
 }
 
 impl<'a> Event<'a> {
@@ -376,6 +378,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
             sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
             sbcl_event::SBCL_EVENT_DEFINITIONS => Self::Definitions(text),
+            sbcl_event::SBCL_EVENT_STEP => Self::Step(text, count),
             _ => return None,
         })
     }

@@ -42,12 +42,17 @@ impl Observer for Keeper {
             return;
         }
         *self.since.lock() = Instant::now();
+        self.worker.status.set_step(None);
         self.worker.status.set(Status::Due, timeout.map_or(0, due));
         self.worker.status.set(Status::Begun, job);
     }
 
     fn extended(&self, more: Option<Duration>) {
         self.worker.status.set(Status::Due, more.map_or(0, due));
+    }
+
+    fn step(&self, step: Option<&str>) {
+        self.worker.status.set_step(step);
     }
 
     fn asks(&self, yes: bool) {

@@ -74,11 +74,11 @@ pub(crate) fn sessions(all: &[Description]) -> String {
 /// The servers that can be joined, a line each, behind the sessions.
 pub(crate) fn running(all: &[Running]) -> String {
     let mut text = String::new();
-    for Running { name, pid, client, guests, .. } in all {
+    for Running { name, pid, client, guests, refused, .. } in all {
         if text.is_empty() {
             text += "\n\nRunning, to be joined:\n";
         }
-        let client = client.as_deref().unwrap_or("no client yet");
+        let client = client.as_deref().or(refused.as_deref()).unwrap_or("no client yet");
         let joined = if guests.is_empty() { String::new() } else { format!("; joined: {}", guests.join(", ")) };
         _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
     }

@@ -24,7 +24,7 @@ impl Inner {
     /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
     #[must_use]
     pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
-        let is_background = running.is_background();
+        let (is_background, interrupted) = (running.is_background(), running.interrupted());
         // Whatever was asked about what was held, it has gone on.
         let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
         if goes_on && end != JobEnd::Withdrawn && !running.unchanged && running.end_question() {
@@ -58,6 +58,9 @@ impl Inner {
             PendingReply::Nobody | PendingReply::Submitted(..) => Box::new(|| ()),
             PendingReply::Evaluation(mut builder, reply) => {
                 let before = Earlier::take(&mut builder);
+                // The interruption may have come when Lisp was done: what is to be done after that is not.
+                let is_cancelled = running.due.is_some() && interrupted == Some(Interrupt::Cancel);
+                let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
                 let mut outcome = builder.finish(end);
                 outcome.held = running.holds;
                 let over = matches!(end, JobEnd::Withdrawn | JobEnd::Interrupted(Interrupt::Cancel)) || running.holds;

@@ -182,6 +182,20 @@ impl Host for Inner {
                 }
                 return full;
             }
+            // It is being ended in the one before.
+            Event::Step(..) if running.interruption.is_some() => {}
+            Event::Step(step, milliseconds) => {
+                running.reply.event(event);
+                let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));
+                running.deadline = time.map(|time| Instant::now() + time);
+                if let Some(deadline) = running.deadline {
+                    self.clock.arm(deadline);
+                }
+                if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
+                    observer.extended(time);
+                    observer.step(time.map(|_| step.to_owned()).as_deref());
+                }
+            }
             Event::Notice(text) if running.is_background() => return running.reply.event(Event::Notice(text)),
             Event::Notice(text) => {
                 running.connection.state().notice(on_one_line(&text.to_owned()));

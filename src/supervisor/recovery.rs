@@ -329,7 +329,10 @@ impl RecoveryState {
         let connection = self.requests.connection(line_of_job(begun)).unwrap_or(0);
         // Nobody has asked for what is restored.
         let stuck = lost.outcome.clone().filter(|_| restored);
-        let cause = lost.cause.clone();
+        let cause = match status.step().filter(|_| in_flight && restored && stuck.is_none()) {
+            Some(step) => format!("{} in {step}", lost.cause),
+            None => lost.cause.clone(),
+        };
         let mut crash = CrashReport { cause, in_flight, connection, background, stuck, deadly: Vec::new() };
         let mut further = false;
         if restored {

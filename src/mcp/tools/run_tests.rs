@@ -105,9 +105,8 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
     let directory = arguments.optional_text("directory")?;
     let mut systems: Vec<System> = Vec::new();
     for name in named {
-        // Their case is nothing that one has to know.
-        let system = System::find(&name.to_lowercase(), directory.as_deref())?;
-        if systems.iter().all(|known| known.name() != system.name()) {
+        let system = System::find(&name, directory.as_deref())?;
+        if !systems.iter().any(|known| known.is_same(&system)) {
             systems.push(system);
         }
     }

@@ -35,21 +35,25 @@ enum Definition {
 }
 
 impl System {
-    /// The system of this name, however it is written. Its definition is looked for in and near `directory`, and then it
-    /// comes before what ASDF knows of that name; without a directory, in and near the working directory.
+    /// The system of this name, however it is written, in another case too unless there is one in that. Its definition is
+    /// looked for in and near `directory`, and then it comes before what ASDF knows of that name; without a directory, in
+    /// and near the working directory.
     ///
     /// # Errors
     /// There is no such directory.
     pub(super) fn find(name: &str, directory: Option<&str>) -> Result<Self, Fault> {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute("."), existing)?;
-        let (definition, looked) = find(&name, &begin);
+        let found = find(&name, &begin);
+        let looked = vec![format!("{}, above it and one level below", begin.display())];
+        let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
 
-    /// What it is called.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// True when both are the same, as far as is known here: ASDF is asked for what was not found in any case.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let alike = self.definition.is_none() && other.definition.is_none() && in_any_case(&self.name, &other.name);
+        self.name == other.name || alike
     }
 
     /// The system that the .asd file at `path` is named after.
@@ -78,6 +82,11 @@ impl System {
     /// Code that loads it, by `force` (`self` or `all`, if any), in whatever package it is read.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
         let name = quoted(&self.name);
+        let lower = quoted(&self.name.to_lowercase());
+        let name = match &self.definition {
+            None if name != lower => format!("(cl:if (asdf:find-system {name} cl:nil) {name} {lower})"),
+            _ => name,
+        };
         let load = match force {
             None => format!("(asdf:load-system {name})"),
             Some("all") => format!("(asdf:load-system {name} :force :all)"),
@@ -147,15 +156,39 @@ fn system_name(written: &str) -> String {
     }
 }
 
-/// Where `system` is defined: in `begin`, or above it, or one level below; and where it was looked for.
-fn find(system: &str, begin: &Path) -> (Option<Definition>, Vec<String>) {
-    let primary = system.split('/').next().unwrap_or(system);
-    let file = format!("{primary}.asd");
+/// What the system that was `written` is called, and where it is defined: in `begin`, or above it, or one level below.
+fn find(written: &str, begin: &Path) -> Option<(String, Definition)> {
+    let lower = written.to_lowercase();
+    let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
+    names.into_iter().find_map(|name| find_as_written(name, begin)).or_else(|| {
+        // As neither: ASDF finds what is called like its file.
+        let directories = std::iter::once(begin).chain(begin.ancestors().skip(1));
+        directories.into_iter().find_map(|directory| {
+            let found = definitions(directory).into_iter().filter(|path| {
+                directory == begin
+                    || path.file_stem().is_some_and(|stem| in_any_case(&stem.to_string_lossy(), primary(&lower)))
+            });
+            only(found.filter_map(|path| defined_by(&path, written)).collect())
+        })
+    })
+}
+
+/// The same for a name that is written as the definition's file, or the definition, has it.
+fn find_as_written(name: &str, begin: &Path) -> Option<(String, Definition)> {
+    let file = format!("{}.asd", primary(name));
     let in_directory = |directory: &Path| {
-        let found = !primary.is_empty() && directory.join(&file).is_file();
-        found.then(|| Definition::In(directory.to_owned()))
+        let path = directory.join(&file);
+        let found = !primary(name).is_empty() && path.is_file();
+        // What it defines may be written in a way that is not understood here.
+        found
+            .then(|| defined_by(&path, name).unwrap_or_else(|| (name.to_owned(), Definition::In(directory.to_owned()))))
     };
-    let by_content = || definitions(begin).into_iter().find(|path| defines(path, system)).map(Definition::By);
+    let by_content = || {
+        let paths = definitions(begin).into_iter();
+        paths
+            .filter(|path| defined_names(path).iter().any(|known| known == name))
+            .find_map(|path| defined_by(&path, name))
+    };
     let below = || {
         let entries = fs::read_dir(begin).ok()?.take(MAX_ENTRIES).flatten();
         let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -166,9 +199,21 @@ fn find(system: &str, begin: &Path) -> (Option<Definition>, Vec<String>) {
         directories.iter().find_map(|directory| in_directory(directory))
     };
     let found = in_directory(begin).or_else(by_content);
-    let found = found.or_else(|| begin.ancestors().find_map(in_directory)).or_else(below);
-    let looked = vec![format!("{}, above it and one level below", begin.display())];
-    (found, looked)
+    found.or_else(|| begin.ancestors().find_map(in_directory)).or_else(below)
+}
+
+/// The name of the system whose .asd file has the system `name`, too.
+fn primary(name: &str) -> &str {
+    name.split('/').next().unwrap_or(name)
+}
+
+fn in_any_case(one: &str, other: &str) -> bool {
+    one.to_lowercase() == other.to_lowercase()
+}
+
+/// The only one of them.
+fn only<T>(mut several: Vec<T>) -> Option<T> {
+    if several.len() == 1 { several.pop() } else { None }
 }
 
 /// The .asd files in a directory, sorted.
@@ -182,18 +227,42 @@ fn definitions(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// True when the .asd file at `path` seems to define `system`.
-fn defines(path: &Path, system: &str) -> bool {
+/// The system that was `written`, if the .asd file at `path` seems to define it, or one of that name in another case alone.
+fn defined_by(path: &Path, written: &str) -> Option<(String, Definition)> {
+    let mut names = defined_names(path);
+    if names.iter().any(|name| name == written) {
+        names.retain(|name| name == written);
+    } else {
+        names.retain(|name| in_any_case(name, written));
+    }
+    names.sort();
+    names.dedup();
+    let name = only(names)?;
+    let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary(&name));
+    let definition = match path.parent() {
+        Some(directory) if is_named_so => Definition::In(directory.to_owned()),
+        _ => Definition::By(path.to_owned()),
+    };
+    Some((name, definition))
+}
+
+/// The systems that the .asd file at `path` seems to define.
+fn defined_names(path: &Path) -> Vec<String> {
     let small = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= MAX_DEFINITION);
-    let Some(text) = small.then(|| fs::read(path).ok()).flatten() else { return false };
-    let text = String::from_utf8_lossy(&text).to_lowercase();
-    text.split("defsystem").skip(1).any(|rest| {
-        let rest = rest.trim_start();
-        let name = rest.strip_prefix('"').or_else(|| rest.strip_prefix("#:")).or_else(|| rest.strip_prefix(':'));
-        let name = name.unwrap_or(rest);
-        let after = name.strip_prefix(&system.to_lowercase());
-        after.is_some_and(|after| after.starts_with(|next: char| next == '"' || next == ')' || next.is_whitespace()))
-    })
+    let Some(text) = small.then(|| fs::read(path).ok()).flatten() else { return Vec::new() };
+    let text = String::from_utf8_lossy(&text);
+    // In whichever case: as long in bytes.
+    let searched = text.to_ascii_lowercase();
+    let ends = searched.match_indices("defsystem").map(|(at, word)| at + word.len());
+    let names = ends.filter_map(|at| {
+        let rest = text[at..].trim_start();
+        if let Some(string) = rest.strip_prefix('"') {
+            return string.split_once('"').map(|(name, _)| name.to_owned());
+        }
+        let symbol = rest.strip_prefix("#:").or_else(|| rest.strip_prefix(':')).unwrap_or(rest);
+        symbol.split(|next: char| next == ')' || next.is_whitespace()).next().map(str::to_lowercase)
+    });
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 /// A pathname of Lisp, from a native one.
@@ -207,7 +276,7 @@ pub(super) fn pathname(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{pathname, system_name};
+    use super::{Definition, System, defined_names, pathname, system_name};
 
     #[test]
     fn names_and_paths_are_written_as_lisp() {
@@ -216,5 +285,42 @@ mod tests {
         }
         assert_eq!(pathname("/a b/"), "#P\"/a b/\"");
         assert_eq!(pathname("/a*\"/"), "(sb-ext:parse-native-namestring \"/a*\\\"/\")");
+    }
+
+    #[test]
+    fn a_system_is_found_in_any_case_and_as_it_is_written_first() {
+        let root = std::env::temp_dir().join(format!("sbcl-mcp-case-{}", std::process::id()));
+        let inner = root.join("inner");
+        std::fs::create_dir_all(&inner).expect("a directory");
+        let write = |name: &str, text: &str| std::fs::write(root.join(name), text).expect("a file");
+        write("Mixed.asd", "(defsystem \"Mixed\") (DEFSYSTEM \"Mixed/Tests\") (asdf:defsystem #:Symbol)");
+        write("lower.asd", "(defsystem :LOWER)");
+        write("two.asd", "(defsystem \"Two\") (defsystem \"TWO\") (defsystem two/tests)");
+        assert_eq!(defined_names(&root.join("Mixed.asd")), ["Mixed", "Mixed/Tests", "symbol"]);
+        let root = root.canonicalize().expect("it is there");
+        let (directory, by) = (Definition::In(root.clone()), |file: &str| Definition::By(root.join(file)));
+        for (written, name, definition) in [
+            ("Mixed", "Mixed", Some(directory.clone())),
+            ("mixed", "Mixed", Some(directory.clone())),
+            ("mixed/TESTS", "Mixed/Tests", Some(directory.clone())),
+            (":MIXED", "Mixed", Some(directory.clone())),
+            ("SYMBOL", "symbol", Some(by("Mixed.asd"))),
+            ("Lower", "lower", Some(directory.clone())),
+            ("TWO", "TWO", Some(by("two.asd"))),
+            ("Two", "Two", Some(by("two.asd"))),
+            ("Two/Tests", "two/tests", Some(directory.clone())),
+            // Whatever that is, the file has its name.
+            ("two", "two", Some(directory)),
+            ("None", "None", None),
+        ] {
+            for begin in [&root, &root.join("inner")] {
+                let found = System::find(written, begin.to_str()).expect("a directory");
+                let near = begin == &root || !matches!(definition, Some(Definition::By(_)));
+                if near {
+                    assert_eq!((&*found.name, &found.definition), (name, &definition), "{written} in {begin:?}");
+                }
+            }
+        }
+        std::fs::remove_dir_all(&root).expect("it is there");
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use self::failures::{name, one_line, push_failures};
 use super::escape::escape_markers;
 use super::fit::{cut, length};
-use super::{Sections, clipped_message};
+use super::{Sections, clipped_message, omission};
 use crate::outcome::{Outcome, Record, TestCounts};
 
 /// Characters of a form, and of a call or a name.
@@ -50,11 +50,15 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
         push_runs(target, &systems, room.saturating_sub(length(target)));
         false
     };
-    let printed = outcome.turns.iter().copied().map(u64::from).sum::<u64>();
+    let printed = outcome.stdout.characters() + outcome.stderr.characters();
     if printed > 0 && outcome.kept && !whole {
+        let (first, them) = match omitted(outcome) {
+            0 => (String::new(), "them"),
+            omitted => (format!(", of which the first {} are kept", printed - omitted), "these"),
+        };
         _ = write!(
             target,
-            "\nThe tests printed {printed} characters: evaluation {{\"id\": {}, \"action\": \"output\"}} shows them.",
+            "\nThe tests printed {printed} characters{first}: evaluation {{\"id\": {}, \"action\": \"output\"}} shows {them}.",
             outcome.evaluation
         );
     }
@@ -169,6 +173,11 @@ pub(crate) fn ran_test_op_alone(records: &[Record]) -> bool {
     records.iter().filter(|record| record.kind == "test").all(is_test_op)
 }
 
+/// How many characters that the tests printed were not kept.
+fn omitted(outcome: &Outcome) -> u64 {
+    outcome.stdout.omitted + outcome.stderr.omitted
+}
+
 /// What a test operation printed that is one test itself, the beginning and the end, as no more is known of its tests; and
 /// whether that is all. Lines of dots and the like, which show how far it is, are left out. Empty without such a test.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
@@ -179,18 +188,20 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     let lines = printed.lines().filter(|line| line.chars().any(char::is_alphanumeric));
     let text = escape_markers(lines.collect::<Vec<_>>().join("\n").trim());
     let characters = length(&text);
-    if characters == 0 {
-        return (String::new(), false);
-    }
+    let end = match omitted(outcome) {
+        0 if characters == 0 => return (String::new(), false),
+        0 => String::new(),
+        omitted => omission(omitted),
+    };
     let told = outcome.records.iter().any(|record| record.kind == "suspects" && record.text("printed").is_some());
     let [first, last] = if told { PRINTED_BESIDE_SUSPECTS } else { PRINTED };
     if characters <= first + last {
-        return (format!("\nIt printed:\n{text}"), true);
+        return (format!("\nIt printed:\n{text}{end}"), end.is_empty());
     }
     let at = |count| text.char_indices().nth(count).map_or(text.len(), |(at, _)| at);
-    let omitted = characters - first - last;
+    let between = omission((characters - first - last) as u64);
     let (first, last) = (&text[..at(first)], &text[at(characters - last)..]);
-    (format!("\nIt printed:\n{first}\n[... {omitted} characters omitted]\n{last}"), false)
+    (format!("\nIt printed:\n{first}\n{between}\n{last}{end}"), false)
 }
 
 /// Tests that pass in the session or in the fresh image alone.

@@ -65,6 +65,8 @@ pub(crate) struct OutcomeBuilder {
     timing: Option<Timing>,
     code: Arc<str>,
     evaluation: u64,
+    /// What it does that has a time limit of its own.
+    step: Option<String>,
     defined: Vec<DefiningForm>,
     notices: Vec<String>,
     records: RecordsBuilder,
@@ -172,6 +174,7 @@ impl OutcomeBuilder {
     /// Takes an event. True when no more of the text begun last is kept.
     pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
+            Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
             Event::Unhandled(number) => {
                 let known = usize::try_from(number).ok().and_then(|number| number.checked_sub(self.signalled_before));
                 if let (Some(signalled), Some(known)) = (&mut self.signalled, known)
@@ -358,7 +361,7 @@ impl OutcomeBuilder {
             _ => {
                 let error =
                     self.error.take().unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
-                let message = || message_of(&error.kind, end, self.timeout);
+                let message = || message_of(&error.kind, end, self.timeout, self.step.as_deref());
                 let message = error.is_silent().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
             }
@@ -416,9 +419,12 @@ fn kind_of(end: JobEnd) -> &'static str {
 }
 
 /// What is said of an error of this kind that has no message.
-fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>) -> String {
+fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
+        ("TIMEOUT", JobEnd::Interrupted(_), None) => {
+            format!("The time limit of {} has passed.", step.unwrap_or("it"))
+        }
         ("HEAP-EXHAUSTED", JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }

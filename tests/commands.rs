@@ -1,0 +1,183 @@
+//! The commands `eval`, `load` and `test` as a shell's user has them: in an image of their own, or in one that runs.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::{BINARY, Server};
+
+/// A directory of a test's own: where commands are given, and where servers have their sockets.
+struct Place(PathBuf);
+
+/// What a command said, on stdout and stderr, and its status.
+#[derive(Debug)]
+struct Said {
+    text: String,
+    complaint: String,
+    status: Option<i32>,
+}
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sm-commands-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.0.join(name), text).unwrap();
+    }
+
+    /// A server that can be joined.
+    fn server(&self) -> Server {
+        let mut server = Server::start_with_environment(&["serve", "--socket"], &[("XDG_RUNTIME_DIR", &self.0)]);
+        server.initialize("2025-11-25");
+        server
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        // What hangs fails.
+        let mut command = Command::new("timeout");
+        command
+            .args(["-s", "KILL", "100", BINARY])
+            .args(arguments)
+            .env("XDG_RUNTIME_DIR", &self.0)
+            .current_dir(&self.0)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Said { text: text(output.stdout), complaint: text(output.stderr), status: output.status.code() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_time_limit_is_that_of_the_request() {
+    let place = Place::new("limit");
+    place.write("endless.lisp", "(loop)");
+    let said = place.run(&["load", "--timeout", "0.5", "endless.lisp"]);
+    assert!(said.text.starts_with("[ERROR] TIMEOUT\n") && said.status == Some(1), "{said:?}");
+    let server = place.server();
+    for (arguments, status) in [
+        (&["eval", "--attach", "--timeout", "0.5", "(loop)"][..], 1),
+        (&["load", "--attach", "--timeout=0.5", "endless.lisp"], 1),
+    ] {
+        let said = place.run(arguments);
+        assert!(said.text.starts_with("[ERROR] TIMEOUT\n") && said.status == Some(status), "{said:?}");
+        assert!(said.text.contains(" 0.5 s"), "{said:?}");
+    }
+    let mut repl = place.command(&["repl", "--attach", "--timeout", "0.5"]);
+    place.write("forms", "(loop)\n:load endless.lisp\n(list 1)");
+    let output = repl.stdin(std::fs::File::open(place.0.join("forms")).unwrap()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.matches("[ERROR] TIMEOUT\n").count() == 2 && text.ends_with("=> (1)\n"), "{text}");
+    assert!(server.finish().status.success());
+}
+
+#[test]
+fn an_image_that_runs_has_its_own_options() {
+    let place = Place::new("options");
+    let server = place.server();
+    for (arguments, option) in [
+        (&["eval", "--attach", "--heap", "1G", "1"][..], "--heap"),
+        (&["eval", "--max-output", "3", "--attach", "1"], "--max-output"),
+        (&["eval", "--attach", "--read-only", "1"], "--read-only"),
+        (&["load", "--attach", "--max-answer=6000", "asdf"], "--max-answer"),
+        (&["load", "--attach", "--user-init", "asdf"], "--user-init"),
+        (&["test", "--attach", "--hold", "5", "asdf"], "--hold"),
+        (&["test", "--attach", "--timeout", "5", "asdf"], "--timeout"),
+        (&["repl", "--attach", "--tools", "core"], "--tools"),
+        (&["repl", "--session=x", "--attach"], "--session"),
+    ] {
+        let said = place.run(arguments);
+        assert!(said.text.is_empty() && said.status == Some(2), "{arguments:?}: {said:?}");
+        assert!(said.complaint.lines().count() == 1 && said.complaint.contains(option), "{arguments:?}: {said:?}");
+    }
+    let said = place.run(&["test", "--attach", "--timeout", "5", "asdf"]);
+    assert!(said.complaint.contains("--test-timeout"), "{said:?}");
+    assert!(server.finish().status.success());
+}
+
+/// A file of tests of sb-rt in a package of this name.
+fn rt(package: &str, tests: &str) -> String {
+    format!("(defpackage {package} (:use :cl :sb-rt)) (in-package {package}) {tests}")
+}
+
+/// Systems whose tests pass, fail, and are skipped; one that cannot be loaded.
+fn systems(place: &Place) {
+    for (name, tests) in
+        [("passes", "(deftest one 1 1)"), ("fails", "(deftest one 1 2)"), ("breaks", "(error \"no luck\")")]
+    {
+        place.write(
+            &format!("{name}.asd"),
+            &format!("(defsystem {name} :depends-on (sb-rt) :components ((:file {name})))"),
+        );
+        place.write(&format!("{name}.lisp"), &rt(name, tests));
+    }
+    place.write("skips.asd", "(defsystem skips :depends-on (fiveam) :components ((:file skips)))");
+    place.write("skips.lisp", "(defpackage skips (:use :cl :fiveam)) (in-package skips) (test one (skip \"no time\"))");
+}
+
+#[test]
+fn the_status_of_test_is_that_of_the_worst() {
+    let place = Place::new("status");
+    systems(&place);
+    let mut cases = vec![
+        (vec!["passes"], 0, "=> all pass  1 passed"),
+        (vec!["fails"], 1, "FAILED  0 passed, 1 failed"),
+        (vec!["passes", "fails"], 1, "2 systems: FAILED  1 passed, 1 failed"),
+        (vec!["breaks"], 2, "no luck"),
+        (vec!["nowhere"], 2, "nowhere"),
+        (vec!["passes", "nowhere"], 2, "passes:\n=> all pass  1 passed"),
+        (vec!["nowhere", "fails"], 2, "fails:\nFAILED  0 passed, 1 failed"),
+        (vec!["breaks", "passes"], 2, "passes:\n=> all pass  1 passed"),
+        (vec!["--fresh", "passes", "nowhere"], 2, "passes:\n=> all pass  1 passed"),
+    ];
+    if std::path::Path::new("/usr/share/common-lisp/source/fiveam").exists() {
+        cases.extend([
+            (vec!["skips"], 2, "NOTHING RAN  0 passed, 0 failed, 0 errors, 1 skipped"),
+            (vec!["skips", "passes"], 2, "2 systems: NOT ALL RAN  1 passed"),
+            (vec!["skips", "fails"], 1, "2 systems: FAILED  0 passed, 1 failed, 0 errors, 1 skipped"),
+        ]);
+    } else {
+        println!("left out: FiveAM is not installed (Debian: cl-fiveam)");
+        assert!(std::env::var_os("CI").is_none(), "not left out in CI");
+    }
+    for (names, status, text) in cases {
+        let said = place.run(&[&["test"], &*names].concat());
+        assert!(said.text.contains(text) && said.status == Some(status), "{names:?}: {said:?}");
+    }
+}
+
+#[test]
+fn systems_are_found_in_any_case() {
+    let place = Place::new("case");
+    place.write("Mixed.asd", "(defsystem \"Mixed\" :depends-on (\"sb-rt\") :components ((:file \"mixed\")))");
+    place.write("mixed.lisp", &rt("mixed", "(deftest one 1 1)"));
+    place.write("plain.asd", "(defsystem \"plain\" :depends-on (\"sb-rt\") :components ((:file \"mixed\")))");
+    // Found by this program, and by ASDF.
+    let registry = format!("(:source-registry (:directory {:?}) :ignore-inherited-configuration)", place.0.join(""));
+    for directory in [&place.0, &std::env::temp_dir()] {
+        for name in ["Mixed", "mixed", "MIXED", "plain", "Plain", "PLAIN"] {
+            for command in ["test", "load"] {
+                let mut run = place.command(&[command, name]);
+                let output = run.current_dir(directory).env("CL_SOURCE_REGISTRY", &registry).output().unwrap();
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success(), "{command} {name} in {directory:?}: {text}");
+            }
+        }
+    }
+}
