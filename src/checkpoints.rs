@@ -111,6 +111,13 @@ impl Checkpoints {
         found
     }
 
+    /// The one whose core is the file of this name, if it can be booted.
+    pub(crate) fn of_file(&self, file: &str) -> Option<Checkpoint> {
+        let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
+        let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
+        Some(found).filter(|checkpoint| checkpoint.file == file && self.is_whole(checkpoint))
+    }
+
     /// True for a core of this very program that is what it was.
     pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build()

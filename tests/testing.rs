@@ -387,6 +387,7 @@ fn several(name: &str) -> Option<Project> {
                (defsystem "s/code" :components ((:file "code")))
                (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
                (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
+               (defsystem "s/same" :depends-on ("fiveam") :components ((:file "same")) {})
                (defsystem "s/broken" :components ((:file "broken")))
                (defsystem "s/empty" :components ((:file "empty")))
                (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
@@ -394,8 +395,10 @@ fn several(name: &str) -> Option<Project> {
             perform("MORE"),
             perform("BAD"),
             perform("WORSE"),
+            perform("SAME"),
         ),
     );
+    project.write("same.lisp", &suite("same", "(test same (is (= 1 2)))\n"));
     project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
     project.write("more.lisp", &suite("more", "(test more (is (= 2 (+ 1 1))))\n"));
     let wrong: String = (0..30).map(|n| format!("(test wrong-{n} (is (= {n} (1+ {n}))))\n")).collect();
@@ -477,6 +480,15 @@ fn several_systems_are_tested_in_one_call() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
     good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // What is said of some says of which.
+    for fresh in [false, true] {
+        let text =
+            run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
+        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran nothing of the systems";
+        assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
+        assert!(text.contains("\ns/plain: There are no suspects: of a test operation"), "{text}");
+        assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
+    }
     // Of what cannot be loaded there are no suspects.
     let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
     assert!(!text.contains("uspects"), "{text}");
@@ -916,6 +928,21 @@ fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_lo
             project.touch("tests.lisp");
             let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+            assert_eq!(server.evaluate("(demo::answer)"), "=> 41");
+        }
+        if name == "inferred" {
+            // What a file needs stands in it.
+            project.write(
+                "extra.lisp",
+                "(defpackage :demo/extra (:use :cl) (:export #:extra)) (in-package :demo/extra)
+                                         (defun extra () 41)",
+            );
+            let needing = tests.replace("#:answer)", "#:answer) (:import-from :demo/extra #:extra)");
+            project.write("tests.lisp", &needing.replace("42", "#.(extra)"));
+            project.touch("tests.lisp");
+            server.evaluate("(defun demo::answer () 41)");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
         }
     }
 }
@@ -1284,6 +1311,53 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     assert!(last_error(&mut server).contains("not today"));
 }
 
+/// Programs inherit no end of the pipe that the outcome comes by; what is forked does.
+#[test]
+fn what_a_test_leaves_running_holds_up_no_fresh_image() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (defmacro c (name &rest arguments)\n  `(sb-alien:alien-funcall\n    \
+                 (sb-alien:extern-alien ,name (function sb-alien:int ,@(mapcar (constantly 'sb-alien:int) arguments)))\n    \
+                 ,@arguments))\n\
+                 (defun note (name pid)\n  (with-open-file (s (asdf:system-relative-pathname \"demo\" name) :direction :output)\n    \
+                 (princ pid s)))\n\
+                 (defun run (name) (note name (sb-ext:process-pid (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))))\n\
+                 (defun daemon ()\n  (let ((child (c \"fork\")))\n    (when (zerop child)\n      \
+                 (let ((grandchild (c \"fork\")))\n        (if (zerop grandchild) (c \"sleep\" 1000) (note \"forked\" grandchild)))\n      \
+                 (c \"_exit\" 0))\n    (sb-posix:waitpid child 0)))\n\
+                 (deftest runs (progn (run \"run\") 1) 1)\n(deftest forks (progn (daemon) 1) 1)\n\
+                 (deftest dies (progn (daemon) (sb-posix:kill (sb-posix:getpid) 9)) 1)\n\
+                 (deftest hangs (progn (run \"hanging\") (loop)) 1)\n";
+    let project = Project::new("fresh-leaves", "\"sb-rt\" \"sb-posix\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    let pid = |name: &str| std::fs::read_to_string(project.0.join(name)).ok().and_then(|pid| pid.parse::<u32>().ok());
+    let gone = |name: &str| {
+        let pid = pid(name).expect("a process");
+        until(&format!("{name} is gone"), || !processes::is_alive(pid));
+        std::fs::remove_file(project.0.join(name)).unwrap();
+    };
+    let begin = |server: &mut Server, name: &str| {
+        // Here, as in the other image, there is nothing to compare with.
+        server.evaluate(&format!("(sb-rt:rem-all-tests) (sb-rt:deftest demo-tests::{name} 1 1)"));
+        server.post_call("run-tests", json!({"name": name, "fresh": true}))
+    };
+    let id = begin(&mut server, "runs");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("run");
+    let id = begin(&mut server, "forks");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("forked");
+    let id = begin(&mut server, "dies");
+    let (text, _) = server.outcome(id);
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    gone("forked");
+    let id = begin(&mut server, "hangs");
+    until("it hangs", || pid("hanging").is_some());
+    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
+    gone("hanging");
+}
+
 #[test]
 fn tests_that_end_alike_are_one_entry() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
@@ -1516,13 +1590,29 @@ fn suspects_are_found_where_code_and_tests_are_one_system() {
 }
 
 #[test]
-fn it_is_said_that_there_are_no_suspects() {
-    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n";
+fn it_is_said_why_there_are_no_suspects() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n\
+                 (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("no-suspects", "\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
-    let said = "[notice]\nThere are no suspects: the tests that failed ran nothing of the systems that are tested.\n\n";
-    assert!(text.starts_with(said) && !text.contains("with `suspects`"), "{text}");
+    let nothing = "ran nothing of the systems that are tested, but tests and what is not found in their files.\n";
+    let passed = "No suspects of what passed where they were looked for, in another image that loaded the files: \
+                  DEMO-TESTS::STALE.\n";
+    let suspects = |server: &mut Server, name: &str| {
+        let text =
+            good(server, "run-tests", json!({name: if name == "system" { "demo" } else { "stale" }, "suspects": 3}));
+        assert!(!text.contains("with `suspects`") && !text.contains("Suspects:"), "{text}");
+        text
+    };
+    let text = suspects(&mut server, "system");
+    assert!(text.starts_with(&format!("[notice]\nThere are no suspects: the tests that failed {nothing}\n")), "{text}");
+    // Only the session's own state lets it fail.
+    server.evaluate("(defun demo:parse (text) text)");
+    let text = suspects(&mut server, "system");
+    let others = format!("{passed}There are no suspects: the other tests that failed {nothing}\n");
+    assert!(text.starts_with(&format!("[notice]\n{others}")), "{text}");
+    let text = suspects(&mut server, "name");
+    assert!(text.starts_with(&format!("[notice]\n{passed}\nFAILED")), "{text}");
 }
 
 /// A passing test may run the line that is wrong, and not look at what it did.

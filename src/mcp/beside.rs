@@ -2,20 +2,24 @@
 //! tests, says what they came to, and ends. It ends, too, when this process does.
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
 use crate::checkpoints::this_program;
 use crate::scratch::Scratch;
 use crate::session::Operation;
+use crate::supervisor::processes::end_tree;
 use crate::{Evaluation, Outcome, TimeLimit};
 
 /// How long all of it may take, the loading included.
@@ -107,12 +111,12 @@ struct State {
 }
 
 impl Handle {
-    /// Ends it, whatever it does.
+    /// Ends it, whatever it does and has started.
     pub(crate) fn end(&self) {
         let mut state = self.0.lock();
         state.ended = true;
-        if let Some(child) = &mut state.child {
-            let _ = child.kill();
+        if let Some(child) = &state.child {
+            end_tree(Pid::from_child(child));
         }
     }
 
@@ -135,45 +139,60 @@ impl Handle {
             .process_group(0)
             .spawn()
             .map_err(|error| failed("cannot be started", &error))?;
-        // Held to the end: the child ends when nobody holds it.
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        {
-            let mut state = self.0.lock();
-            if state.ended {
-                let _ = child.kill();
-            }
-            state.child = Some(child);
+        let process = Pid::from_child(&child);
+        let descriptor = pidfd_open(process, PidfdFlags::empty());
+        self.0.lock().child = Some(child);
+        if self.0.lock().ended {
+            self.end();
         }
-        let (Some(mut stdin), Some(stdout)) = (stdin, stdout) else { return Err("No pipes.".to_owned()) };
+        let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else { return Err("No pipes.".to_owned()) };
         let scratch = Scratch::new();
         let request = Request { tests: tests.clone(), scratch: scratch.path().to_owned() };
         let request = serde_json::to_string(&request).map_err(|error| failed("cannot be asked", &error))?;
-        let asked = stdin.write_all(format!("{request}\n").as_bytes());
-        let late = self.clone();
-        let (done, over) = std::sync::mpsc::channel::<()>();
-        let watch = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(move || {
-            if over.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                late.end();
-            }
-        });
-        let begun = Instant::now();
+        // Should it not read, what follows has an end nevertheless. The child ends when nobody holds the pipe.
+        let ask = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);
+        let ask = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(ask);
+        let limit = Instant::now() + LIMIT;
         let mut said = Vec::new();
-        let read = stdout.take(MAX_OUTCOME).read_to_end(&mut said);
-        drop((done, stdin));
-        let status = self.0.lock().child.take().map(|mut child| {
-            let _ = child.kill();
+        let read = descriptor.map_err(Into::into).and_then(|child| read(&mut stdout, &child, &mut said, limit));
+        let child = self.0.lock().child.take();
+        let status = child.map(|mut child| {
+            end_tree(process);
             child.wait()
         });
         scratch.remove();
-        let _ = watch.map(std::thread::JoinHandle::join);
+        let asked = ask.and_then(|ask| ask.join().map_or(Ok(()), |(asked, _)| asked));
         asked.and(read).map_err(|error| failed("does not answer", &error))?;
         serde_json::from_slice(&said).map_err(|_| {
             let how = match status {
-                _ if begun.elapsed() >= LIMIT => format!("did not come to an end within {} s", LIMIT.as_secs()),
+                _ if Instant::now() >= limit => format!("did not come to an end within {} s", LIMIT.as_secs()),
                 Some(Ok(status)) => format!("died: {status}"),
                 _ => "died".to_owned(),
             };
             format!("The image for the tests {how}: a test, or loading its system, may have ended it.")
         })
+    }
+}
+
+/// Reads what a process says, until that ends or it does: what it has forked may hold its end open for longer.
+fn read(stdout: &mut ChildStdout, process: &OwnedFd, said: &mut Vec<u8>, limit: Instant) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(&*stdout, true)?;
+    loop {
+        let left = limit.saturating_duration_since(Instant::now());
+        let wait = Timespec::try_from(left).unwrap_or_default();
+        let mut descriptors = [PollFd::new(&*stdout, PollFlags::IN), PollFd::new(process, PollFlags::IN)];
+        match poll(&mut descriptors, Some(&wait)) {
+            Ok(0) if left.is_zero() => return Ok(()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_over = !descriptors[1].revents().is_empty();
+        // At the end of the process all that it has said is there.
+        match stdout.take(MAX_OUTCOME.saturating_sub(said.len() as u64)).read_to_end(said) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_over => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            read => return read.map(drop),
+        }
     }
 }

@@ -223,6 +223,11 @@ impl Alone {
         output: BorrowedFd<'_>,
         unsent: &[u8],
     ) -> io::Result<Infallible> {
+        // What was being saved is whole by now, or never will be.
+        processes::end_all();
+        if state.recovery.take_finished() {
+            state.recovery.try_images();
+        }
         state.recovery.requests.apply_cancellations();
         let lock = self.durable.as_ref().map(|(_, lock)| lock.as_fd());
         let requests = &state.recovery.requests;
@@ -249,7 +254,7 @@ impl Alone {
         file.write_all(unread.0)?;
         file.write_all(unsent)?;
         let image = state.recovery.image();
-        // What the user's code has started would otherwise be the successor's.
+        // What the user's code has started meanwhile would otherwise be the successor's.
         processes::end_all();
         state.recovery.checkpoints.remove_torn();
         rustix::process::umask(self.origin.umask);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group};
 
 /// Rounds of looking for processes, which may be making others.
 const ROUNDS: usize = 5;
@@ -27,23 +27,42 @@ pub(crate) fn end_all() {
 /// Kills everything that descends from this process, but for these and what descends from them.
 pub(crate) fn end_all_but(these: &[Pid]) {
     for _ in 0..ROUNDS {
-        let found = descendants(these);
-        for (pid, parent) in &found {
-            kill(*pid, *parent);
-        }
+        let any = kill_descendants(getpid(), these);
         // Those that are this process' children by now are done with; the rest become so.
         while ended().is_some() {}
-        if found.is_empty() {
+        if !any {
             return;
         }
         std::thread::yield_now();
     }
 }
 
+/// Kills this child, which leads a process group and is yet to be waited for, with what descends from it and that group.
+pub(crate) fn end_tree(child: Pid) {
+    // It starts nothing meanwhile.
+    let _ = kill_process(child, Signal::STOP);
+    for _ in 0..ROUNDS {
+        if !kill_descendants(child, &[]) {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    let _ = kill_process_group(child, Signal::KILL);
+}
+
+/// Kills what descends from a process, but for these and what descends from them; false where there is nothing.
+fn kill_descendants(root: Pid, but: &[Pid]) -> bool {
+    let found = descendants(root, but);
+    for (pid, parent) in &found {
+        kill(*pid, *parent);
+    }
+    !found.is_empty()
+}
+
 /// Kills `pid` if it is a child of `parent`: its number may be another process' by now, which does not get the signal.
 #[cfg(target_os = "linux")]
 pub(super) fn kill(pid: Pid, parent: Pid) {
-    use rustix::process::{PidfdFlags, kill_process, pidfd_open, pidfd_send_signal};
+    use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
     // Whatever it is that is looked at after this is what is signalled.
     let process = pidfd_open(pid, PidfdFlags::empty());
     if stat(pid).is_some_and(|(_, of)| of == parent) {
@@ -58,7 +77,7 @@ pub(super) fn kill(pid: Pid, parent: Pid) {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn kill(pid: Pid, _parent: Pid) {
-    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let _ = kill_process(pid, Signal::KILL);
 }
 
 /// True for a process that a signal has stopped, where the system says so.
@@ -75,8 +94,8 @@ fn stat(pid: Pid) -> Option<(u8, Pid)> {
     Some((state, Pid::from_raw(fields.next()?.parse().ok()?)?))
 }
 
-/// What descends from this process, and not from `but`, and still runs, with the parent of each.
-fn descendants(but: &[Pid]) -> Vec<(Pid, Pid)> {
+/// What descends from the process `root`, and not from `but`, and still runs, with the parent of each.
+fn descendants(root: Pid, but: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
@@ -88,7 +107,7 @@ fn descendants(but: &[Pid]) -> Vec<(Pid, Pid)> {
         }
     }
     let mut found = Vec::new();
-    let mut pending = vec![getpid()];
+    let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
         for child in children.remove(&parent).unwrap_or_default().into_iter().filter(|child| !but.contains(child)) {
             found.push((child, parent));

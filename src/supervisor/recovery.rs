@@ -79,7 +79,7 @@ impl Crash {
 }
 
 /// Images that are being saved at the same time, and checkpoints that the next image may begin with.
-const MAX_SAVING: usize = 4;
+const MAX_SAVING: usize = 64;
 const MAX_BASES: usize = 8;
 /// Forms that could not be restored and are remembered: the last ones.
 const MAX_UNRESTORED: usize = 100;
@@ -462,15 +462,13 @@ impl RecoveryState {
         }
     }
 
-    /// Has the next image begin with what the last one has finished without a word: it was lost in between.
-    fn take_finished(&mut self) {
-        if self.saving.is_empty() {
-            return;
-        }
-        for checkpoint in self.checkpoints.list() {
-            self.saved(Some(checkpoint));
-        }
-        self.saving.clear();
+    /// Has the next image begin with what the last one has finished without a word: it was lost in between. True when
+    /// there is such a one.
+    pub(super) fn take_finished(&mut self) -> bool {
+        let finished: Vec<_> = self.saving.iter().filter_map(|(file, _)| self.checkpoints.of_file(file)).collect();
+        let any = !finished.is_empty();
+        finished.into_iter().for_each(|checkpoint| self.saved(Some(checkpoint)));
+        any
     }
 
     fn add_base(&mut self, base: Base) {
@@ -589,6 +587,27 @@ mod tests {
         // It is taken once: if it does not come up, it is the one before.
         state.lose(&status, false, &Crash::new("died"));
         assert_eq!(state.image(), Some(place.0.path(&first)));
+    }
+
+    #[test]
+    fn what_is_finished_as_the_image_is_lost_counts_too_and_however_many_are_being_saved() {
+        let place = Place::new("late");
+        let (mut state, status) = session(&place);
+        let late = place.add("auto-1", 1, 10);
+        let manifest = place.0.path(&late).with_extension("json");
+        let unfinished = manifest.with_extension("draft");
+        std::fs::rename(&manifest, &unfinished).expect("it is there");
+        note(&mut state, Kind::Saving, &late.file);
+        for number in 1..MAX_SAVING {
+            note(&mut state, Kind::Saving, &format!("{number}.core"));
+        }
+        state.lose(&status, true, &Crash::new("died"));
+        assert_eq!(state.image(), None);
+        assert!(!state.take_finished());
+        std::fs::rename(&unfinished, &manifest).expect("it is there");
+        assert!(state.take_finished());
+        assert_eq!(state.image(), Some(place.0.path(&late)));
+        assert!(!state.take_finished());
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -49,7 +48,8 @@ pub(crate) struct Server {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     lines: Option<Receiver<Vec<u8>>>,
-    stderr: Option<JoinHandle<String>>,
+    /// What it says on stderr, in pieces.
+    said: Receiver<Vec<u8>>,
     /// Every line of its stdout, in order.
     pub(crate) transcript: Vec<Value>,
     /// Read, but not asked for yet.
@@ -111,17 +111,19 @@ impl Server {
             .spawn()
             .expect("the binary starts");
         let mut stderr = child.stderr.take().expect("a pipe");
-        let stderr = std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stderr.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
+        let (sender, said) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = stderr.read(&mut bytes) {
+                let _ = sender.send(bytes[..read].to_vec());
+            }
         });
         Self {
             stdin: child.stdin.take(),
             stdout: child.stdout.take(),
             child,
             lines: None,
-            stderr: Some(stderr),
+            said,
             transcript: Vec::new(),
             unclaimed: VecDeque::new(),
             next_id: 1000,
@@ -200,9 +202,29 @@ impl Server {
 
     /// Fails with what the server said at its end.
     fn ended_before(&mut self, id: &Value) -> ! {
-        let status = self.child.wait();
-        let stderr = self.stderr.take().map(|stderr| stderr.join().expect("no panic"));
-        panic!("the stream ended before the answer to {id}: {status:?}\n{}", stderr.unwrap_or_default())
+        let status = self.status();
+        panic!("the stream ended before the answer to {id}: {status:?}\n{}", self.stderr())
+    }
+
+    /// How it ended, if it does.
+    fn status(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            match self.child.try_wait().expect("a child") {
+                None if Instant::now() <= deadline => std::thread::sleep(Duration::from_millis(5)),
+                status => return status,
+            }
+        }
+    }
+
+    /// What it said on stderr; to the end, if a process that it has started does not hold that open.
+    fn stderr(&mut self) -> String {
+        let deadline = Instant::now() + DEADLINE;
+        let mut bytes = Vec::new();
+        while let Ok(more) = self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            bytes.extend(more);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Sends a request under an id of its own and returns the whole answer.
@@ -290,15 +312,8 @@ impl Server {
     /// Waits for the end and checks what was left on stdout.
     pub(crate) fn end(mut self) -> End {
         while self.lines.is_some() && self.read().is_some() {}
-        let deadline = Instant::now() + DEADLINE;
-        let status = loop {
-            match self.child.try_wait().expect("a child") {
-                Some(status) => break status,
-                None if Instant::now() > deadline => panic!("the server does not end"),
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        let stderr = self.stderr.take().expect("once").join().expect("no panic");
+        let status = self.status().expect("the server ends");
+        let stderr = self.stderr();
         End { status, stderr, transcript: std::mem::take(&mut self.transcript) }
     }
 

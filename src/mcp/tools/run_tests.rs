@@ -1,5 +1,6 @@
 //! run-tests.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -19,8 +20,11 @@ pub(super) const NAME: &str = "run-tests";
 /// What is said in place of the suspects of a test operation.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
     no test that passes to compare it with.";
-/// The same where no code of theirs ran.
-const NOTHING_MARKED: &str = "There are no suspects: the tests that failed ran nothing of the systems that are tested.";
+/// The same where no code of theirs ran, after "There are no suspects: " and which tests that is.
+const NOTHING_MARKED: &str =
+    "ran nothing of the systems that are tested, but tests and what is not found in their files.";
+/// Names of tests in a notice.
+const NAMES: usize = 10;
 /// Suspects for each test that fails, at most.
 pub(crate) const MAX_SUSPECTS: u64 = 20;
 
@@ -164,12 +168,13 @@ fn has_failures(outcome: &Outcome) -> bool {
 }
 
 /// Runs the tests in other images, once the session has, those of each system in its own.
-fn run_beside(handle: &Handle, tests: Tests, beside: Beside, mut here: Outcome) -> Result<Outcome, String> {
+fn run_beside(handle: &Handle, tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
     if tests.systems.len() < 2 {
         return run_one_beside(handle, tests, beside, here);
     }
     let mut fresh = Outcome::of_tests(String::new());
     let mut suspects = Vec::new();
+    let mut notices: Vec<(String, Vec<String>)> = Vec::new();
     for ((name, known), system) in here.by_system().into_iter().zip(tests.systems.clone()) {
         if !beside.fresh && !report::could_be_run(name, &known.records) {
             continue;
@@ -177,22 +182,27 @@ fn run_beside(handle: &Handle, tests: Tests, beside: Beside, mut here: Outcome) 
         let told = known.records.len();
         let outcome = run_one_beside(handle, Tests { systems: vec![system], ..tests.clone() }, beside, known);
         let mut outcome = outcome.unwrap_or_else(|reason| failed("SIMPLE-ERROR", reason));
+        for notice in std::mem::take(&mut outcome.notices) {
+            match notices.iter_mut().find(|(known, _)| *known == notice) {
+                Some((_, systems)) => systems.push(name.to_owned()),
+                None => notices.push((notice, vec![name.to_owned()])),
+            }
+        }
         if beside.fresh {
             fresh = fresh.with_system(name, told_as_test(name, outcome));
             continue;
         }
         let mut added = outcome.records.split_off(told);
         added.iter_mut().for_each(|record| record.set_system(name));
-        suspects.push((added, outcome.notices));
+        suspects.extend(added);
     }
-    if beside.fresh {
-        return Ok(fresh);
-    }
-    for (records, notices) in suspects {
-        here.records.extend(records);
-        here.notices.extend(notices);
-    }
-    Ok(here)
+    let mut outcome = if beside.fresh { fresh } else { here };
+    outcome.records.extend(suspects);
+    // What is said of all need not say of which.
+    outcome.notices.extend(notices.into_iter().map(|(notice, systems)| {
+        if systems.len() == tests.systems.len() { notice } else { format!("{}: {notice}", systems.join(", ")) }
+    }));
+    Ok(outcome)
 }
 
 /// Of several systems, one that has no tests that could be run has one that failed, so that others are told of, too.
@@ -234,6 +244,13 @@ fn failed_tests(outcome: &Outcome, are: impl Fn(&Record) -> bool) -> Vec<String>
     failed.filter_map(|test| test.text("name").map(str::to_owned)).collect()
 }
 
+/// Those of the tests of these names that passed.
+fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
+    let passed = records.iter().filter(|record| record.kind == "test" && record.text("status") == Some("passed"));
+    let passed: HashSet<_> = passed.filter_map(|record| record.text("name")).collect();
+    names.iter().filter(|name| passed.contains(name.as_str())).cloned().collect()
+}
+
 /// Runs the tests in a fresh image.
 fn run_fresh(handle: &Handle, tests: &Tests, here: &Outcome) -> Result<Outcome, String> {
     let mut outcome = handle.run(tests)?;
@@ -250,6 +267,7 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
             Ok(_) => {
                 // Under coverage tests are slower: what fails there alone, as by its limit, is not of interest.
                 let failed = failed_tests(outcome, |_| true);
+                let passed = passed_tests(&failed, &covered.records);
                 let mut wanted = false;
                 outcome.records.extend(covered.records.into_iter().filter(|record| match record.kind.as_str() {
                     "suspects" => {
@@ -259,9 +277,24 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                     "suspect" | "line" => wanted,
                     _ => false,
                 }));
-                if !outcome.records.iter().any(|record| record.kind == "suspect") {
-                    let alone = report::ran_test_op_alone(&outcome.records);
-                    outcome.notices.push(if alone { NOTHING_TO_COMPARE } else { NOTHING_MARKED }.to_owned());
+                let found = outcome.records.iter().any(|record| record.kind == "suspect");
+                if !passed.is_empty() {
+                    let more = passed.len().saturating_sub(NAMES);
+                    outcome.notices.push(format!(
+                        "No suspects of what passed where they were looked for, in another image that loaded the files: \
+                         {}{}.",
+                        passed[..passed.len() - more].join(", "),
+                        if more > 0 { format!(" and {more} more") } else { String::new() }
+                    ));
+                }
+                if !found && passed.len() < failed.len() {
+                    outcome.notices.push(match passed.is_empty() {
+                        _ if report::ran_test_op_alone(&outcome.records) => NOTHING_TO_COMPARE.to_owned(),
+                        true => format!("There are no suspects: the tests that failed {NOTHING_MARKED}"),
+                        false => format!("There are no suspects: the other tests that failed {NOTHING_MARKED}"),
+                    });
+                }
+                if !found {
                     outcome.records.push(Record::of(report::NO_SUSPECTS, &[]));
                 }
                 return;
