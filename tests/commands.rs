@@ -2,12 +2,15 @@
 #![cfg(target_os = "linux")]
 
 mod common;
+#[path = "common/processes.rs"]
+mod processes;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use common::{BINARY, Server};
+use processes::{children, is_alive, signal, until};
 
 /// A directory of a test's own: where commands are given, and where servers have their sockets.
 struct Place(PathBuf);
@@ -252,4 +255,38 @@ fn advice_is_such_as_a_shells_user_can_follow() {
         }
     }
     assert!(server.finish().status.success());
+}
+
+/// The first of the processes that a process has started, and so on: the server, its worker, and the one that looks for
+/// suspects.
+fn descendants(of: u32) -> Vec<u32> {
+    std::iter::successors(Some(of), |pid| children(*pid).first().copied()).skip(1).collect()
+}
+
+#[test]
+fn whoever_is_ended_while_suspects_are_looked_for_leaves_nothing() {
+    for (ended, by) in [(0, "-TERM"), (0, "-INT"), (0, "-KILL"), (1, "-KILL"), (2, "-KILL"), (3, "-KILL")] {
+        let place = Place::new(&format!("ended-{ended}{by}"));
+        let temporary = place.0.join("tmp");
+        std::fs::create_dir(&temporary).unwrap();
+        // The second time it is there for its coverage.
+        let test = "(deftest one (progn (when (probe-file \"once\") (open \"twice\" :direction :output) (sleep 600))
+                                        (open \"once\" :direction :output) 1) 2)";
+        place.write("slow.asd", "(defsystem slow :depends-on (sb-rt) :components ((:file slow)))");
+        place.write("slow.lisp", &rt("slow", test));
+        let mut command = Command::new(BINARY);
+        command.args(["test", "--suspects", "3", "--test-timeout", "600", "slow"]).env("TMPDIR", &temporary);
+        let null = [Stdio::null(), Stdio::null(), Stdio::null()];
+        let [input, output, error] = null;
+        let mut run = command.current_dir(&place.0).stdin(input).stdout(output).stderr(error).spawn().unwrap();
+        until("it runs for its coverage", || place.0.join("twice").exists());
+        let pids: Vec<_> = std::iter::once(run.id()).chain(descendants(run.id())).collect();
+        assert_eq!(pids.len(), 4, "{pids:?}");
+        assert_ne!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+        signal(pids[ended], by);
+        run.wait().unwrap();
+        until(&format!("{by} of {ended}: all have ended"), || !pids.iter().any(|pid| is_alive(*pid)));
+        let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{by} of {ended}: {left:?}");
+    }
 }
