@@ -167,7 +167,7 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
 (defun split-name (text)
   "Return the name that TEXT, written as for the reader, gives to a symbol, and that of its package, or NIL."
   (let* ((text (string-left-trim "'" (string-trim " " text)))
-         (colon (and (not (find #\| text)) (position #\: text :from-end t)))
+         (colon (position #\: text :end (position #\| text) :from-end t))
          (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
     (values (token-name (coerce text 'source-text) 0)
             (cond ((null colon) nil)

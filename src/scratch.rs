@@ -11,11 +11,15 @@ pub(crate) struct Scratch(PathBuf);
 impl Scratch {
     /// Chooses a name below the temporary directory (`TMPDIR`).
     pub(crate) fn new() -> Self {
+        let temporary = std::env::temp_dir();
+        Self::in_directory(&std::path::absolute(&temporary).unwrap_or(temporary))
+    }
+
+    /// Chooses a name in this directory: another scratch directory, with which it goes.
+    pub(crate) fn in_directory(path: &Path) -> Self {
         // The standard library seeds its hash maps from the system's randomness.
         let number = RandomState::new().hash_one(std::process::id());
-        let temporary = std::env::temp_dir();
-        let temporary = std::path::absolute(&temporary).unwrap_or(temporary);
-        Self(temporary.join(format!("sbcl-mcp-{number:016x}")))
+        Self(path.join(format!("sbcl-mcp-{number:016x}")))
     }
 
     /// The directory of this name, which a parent process chose.

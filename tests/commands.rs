@@ -2,12 +2,15 @@
 #![cfg(target_os = "linux")]
 
 mod common;
+#[path = "common/processes.rs"]
+mod processes;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use common::{BINARY, Server};
+use processes::{children, is_alive, signal, until};
 
 /// A directory of a test's own: where commands are given, and where servers have their sockets.
 struct Place(PathBuf);
@@ -179,5 +182,111 @@ fn systems_are_found_in_any_case() {
                 assert!(output.status.success(), "{command} {name} in {directory:?}: {text}");
             }
         }
+    }
+}
+
+#[test]
+fn what_an_image_of_its_own_cannot_know_is_refused() {
+    let place = Place::new("alone");
+    systems(&place);
+    for name in ["passes:", "passes::one"] {
+        let said = place.run(&["test", name]);
+        let expected =
+            "sbcl-mcp test: an image of its own has loaded nothing, and knows no package passes: name the system";
+        assert!(said.complaint.starts_with(expected) && said.status == Some(2), "{said:?}");
+        assert_eq!((said.text.as_str(), said.complaint.lines().count()), ("", 1));
+    }
+    // Unless something is loaded at its start.
+    place.write(".sbclrc", "(require :sb-rt) (load (merge-pathnames \"passes.lisp\" (user-homedir-pathname)))");
+    for name in ["passes:", "passes::one"] {
+        let output = place.command(&["test", "--user-init", name]).env("HOME", &place.0).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+}
+
+#[test]
+fn the_name_of_a_server_is_known_where_it_is_taken_for_another() {
+    let place = Place::new("name");
+    systems(&place);
+    let server = place.server();
+    let name = server.pid().to_string();
+    let hint = |command: &str| format!("sbcl-mcp {command}: {name} is a server that runs: --attach={name} joins it.\n");
+    let said = place.run(&["test", "--attach", &name, "passes"]);
+    assert!(said.complaint == hint("test") && said.status == Some(2), "{said:?}");
+    assert!(said.text.contains("passes:\n=> all pass"), "{said:?}");
+    let said = place.run(&["load", "--attach", &name]);
+    assert!(said.complaint == hint("load") && said.status == Some(1), "{said:?}");
+    let said = place.run(&["eval", "--attach", &name, "(error \"so\")"]);
+    assert!(said.complaint == hint("eval") && said.status == Some(1), "{said:?}");
+    for arguments in [&["test", "--attach", "passes"][..], &["test", "--attach", "nowhere"]] {
+        assert_eq!(place.run(arguments).complaint, "");
+    }
+    assert!(server.finish().status.success());
+}
+
+#[test]
+fn advice_is_such_as_a_shells_user_can_follow() {
+    let place = Place::new("advice");
+    let tests = "(defun deep (n) (if (zerop n) (error \"deep\") (1+ (deep (1- n))))) (deftest one (deep 100) 1) \
+                 (deftest other (list (deep 100)) 1) (deftest another (progn (princ \"some\") 2) 1)";
+    place.write("advised.asd", "(defsystem advised :depends-on (sb-rt) :components ((:file advised)))");
+    place.write("advised.lisp", &rt("advised", tests));
+    place.write("deep.lisp", "(defun deep (n) (if (zerop n) (error \"deep\") (1+ (deep (1- n))))) (deep 100)");
+    place.write("endless.lisp", "(loop)");
+    let server = place.server();
+    for attach in [&[][..], &["--attach"]] {
+        let run = |command: &str, arguments: &[&str]| place.run(&[&[command], attach, arguments].concat()).text;
+        let tested = run("test", &["advised"]);
+        assert!(tested.starts_with("FAILED  0 passed, 1 failed, 2 errors"), "{tested}");
+        assert!(tested.contains("\n--suspects 3 also says which code"), "{tested}");
+        let printed = if attach.is_empty() {
+            "The tests printed 5 characters.\n"
+        } else {
+            "The tests printed 5 characters: evaluation {"
+        };
+        assert!(tested.contains(printed), "{tested}");
+        let deep = run("load", &["deep.lisp"]);
+        assert!(deep.contains(" more frames\n"), "{deep}");
+        let limited =
+            run("load", &["--timeout", "0.2", "endless.lisp"]) + &run("eval", &["--timeout", "0.2", "(loop)"]);
+        assert_eq!(limited.matches(" For more time, pass a larger --timeout.\n").count(), 2, "{limited}");
+        for tool in ["get-backtrace", "run-tests", "configure-limits"] {
+            assert!(!(tested.clone() + &deep + &limited).contains(tool), "{tested}\n{deep}\n{limited}");
+        }
+    }
+    assert!(server.finish().status.success());
+}
+
+/// The first of the processes that a process has started, and so on: the server, its worker, and the one that looks for
+/// suspects.
+fn descendants(of: u32) -> Vec<u32> {
+    std::iter::successors(Some(of), |pid| children(*pid).first().copied()).skip(1).collect()
+}
+
+#[test]
+fn whoever_is_ended_while_suspects_are_looked_for_leaves_nothing() {
+    for (ended, by) in [(0, "-TERM"), (0, "-INT"), (0, "-KILL"), (1, "-KILL"), (2, "-KILL"), (3, "-KILL")] {
+        let place = Place::new(&format!("ended-{ended}{by}"));
+        let temporary = place.0.join("tmp");
+        std::fs::create_dir(&temporary).unwrap();
+        // The second time it is there for its coverage.
+        let test = "(deftest one (progn (when (probe-file \"once\") (open \"twice\" :direction :output) (sleep 600))
+                                        (open \"once\" :direction :output) 1) 2)";
+        place.write("slow.asd", "(defsystem slow :depends-on (sb-rt) :components ((:file slow)))");
+        place.write("slow.lisp", &rt("slow", test));
+        let mut command = Command::new(BINARY);
+        command.args(["test", "--suspects", "3", "--test-timeout", "600", "slow"]).env("TMPDIR", &temporary);
+        let null = [Stdio::null(), Stdio::null(), Stdio::null()];
+        let [input, output, error] = null;
+        let mut run = command.current_dir(&place.0).stdin(input).stdout(output).stderr(error).spawn().unwrap();
+        until("it runs for its coverage", || place.0.join("twice").exists());
+        let pids: Vec<_> = std::iter::once(run.id()).chain(descendants(run.id())).collect();
+        assert_eq!(pids.len(), 4, "{pids:?}");
+        assert_ne!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+        signal(pids[ended], by);
+        run.wait().unwrap();
+        until(&format!("{by} of {ended}: all have ended"), || !pids.iter().any(|pid| is_alive(*pid)));
+        let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{by} of {ended}: {left:?}");
     }
 }

@@ -540,7 +540,15 @@ fn commands_join_an_image_that_runs() {
     let (_, reason, status) = test(&["few", "few::one"]);
     assert!(reason.contains("few::one is no system: several at once must be") && status == Some(2), "{reason}");
     let terminal = Terminal::start("--attach", &[("XDG_RUNTIME_DIR", runtime.to_str().unwrap())]);
-    assert_eq!(terminal.answers(":test few few::one", "CL-USER>").lines().count(), 1);
+    assert_eq!(
+        terminal.answers(":test few few::one", "CL-USER>"),
+        "; few::one is no system: several at once must be, a test or a package stands alone."
+    );
+    server.evaluate("(sb-rt:deftest few::|two words| 1 1)");
+    for (name, count) in [("few::|two words|", 1), ("FEW::one", 1), ("few:", 2), ("few, few", 2)] {
+        let shown = terminal.answers(&format!(":test {name}"), "CL-USER>");
+        assert!(shown.starts_with(&format!("=> all pass  {count} passed, 0 failed")), "{name}: {shown}");
+    }
     assert_eq!(terminal.answers("(f 3)", "CL-USER>"), "=> 6");
     assert!(terminal.answers("(/ (f 3) 0)", "[1] CL-USER>").contains("[ERROR] DIVISION-BY-ZERO"));
     assert!(server.evaluate("1").ends_with("=> 1"));

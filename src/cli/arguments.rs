@@ -177,7 +177,7 @@ pub(super) enum Command {
     /// the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a file
     /// cannot be read or written.
     Check {
-        /// Know the packages of a server that runs (`serve --socket`), by its name or the only one.
+        /// Know the packages of a server that runs (`serve --socket`): the only one, or the one of a name (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
         /// Put parentheses, quotes and comment marks where the indentation suggests, if the reader then gets through: files
@@ -241,7 +241,8 @@ pub(super) enum Command {
 /// Whose image.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// Use the image of a server that runs (`serve --socket`), by its name or the only one.
+    /// Use the image of a server that runs (`serve --socket`): the only one, or the one of a name (--attach=NAME; without =
+    /// the name is none of its).
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     pub(super) attach: Option<Option<String>>,
 }
@@ -263,8 +264,8 @@ pub(super) struct Tests {
     /// Time limit of each test, which then fails. An evaluation's, --timeout, is not for tests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = test_timeout)]
     pub(super) test_timeout: f64,
-    /// A system's name, or several; a test's or suite's, with its package (`my-tests::parsing`); or a package's, with a
-    /// colon behind it.
+    /// A system's name, or several; with --attach also a test's or suite's, with its package (`my-tests::parsing`), or a
+    /// package's, with a colon behind it.
     #[arg(required = true)]
     pub(super) what: Vec<String>,
 }

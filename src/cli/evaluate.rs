@@ -26,7 +26,7 @@ fn eval_to_the_end(options: Options, code: &[String], stdio: Stdio) -> Result<i3
     start_logging(options.log);
     let output = std::fs::File::from(output);
     let say = Arc::new(move |outcome: &Outcome| {
-        let mut report = report::evaluation(outcome);
+        let mut report = tools::for_shell(&report::evaluation(outcome), false);
         if !report.ends_with('\n') {
             report.push('\n');
         }

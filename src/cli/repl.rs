@@ -18,8 +18,8 @@ use super::editor::{Editor, Typed};
 use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
 use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
-use crate::mcp::ONE_FORM;
 use crate::mcp::stdio::Stdio;
+use crate::mcp::{ONE_FORM, parted};
 use crate::rpc::inflight::OUTPUT_FROM;
 
 /// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
@@ -59,7 +59,7 @@ pub(super) const COMMANDS: [Command; 16] = [
     command(":help", "", "this list"),
     command(":quit", "", "leave; so do Ctrl-D, (quit) and (exit)"),
     command(":load", "SYSTEM or FILE", "load a system through ASDF, or a file"),
-    command(":test", "SYSTEM", "run the tests of a system, a package or a name"),
+    command(":test", "SYSTEM ...", "run the tests of systems, of a package (P:) or of a name (P::TEST)"),
     command(":describe", "NAME", "what a symbol means, with its source"),
     command(":checkpoint", "[NAME]", "save the whole image"),
     command(":restore", "[NAME]", "go back to a checkpoint"),
@@ -343,16 +343,13 @@ impl Repl {
                 let arguments = self.with_options(load_arguments(rest));
                 self.run("load", &arguments)?;
             }
-            ":test" => {
-                let names: Vec<_> = rest.split_whitespace().collect();
-                match test_arguments(&names) {
-                    Ok(arguments) => self.run("run-tests", &arguments)?,
-                    Err(reason) => {
-                        self.failed = true;
-                        self.print(Ink::Failure, &format!("; {reason}\n"))?;
-                    }
+            ":test" => match test_arguments(&parted(rest)) {
+                Ok(arguments) => self.run("run-tests", &arguments)?,
+                Err(reason) => {
+                    self.failed = true;
+                    self.print(Ink::Failure, &format!("; {reason}\n"))?;
                 }
-            }
+            },
             ":describe" => self.show("describe-symbol", &json!({"name": rest, "source": true}))?,
             ":checkpoints" => self.show("checkpoint", &json!({}))?,
             ":checkpoint" | ":restore" => {

@@ -166,7 +166,7 @@ pub(super) fn work(
         .and_then(|()| survive_accidents())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
-    mcp::beside::allow(std::env::args_os().skip(1));
+    mcp::beside::allow(std::env::args_os().skip(1), &scratch);
     let session = match started {
         Ok(session) => session,
         Err(error) => {
@@ -297,7 +297,7 @@ fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32
         Ok(listener) => listener,
         Err(reason) => return Err((stdio, reason)),
     };
-    mcp::beside::allow(std::env::args_os().skip(1));
+    mcp::beside::allow(std::env::args_os().skip(1), &scratch);
     let checkpoints = serve.options.checkpoints(directory.clone());
     let options = supervisor::Options {
         arguments: Vec::new(),

@@ -7,16 +7,36 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use regex::Regex;
 use serde_json::{Value, json};
 
 use super::arguments::Tests;
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
+use crate::attach;
 use crate::mcp::stdio::Stdio;
 
 /// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
 const FINE: i32 = 0;
 const FAILED: i32 = 1;
 const IMPOSSIBLE: i32 = 2;
+
+/// Options by which a server's image has more than SBCL from the beginning.
+const BRING_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
+
+/// What answers advise, in the terms of the tools, and what of that a shell's user can follow.
+const ADVICE: [(&str, &str); 6] = [
+    (r" \(E[0-9]+: get-backtrace has all\)", ""),
+    (r"\(E[0-9]+, in the frames of ([0-9]+)\)", "(in the frames of $1)"),
+    (r" \(get-backtrace shows them\)", ""),
+    (r" \(run-tests with `name` shows one\)", ""),
+    ("run-tests with `suspects`: 3 also says", "--suspects 3 also says"),
+    ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
+];
+/// The same of what is gone with the image.
+const ADVICE_ON_WHAT_LASTS: [(&str, &str); 2] = [
+    (r"(\nThe tests printed [^\n:]+): evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
+    (r"; evaluation \{[^\n}]+\} shows them\]", "]"),
+];
 
 /// What is asked of a server, with a time limit in seconds if one was given.
 pub(super) enum Request {
@@ -33,6 +53,43 @@ impl Request {
             Self::Load { .. } => "load",
             Self::Test(_) => "test",
         }
+    }
+
+    /// Refuses what an image that has just begun, with these options of its server's, cannot know.
+    fn check_alone(&self, options: &[OsString]) -> Result<(), String> {
+        let brings = |option: &OsString| {
+            BRING_CODE.iter().any(|known| option == known || option.to_string_lossy().starts_with(&format!("{known}=")))
+        };
+        let Self::Test(tests) = self else { return Ok(()) };
+        let package = tests.what.first().and_then(|name| Some(name.split_once(':')?.0));
+        match package {
+            Some(package) if !options.iter().any(brings) => Err(format!(
+                "an image of its own has loaded nothing, and knows no package {package}: name the system that has its \
+                 tests, or --attach to a server that has loaded it"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The names that it is given, or the first line of its code.
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Evaluate { code, .. } => code.lines().take(1).collect(),
+            Self::Load { what, .. } => vec![what],
+            Self::Test(tests) => tests.what.iter().map(String::as_str).collect(),
+        }
+    }
+
+    /// What is said where the name of a server that runs was taken for something else, which is not there.
+    fn advice(&self, answer: &Answer) -> Option<String> {
+        let is_missing = |name: &&str| match self {
+            Self::Evaluate { .. } => answer.is_error,
+            _ => answer.text.contains(&format!("Component {name:?} not found")),
+        };
+        let missing: Vec<_> = self.names().into_iter().filter(is_missing).collect();
+        let running = if missing.is_empty() { Vec::new() } else { attach::running() };
+        let name = missing.into_iter().find(|name| running.iter().any(|server| server.name == **name))?;
+        Some(format!("sbcl-mcp {}: {name} is a server that runs: --attach={name} joins it.", self.command()))
     }
 
     /// The tool and its arguments, or a sentence that says why there is none.
@@ -61,7 +118,8 @@ impl Request {
 
 /// Calls a tool of a server that runs, or of one for this alone, which has these options.
 pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &Request, stdio: Stdio) -> i32 {
-    let done = client_of(attach, options).and_then(|client| run(client, request, stdio.output));
+    let can_be = if attach.is_none() { request.check_alone(&options) } else { Ok(()) };
+    let done = can_be.and_then(|()| client_of(attach, options)).and_then(|client| run(client, request, stdio.output));
     done.unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
         IMPOSSIBLE
@@ -74,9 +132,22 @@ pub(super) fn run(mut client: Client, request: &Request, output: OwnedFd) -> Res
     let (tool, arguments) = request.tool()?;
     client.initialize(START).map_err(reason)?;
     let answer = ask(&mut client, tool, &arguments).map_err(reason)?;
-    let written = File::from(output).write_all(format!("{}\n", answer.text.trim_end_matches('\n')).as_bytes());
+    let text = for_shell(answer.text.trim_end_matches('\n'), client.server().is_none());
+    let written = File::from(output).write_all(format!("{text}\n").as_bytes());
     written.map_err(|error| format!("the answer cannot be written: {error}"))?;
+    if let Some(advice) = request.advice(&answer) {
+        super::say(&advice);
+    }
     Ok(status(request, &answer))
+}
+
+/// An answer in a shell's terms; `lasts`: there will be an image that can be asked for more.
+pub(super) fn for_shell(text: &str, lasts: bool) -> String {
+    let gone = if lasts { &[][..] } else { &ADVICE_ON_WHAT_LASTS };
+    ADVICE.iter().chain(gone).fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
+        Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
+        Err(_) => text,
+    })
 }
 
 /// Calls a tool and waits; what it reports meanwhile goes to stderr, if somebody looks at that.

@@ -27,14 +27,16 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Bytes that the child may say.
 const MAX_OUTCOME: u64 = 64 << 20;
 
-/// The command line of this program, without the command, if that can run tests: it is not another's library.
-static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
+/// The command line of this program, without the command, and its directory for temporary files, if it can run tests: it is
+/// not another's library.
+static PROGRAM: OnceLock<(Vec<OsString>, PathBuf)> = OnceLock::new();
 
-/// Has tests run in processes with the options of this one, from its arguments.
-pub(crate) fn allow(arguments: impl Iterator<Item = OsString>) {
+/// Has tests run in processes with the options of this one, from its arguments. Their temporary files are in the directory of
+/// its own: whoever removes that when this process is gone, and has ended them, removes those.
+pub(crate) fn allow(arguments: impl Iterator<Item = OsString>, scratch: &Scratch) {
     let mut arguments = arguments.peekable();
     arguments.next_if(|first| first == "serve" || first == "worker");
-    let _ = ARGUMENTS.set(arguments.collect());
+    let _ = PROGRAM.set((arguments.collect(), scratch.path().to_owned()));
 }
 
 /// Which tests to run, and how the other image finds them.
@@ -96,7 +98,7 @@ impl Tests {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) tests: Tests,
-    /// Where it has its temporary files, which are removed by whoever outlives the other.
+    /// Where it has its temporary files, which are removed by whoever outlives the others.
     pub(crate) scratch: PathBuf,
 }
 
@@ -125,7 +127,7 @@ impl Handle {
     /// # Errors
     /// A sentence that says why there is no outcome.
     pub(crate) fn run(&self, tests: &Tests) -> Result<Outcome, String> {
-        let Some(arguments) = ARGUMENTS.get() else {
+        let Some((arguments, directory)) = PROGRAM.get() else {
             return Err("Tests can be run in an image of their own where the program sbcl-mcp serves.".to_owned());
         };
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
@@ -148,7 +150,7 @@ impl Handle {
             self.end();
         }
         let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else { return Err("No pipes.".to_owned()) };
-        let scratch = Scratch::new();
+        let scratch = Scratch::in_directory(directory);
         let request = Request { tests: tests.clone(), scratch: scratch.path().to_owned() };
         let request = serde_json::to_string(&request).map_err(|error| failed("cannot be asked", &error))?;
         // Should it not read, what follows has an end nevertheless. The child ends when nobody holds the pipe.

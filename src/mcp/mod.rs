@@ -44,7 +44,7 @@ pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
 use server::Server;
 use stdio::Stdio;
 use tools::ToolContext;
-pub(crate) use tools::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE, ToolSet};
+pub(crate) use tools::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE, ToolSet, parted};
 
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(150);

@@ -170,7 +170,7 @@ fn known_name(known: &[&str], name: String) -> String {
 }
 
 /// The parts of a text between commas and blanks that are not within parentheses, `"` or `|`.
-fn parted(text: &str) -> Vec<&str> {
+pub(crate) fn parted(text: &str) -> Vec<&str> {
     let (mut depth, mut quote) = (0_usize, None);
     let separates = move |character: char| {
         match (character, quote) {

@@ -44,6 +44,7 @@ use crate::outcome::Record;
 use crate::rpc::inflight::Inflight;
 use crate::session::Operation;
 use arguments::Arguments;
+pub(crate) use arguments::parted;
 pub(super) use call::Call;
 pub(super) use checkpoint::CheckpointReply;
 pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
