@@ -133,34 +133,41 @@ itself, so its end comes first."
              (collect-what-was-new **kept-before**)
              (not (heap-full-p))))))
 
-(defun collect-and-report (kept)
+(defun collect-and-report (kept part)
   "Collect the garbage of an evaluation that was filling the heap, where KEPT bytes were in use before it, and push what
-is left."
+is left. PART: which part of it did so, a string, or NIL."
   (let ((used (sb-kernel:dynamic-usage)))
     (await-threads **ending-threads**)
     (collect-what-was-new kept)
     (event *job-id* (event-code :error-text) 0
            (with-server-syntax ()
-             (format nil "The heap was nearly used up (~D of ~D MB), so the evaluation was stopped. ~D MB are still ~
-                          in use now, by what the session holds on to."
-                     (megabytes used) (megabytes (sb-ext:dynamic-space-size))
+             (format nil "The heap was nearly used up (~D of ~D MB~@[, most of it by ~A~]), so the evaluation was ~
+                          stopped. ~D MB are still in use now, by what the session holds on to."
+                     (megabytes used) (megabytes (sb-ext:dynamic-space-size)) part
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defvar *end-part-for-heap* nil
   "A function that unwinds from the part of the evaluation that runs, such as a test, when the heap is nearly used up, of the
 frame pointer of whoever calls it; or NIL: all of it ends.")
 
-(defun clear-up-after-part ()
-  "Collect what a part of the evaluation has left that was ended for the heap; end the evaluation if that is still full."
+(defvar *ended-part* nil
+  "What part of the evaluation was ended for the heap without success, a string, or NIL.")
+
+(defun clear-up-after-part (part)
+  "Collect what PART of the evaluation, a string, has left that was ended for the heap; end the evaluation if that is still
+full."
   (sb-sys:scrub-control-stack)
   (collect-what-was-new *kept*)
-  (end-evaluation-for-heap))
+  (let ((*ended-part* part)
+        (*end-part-for-heap* nil))
+    (end-evaluation-for-heap)))
 
 (defun end-evaluation-for-heap ()
   "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or the part of it that runs, unless what filled the heap
 is gone. Called by an interrupt, and after each collection."
   (let ((job-id *job-id*)
-        (kept *kept*))
+        (kept *kept*)
+        (part *ended-part*))
     (when (and *abandon* (not (heap-cleared-p)))
       (when (and *end-part-for-heap* (not *failed*))
         (funcall (the function *end-part-for-heap*) (frame-pointer-here)))
@@ -170,7 +177,7 @@ is gone. Called by an interrupt, and after each collection."
       (abandon-evaluation :interrupted
                           (lambda ()
                             (end-programs)
-                            (collect-and-report kept))))))
+                            (collect-and-report kept part))))))
 
 (define-condition heap-nearly-exhausted (storage-condition)
   ((used :initarg :used :reader heap-nearly-exhausted-used)

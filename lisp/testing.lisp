@@ -209,11 +209,15 @@ HOOK. It unwinds without a condition, which handlers would swallow."
 nothing interrupt it, the image is given up."
   (event *job-id* (event-code :step) (ceiling milliseconds) step))
 
+(defun test-step (verdict)
+  "Return what the test of VERDICT is called among all that an evaluation does."
+  (concatenate 'text (if (test-operation-p verdict) "the " "the test ") (verdict-title verdict)))
+
 (defun announce-test (guard)
   "Tell the host that the test that GUARD watches over runs, which is ended here when its time is over, if it can be; with
 NIL, that there is none."
   (if guard
-      (announce-step (concatenate 'text "the test " (verdict-title (guard-verdict guard)))
+      (announce-step (test-step (guard-verdict guard))
                      (max 0 (+ (- (guard-deadline guard) (monotonic-milliseconds)) (* 2 +unwind-milliseconds+))))
       (event *job-id* (event-code :step))))
 
@@ -284,7 +288,7 @@ interrupted stays so."
     (unless (eq how :returned)
       (end-abnormally verdict how))
     (when (eq how :heap)
-      (clear-up-after-part)
+      (clear-up-after-part (test-step verdict))
       ;; What was said meanwhile does not count.
       (announce-test outer))
     values))

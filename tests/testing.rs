@@ -1116,7 +1116,7 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
-    assert!(text.contains(") in the test DEMO-TESTS::DIES. A new image"), "{text}");
+    assert!(text.contains("; it was at the test DEMO-TESTS::DIES. A new image"), "{text}");
     server.goes_on();
     // What comes after it is none.
     let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
@@ -1179,6 +1179,16 @@ fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
     assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
+    server.goes_on();
+    // What it leaves in use is in the way of the others.
+    project.write(
+        "tests/tests.lisp",
+        &format!("{tests}(defvar *kept* '())\n(deftest keeps (loop (push (make-array 100000) *kept*)) 0)\n"),
+    );
+    project.touch("tests/tests.lisp");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    assert!(text.contains("[ERROR] HEAP-EXHAUSTED\nThe heap was nearly used up ("), "{text}");
+    assert!(text.contains(" MB, most of it by the test DEMO-TESTS::KEEPS), so the evaluation was stopped."), "{text}");
     server.goes_on();
 }
 

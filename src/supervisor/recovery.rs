@@ -330,7 +330,7 @@ impl RecoveryState {
         // Nobody has asked for what is restored.
         let stuck = lost.outcome.clone().filter(|_| restored);
         let cause = match status.step().filter(|_| in_flight && restored && stuck.is_none()) {
-            Some(step) => format!("{} in {step}", lost.cause),
+            Some(step) => format!("{}; it was at {step}", lost.cause),
             None => lost.cause.clone(),
         };
         let mut crash = CrashReport { cause, in_flight, connection, background, stuck, deadly: Vec::new() };
