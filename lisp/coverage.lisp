@@ -4,16 +4,19 @@
 
 ;;; Loading
 
+(defun direct-dependencies (system)
+  "Return the systems that SYSTEM itself says it needs."
+  (loop for name in (ignore-errors (asdf:system-depends-on system))
+        for needed = (ignore-errors (asdf:find-system (asdf/find-component:resolve-dependency-name system name) nil))
+        when needed
+          collect needed))
+
 (defun needed-systems (system)
   "Return SYSTEM and all the systems that it needs, what is needed first."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found :test #'eq)
-                 (dolist (name (ignore-errors (asdf:system-depends-on system)))
-                   (let ((needed (ignore-errors (asdf:find-system (asdf/find-component:resolve-dependency-name
-                                                                   system name)
-                                                                  nil))))
-                     (when needed (visit needed))))
+                 (mapc #'visit (direct-dependencies system))
                  (pushnew system found :test #'eq))))
       (visit system))
     (nreverse found)))
@@ -23,13 +26,49 @@
   (let ((directory (asdf:system-source-directory system)))
     (and directory root (uiop:subpathp directory root))))
 
+(defun framework-name-p (name)
+  "True when NAME is that of a system that is a framework for tests."
+  (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
+
+(defun called-test-p (system)
+  "True when the name of SYSTEM says that it is tests."
+  (search "test" (asdf:component-name system)))
+
 (defun tests-anything-p (system)
   "True when SYSTEM is likely to hold tests: it uses a framework, or its name says so."
-  (or (search "test" (asdf:component-name system))
-      (intersection (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
-                            (asdf:system-depends-on system))
-                    '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt")
-                    :test #'string-equal)))
+  (or (called-test-p system)
+      (some #'framework-name-p
+            (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
+                    (asdf:system-depends-on system)))))
+
+(defun tested-elsewhere (tests)
+  "Return the systems that those of TESTS, which have no code in their own directory, are likely to test: what they
+need, and aids of theirs do, but for frameworks; where some of that gives one of them its name, only this."
+  (let ((found '()))
+    (labels ((visit (system)
+               (dolist (needed (direct-dependencies system))
+                 (cond ((or (member needed tests)
+                            (framework-name-p (asdf:component-name needed))
+                            (null (asdf:system-source-directory needed))))
+                       ((tests-anything-p needed) (visit needed))
+                       (t (pushnew needed found))))))
+      (mapc #'visit tests))
+    (flet ((named-p (system)
+             (some (lambda (test) (search (asdf:component-name system) (asdf:component-name test))) tests)))
+      (or (remove-if-not #'named-p found) found))))
+
+(defun tested-systems (needed root)
+  "Return the systems among NEEDED that are likely to be what those in the directory ROOT test."
+  (let ((own (remove-if-not (lambda (system) (of-project-p system root)) needed)))
+    (or (remove-if #'tests-anything-p own)
+        (let ((roots (and (every #'called-test-p own)
+                          (mapcar #'asdf:system-source-directory (tested-elsewhere own)))))
+          (remove-if-not (lambda (system)
+                           (and (not (tests-anything-p system))
+                                (some (lambda (root) (of-project-p system root)) roots)))
+                         needed))
+        ;; Where one system has both, its tests are told from the rest by their forms.
+        own)))
 
 ;; Of a function that is expanded in its callers, none of its forms would run.
 (declaim (type boolean *marking*))
@@ -41,13 +80,15 @@
   (member (car form) '(inline sb-ext:maybe-inline)))
 
 (defun load-with-coverage (systems scratch)
-  "Load SYSTEMS and what they need; the code that they test, in the same directory, with marks. What is compiled for that
-goes into the directory SCRATCH."
+  "Load SYSTEMS and what they need; the code that they test with marks, in the same directory if there is any. What is
+compiled for that goes into the directory SCRATCH."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
-         (own (remove-if-not (lambda (system) (of-project-p system root)) needed))
-         ;; Where one system has both, its tests are told from the rest by their forms.
-         (marked (or (remove-if #'tests-anything-p own) own)))
+         (marked (tested-systems needed root))
+         ;; What needs that code would load it without marks.
+         (own (remove-if-not (lambda (system)
+                               (or (of-project-p system root) (intersection marked (needed-systems system))))
+                             needed)))
     (dolist (system (set-difference needed own))
       (asdf:load-system system))
     ;; They are good as they are, wherever compiled files are to go.

@@ -1590,6 +1590,54 @@ fn suspects_are_found_where_code_and_tests_are_one_system() {
 }
 
 #[test]
+fn suspects_are_of_the_code_wherever_its_tests_are() {
+    for (system, helpers) in [("demo-tests", ""), ("demo-tests", "helpers-for-tests"), ("check-tests", "")] {
+        let project = Project::new(&format!("two-places-{system}{helpers}"), "", "", "");
+        let needed = if helpers.is_empty() { String::new() } else { format!("{helpers:?}") };
+        std::fs::remove_file(project.0.join("demo.asd")).unwrap();
+        project.write(
+            "code/demo.asd",
+            "(defsystem \"demo\" :depends-on (\"demo/parts\") :components ((:file \"demo\")))
+                                        (defsystem \"demo/parts\" :components ((:file \"parts\")))",
+        );
+        project.write(
+            "code/parts.lisp",
+            "(defpackage :demo (:use :cl))\n(in-package :demo)\n(defun large (n)\n  (* 3 n))\n",
+        );
+        project.write("code/demo.lisp", "(in-package :demo)\n(defun small (n)\n  (1+ n))\n");
+        project.write(
+            "aids/helpers-for-tests.asd",
+            "(defsystem \"helpers-for-tests\" :depends-on (\"demo\") :components ((:file \"aids\")))",
+        );
+        project.write("aids/aids.lisp", "(in-package :demo)\n");
+        project.write(
+            &format!("tests/{system}.asd"),
+            &format!(
+                "(defsystem {system:?} :depends-on ({needed} \"sb-rt\" \"demo\") :components ((:file \"tests\")))"
+            ),
+        );
+        project.write(
+            "tests/tests.lisp",
+            "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(defun call (f) (funcall f 1))\n\
+             (deftest one (call 'demo::small) 2)\n(deftest two (call 'demo::large) 2)\n",
+        );
+        let mut server = Server::ready();
+        for place in ["code/", "aids/", "tests/"] {
+            server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.0.join(place)));
+        }
+        for asked in [json!({"system": system, "suspects": 3}), json!({"package": "demo-tests", "suspects": 3})] {
+            let text = good(&mut server, "run-tests", asked);
+            assert!(text.starts_with("FAILED  1 passed, 1 failed"), "{text}");
+            assert!(
+                text.contains("   Suspects: LARGE  parts.lisp:3  (no passing test ran"),
+                "{system} {helpers}: {text}"
+            );
+            assert!(!text.contains("CALL"), "{system} {helpers}: {text}");
+        }
+    }
+}
+
+#[test]
 fn it_is_said_why_there_are_no_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n\
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";

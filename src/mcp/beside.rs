@@ -143,7 +143,8 @@ impl Handle {
             .map_err(|error| failed("cannot be started", &error))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let process = Pid::from_child(&child);
-        let descriptor = pidfd_open(process, PidfdFlags::empty());
+        // Where there is none, the pipe tells.
+        let descriptor = pidfd_open(process, PidfdFlags::empty()).ok();
         self.0.lock().child = Some(child);
         if self.0.lock().ended {
             self.end();
@@ -157,7 +158,7 @@ impl Handle {
         let ask = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(ask);
         let limit = Instant::now() + LIMIT;
         let mut said = Vec::new();
-        let read = descriptor.map_err(Into::into).and_then(|child| read(&mut stdout, &child, &mut said, limit));
+        let read = read(&mut stdout, descriptor.as_ref(), &mut said, limit);
         let child = self.0.lock().child.take();
         let status = child.map(|mut child| {
             end_tree(process);
@@ -178,18 +179,19 @@ impl Handle {
 }
 
 /// Reads what a process says, until that ends or it does: what it has forked may hold its end open for longer.
-fn read(stdout: &mut ChildStdout, process: &OwnedFd, said: &mut Vec<u8>, limit: Instant) -> io::Result<()> {
+fn read(stdout: &mut ChildStdout, process: Option<&OwnedFd>, said: &mut Vec<u8>, limit: Instant) -> io::Result<()> {
     rustix::io::ioctl_fionbio(&*stdout, true)?;
     loop {
         let left = limit.saturating_duration_since(Instant::now());
         let wait = Timespec::try_from(left).unwrap_or_default();
-        let mut descriptors = [PollFd::new(&*stdout, PollFlags::IN), PollFd::new(process, PollFlags::IN)];
+        let mut descriptors = vec![PollFd::new(&*stdout, PollFlags::IN)];
+        descriptors.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
         match poll(&mut descriptors, Some(&wait)) {
             Ok(0) if left.is_zero() => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let is_over = !descriptors[1].revents().is_empty();
+        let is_over = descriptors.get(1).is_some_and(|process| !process.revents().is_empty());
         // At the end of the process all that it has said is there.
         match stdout.take(MAX_OUTCOME.saturating_sub(said.len() as u64)).read_to_end(said) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_over => {}

@@ -281,8 +281,8 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                 if !passed.is_empty() {
                     let more = passed.len().saturating_sub(NAMES);
                     outcome.notices.push(format!(
-                        "No suspects of what passed where they were looked for, in another image that loaded the files: \
-                         {}{}.",
+                        "No suspects of what passed where they were looked for, in another image that loaded the \
+                         files: {}{}.",
                         passed[..passed.len() - more].join(", "),
                         if more > 0 { format!(" and {more} more") } else { String::new() }
                     ));
