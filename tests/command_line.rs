@@ -269,7 +269,7 @@ fn the_doctor_looks_at_directories() {
         command
     };
     for (variable, value, what) in [
-        ("TMPDIR", "/nonexistent", "TMPDIR"),
+        ("TMPDIR", "/dev/null/tmp", "TMPDIR"),
         ("TMPDIR", "/proc", "TMPDIR"),
         ("XDG_STATE_HOME", "/proc", "checkpoints"),
     ] {

@@ -491,8 +491,11 @@ fn a_flame_graph_is_written() {
     assert!(graph.contains("<svg") && graph.trim_end().ends_with("</svg>"), "{graph}");
     assert!(graph.contains("<title>BURN (") && graph.contains("<title>WORK ("), "{graph}");
     std::fs::remove_file(&path).unwrap();
-    let text = good(&mut server, "profile", json!({"code": "(work)", "save-to": "/nonexistent/x.svg"}));
-    assert!(text.contains("No flame graph in /nonexistent/x.svg: No such file or directory"), "{text}");
+    // Nor is there a directory of that name.
+    let nowhere = path.join("x.svg");
+    let text = good(&mut server, "profile", json!({"code": "(work)", "save-to": nowhere}));
+    let expected = format!("No flame graph in {}: No such file or directory", nowhere.display());
+    assert!(text.contains(&expected), "{text}");
 }
 
 /// The names that tools/list shows, and how long it is.
