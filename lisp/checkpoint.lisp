@@ -61,6 +61,12 @@ that is not there. Others than these are of no use to a process that saves."
   (let ((memory (alien-funcall (extern-alien "malloc" (function unsigned-long unsigned-long)) 10000))
         (file (alien-funcall (extern-alien "fopen" (function unsigned-long c-string c-string)) "/dev/null" "r")))
     (alien-funcall (extern-alien "free" (function void unsigned-long)) memory)
+    ;; Another thread has allocated what is freed at the end (save.c, unwind_binding_stack): malloc has another lock for
+    ;; that. As large as it is, it stays where it is.
+    (let ((map (extern-alien "tlsindex_to_symbol_map" unsigned-long)))
+      (alien-funcall (extern-alien "realloc" (function unsigned-long unsigned-long unsigned-long))
+                     map
+                     (alien-funcall (extern-alien "malloc_usable_size" (function unsigned-long unsigned-long)) map)))
     (unless (eql 0 file)
       (alien-funcall (extern-alien "fclose" (function int unsigned-long)) file))))
 
@@ -137,6 +143,21 @@ on_exit(3) has added last is called first."
   (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
                  (sb-sys:foreign-symbol-sap "_exit") 0))
 
+(defglobal **saving-seconds** 300
+  "How long it may take to save an image.")
+
+(defun end-in-time ()
+  "Have the kernel end this process after **SAVING-SECONDS**: nobody may be left to do that when it hangs, in C code that waits
+for a thread which is not there."
+  (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    ;; SIGALRM, 14, as SIG_DFL and not blocked: SIG_UNBLOCK.
+    (setf (aref signals 1) #x20)
+    (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) 14 0)
+    (with-pinned-objects (signals)
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
+                     1 (vector-sap signals) 0))
+    (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)))
+
 (defun save-image (path)
   "Save this image in the file PATH, a native namestring, and end the process: with status 0 when that is done. What fails is
 said on the process' standard error. Called in the child."
@@ -145,6 +166,7 @@ said on the process' standard error. Called in the child."
         **next-job** 0)
   (forget-program)
   (close-descriptors 3)
+  (end-in-time)
   ;; What was in memory is for nobody but the owner.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (leave-exit-to-kernel)
@@ -224,9 +246,6 @@ with LOCK and ERRORS, and a child of its own saves the image."
 
 (defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
   "Held while the process is copied: once at a time.")
-
-(defglobal **saving-seconds** 300
-  "How long it may take to save an image.")
 
 (defconstant +pause-seconds+ 30
   "How long it is waited until no thread compiles, interns, or defines a class.")
