@@ -205,6 +205,14 @@ fn what_an_image_of_its_own_cannot_know_is_refused() {
 }
 
 #[test]
+fn what_cannot_be_asked_is_refused_before_a_server_is_looked_for() {
+    let place = Place::new("unasked");
+    let said = place.run(&["test", "--attach=nobody", "passes", "few::one"]);
+    let expected = "sbcl-mcp test: few::one is no system: several at once must be, a test or a package stands alone.\n";
+    assert_eq!((said.complaint.as_str(), said.status), (expected, Some(2)), "{said:?}");
+}
+
+#[test]
 fn the_name_of_a_server_is_known_where_it_is_taken_for_another() {
     let place = Place::new("name");
     systems(&place);

@@ -118,9 +118,15 @@ impl Request {
 
 /// Calls a tool of a server that runs, or of one for this alone, which has these options.
 pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &Request, stdio: Stdio) -> i32 {
-    let can_be = if attach.is_none() { request.check_alone(&options) } else { Ok(()) };
-    let done = can_be.and_then(|()| client_of(attach, options)).and_then(|client| run(client, request, stdio.output));
-    done.unwrap_or_else(|reason| {
+    let called = || {
+        // Asked before there is a server, which what cannot be asked is not worth.
+        request.tool()?;
+        if attach.is_none() {
+            request.check_alone(&options)?;
+        }
+        run(client_of(attach, options)?, request, stdio.output)
+    };
+    called().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
         IMPOSSIBLE
     })
