@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the packages: packaging/build.py PROGRAM OUTPUT
 
-PROGRAM is what `cargo build --release` has made in this environment, OUTPUT a directory that is made anew. Version,
+PROGRAM is what `cargo build --profile lto` has made in this environment, OUTPUT a directory that is made anew. Version,
 description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the PATH;
 scripts/dist.sh sees to that.
 """
@@ -116,7 +116,7 @@ def npm(program, crate, output, scratch):
 
 def wheel(program, output):
     """A wheel with the program alone: pyproject.toml. cargo finds it built; maturin looks what it asks of the C library."""
-    run("maturin", "build", "--release", "--locked", "--target-dir", program.parent.parent, "--out", output)
+    run("maturin", "build", "--profile", "lto", "--locked", "--target-dir", program.parent.parent, "--out", output)
 
 
 def bundle(program, crate, output, scratch):

@@ -19,8 +19,8 @@ if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
 else
     echo "dist: without root and debootstrap the program is built for systems as new as this one"
-    cargo build --release
-    program=$target/release/sbcl-mcp
+    cargo build --profile lto
+    program=$target/lto/sbcl-mcp
     environment=()
 fi
 

@@ -3,7 +3,7 @@
 # it there: in a chroot of each Debian from that one on. Prints where the program is; that Debian is
 # target/old-glibc/debian, and what linked it target/old-glibc/cc. Needs root, debootstrap, a Debian or Ubuntu to build
 # on and, once, the network; the trees stay in the cache, beside SBCL.
-# scripts/old_glibc.sh [PROFILE]; without: release
+# scripts/old_glibc.sh [PROFILE]; without: lto
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ RELEASES=(bullseye bookworm)
 MACHINE=x86_64
 trees=${XDG_CACHE_HOME:-$HOME/.cache}/sbcl-mcp/debian
 target=$PWD/target/old-glibc
-profile=${1:-release}
+profile=${1:-lto}
 
 # tree RELEASE: installs a Debian, with what programs are linked with, once.
 tree() {
