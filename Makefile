@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build demo test fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build demo test flaky fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -23,23 +23,26 @@ build: sbcl ## Build the release binary, SBCL included: target/release/sbcl-mcp
 demo: build ## A session over MCP, as a client sees it
 	cargo run --quiet --release --example demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"
 
-test: setup build ## Every test: unit, integration, end to end with the official MCP SDKs
+test: setup sbcl ## Every test: unit, integration, end to end with the official MCP SDKs
 	scripts/test.sh
 
+flaky: setup sbcl ## The server's suite ten times beside a load on every processor (SBCL_MCP_ROUNDS: how often)
+	scripts/flaky.sh
+
 fuzz: sbcl ## Random protocol input and random code, for long (SBCL_MCP_FUZZ_CASES: how many)
-	SBCL_MCP_FUZZ_CASES=$${SBCL_MCP_FUZZ_CASES:-20000} cargo test --release --test fuzz
+	SBCL_MCP_FUZZ_CASES=$${SBCL_MCP_FUZZ_CASES:-20000} cargo test --release --test mcp fuzz::
 
 soak: sbcl ## 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: how many)
-	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test soak -- --nocapture
+	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test mcp soak:: -- --nocapture
 
 kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idleness (SBCL_MCP_KILLS: how many)
-	SBCL_MCP_KILLS=$${SBCL_MCP_KILLS:-1000} cargo test --release --test supervisor kills -- --nocapture
-	cargo test --release --test recovery -- --ignored
-	SBCL_MCP_SESSION_KILLS=$${SBCL_MCP_SESSION_KILLS:-100} cargo test --release --test sessions kill -- --nocapture
+	SBCL_MCP_KILLS=$${SBCL_MCP_KILLS:-1000} cargo test --release --test mcp kills_under_load -- --nocapture
+	cargo test --release --test mcp recovery:: -- --ignored
+	SBCL_MCP_SESSION_KILLS=$${SBCL_MCP_SESSION_KILLS:-100} cargo test --release --test mcp sessions::a_kill -- --nocapture
 
 checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
-	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test checkpoints model
-	cargo test --release --test checkpoints -- --ignored --nocapture
+	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test mcp checkpoints::a_session_is_what_the_model_says
+	cargo test --release --test mcp checkpoints:: -- --ignored --nocapture
 
 checkpoint-figures: build ## What checkpoints cost, with ratios to a plain start: nothing else should run meanwhile
 	python3 scripts/checkpoint_figures.py

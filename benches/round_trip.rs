@@ -5,9 +5,13 @@
 //! `--no-supervisor`. `echo` is `cat`, answering the same line: what the pipes and the scheduler take. Arguments are
 //! passed to `sbcl-mcp serve`; an argument that begins with `--bench` is cargo's and is ignored.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+#[path = "../tests/mcp/client.rs"]
+mod client;
+
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use client::Server;
 
 const ROUNDS: usize = 3_000;
 /// Calls of one kind in a row.
@@ -16,51 +20,9 @@ const MEASURED: usize = 30;
 const STARTS: usize = 20;
 const IMAGES: usize = 20;
 
-struct Client {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    line: String,
-}
-
-impl Client {
-    fn start(program: &str, arguments: &[String]) -> Self {
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let stdin = child.stdin.take().expect("piped");
-        let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, stdin, stdout, line: String::new() }
-    }
-
-    fn ask(&mut self, request: &str) -> &str {
-        self.stdin.write_all(request.as_bytes()).expect("the program reads");
-        self.line.clear();
-        self.stdout.read_line(&mut self.line).expect("the program answers");
-        &self.line
-    }
-
-    fn initialize(&mut self) {
-        let answer = self.ask(concat!(
-            r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","#,
-            r#""capabilities":{},"clientInfo":{"name":"round_trip","version":"0"}}}"#,
-            "\n"
-        ));
-        assert!(answer.contains("serverInfo"), "{answer}");
-        self.stdin
-            .write_all(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n")
-            .expect("the program reads");
-    }
-
-    fn stop(mut self) {
-        drop(self.stdin);
-        let mut rest = Vec::new();
-        _ = self.stdout.read_to_end(&mut rest);
-        _ = self.child.wait();
-    }
+/// Starts a program whose output is read by the thread that asks.
+fn start(program: &str, arguments: &[String]) -> Server {
+    Server::start_direct(Command::new(program).args(arguments))
 }
 
 fn call(tool: &str, arguments: &str) -> String {
@@ -81,9 +43,9 @@ fn worker(supervisor: u32) -> Option<rustix::process::Pid> {
 }
 
 /// The time until `request` is answered, in which it must say what is expected.
-fn time(client: &mut Client, request: &str, expected: &str) -> Duration {
+fn time(client: &mut Server, request: &str, expected: &str) -> Duration {
     let begin = Instant::now();
-    let answer = client.ask(request);
+    let answer = client.round_trip(request);
     let time = begin.elapsed();
     assert!(answer.contains(expected), "{answer}");
     time
@@ -113,19 +75,20 @@ fn main() {
     let mut memory = (0, 0);
     for _ in 0..STARTS {
         let begin = Instant::now();
-        let mut client = Client::start(server, &arguments);
-        client.initialize();
-        assert!(client.ask(&plus).contains("=> 3"), "{}", client.line);
+        let mut client = start(server, &arguments);
+        client.initialize("2025-11-25");
+        let answer = client.round_trip(&plus);
+        assert!(answer.contains("=> 3"), "{answer}");
         starts.push(begin.elapsed());
-        memory = resident(client.child.id());
-        client.stop();
+        memory = resident(client.pid());
+        client.finish();
     }
 
-    let mut client = Client::start(server, &arguments);
-    client.initialize();
-    let mut alone = Client::start(server, &[&arguments[..], &["--no-supervisor".to_owned()]].concat());
-    alone.initialize();
-    let mut cat = Client::start("cat", &[]);
+    let mut client = start(server, &arguments);
+    client.initialize("2025-11-25");
+    let mut alone = start(server, &[&arguments[..], &["--no-supervisor".to_owned()]].concat());
+    alone.initialize("2025-11-25");
+    let mut cat = start("cat", &[]);
     let requests = [
         ("echo (cat)", plus.clone(), ""),
         ("ping", "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n".to_owned(), "\"result\""),
@@ -154,13 +117,13 @@ fn main() {
     let (mut resets, mut kills) = (Vec::new(), Vec::new());
     for _ in 0..IMAGES {
         resets.push(time(&mut client, &call("reset-session", "{}"), "Session reset"));
-        let worker = worker(client.child.id()).expect("a worker");
+        let worker = worker(client.pid()).expect("a worker");
         rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("it is ours");
         kills.push(time(&mut client, plus, "=> 3"));
     }
-    cat.stop();
-    client.stop();
-    alone.stop();
+    cat.finish();
+    client.finish();
+    alone.finish();
 
     let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
     println!("round trip, median of {ROUNDS}, and the same with --no-supervisor:");

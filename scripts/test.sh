@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of behaviour, with one profile: the release binary is what the end-to-end tests drive.
+# Every check of behaviour, with one profile. The end-to-end tests drive the binary that cargo test has built.
 # All suites run, whatever fails before them; the last line counts the tests of all.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -29,10 +29,11 @@ count() {
     ' "$log"
 }
 
-suite "Rust" cargo test --release --workspace --no-fail-fast
-suite "Feature num-bigint" cargo test --release --features num-bigint --test library any_size
+# One set of features for all of it, so that the library is compiled once.
+features=(--features sbcl-mcp/num-bigint)
+suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
 for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
-    suite "Example $example" cargo run --quiet --release --example "$example"
+    suite "Example $example" cargo run --quiet --release "${features[@]}" --example "$example"
 done
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2

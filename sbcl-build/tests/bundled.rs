@@ -83,6 +83,8 @@ impl Program {
         let manifest = program.read("Cargo.toml");
         let (own, _) = manifest.split_once("# In the repository").unwrap();
         program.write("Cargo.toml", own);
+        // The workspace's versions: they have been downloaded, and no other place decides on any.
+        fs::copy(root().join("Cargo.lock"), program.directory.join("Cargo.lock")).unwrap();
         program
     }
 
@@ -91,7 +93,7 @@ impl Program {
         for entry in fs::read_dir(from.join(name)).unwrap() {
             let name = name.join(entry.unwrap().file_name());
             match from.join(&name) {
-                path if path.ends_with("target") => {}
+                path if path.ends_with("target") || path.ends_with("Cargo.lock") => {}
                 path if path.is_dir() => self.copy(from, &name),
                 path => _ = fs::copy(path, self.directory.join(&name)).unwrap(),
             }

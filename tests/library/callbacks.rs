@@ -1,0 +1,305 @@
+//! Rust functions that Lisp calls, and what unwinds through them.
+
+use super::*;
+
+#[test]
+fn rust_functions_are_called_by_lisp() {
+    let lisp = lisp();
+    lisp.define("host:add", "Return the sum.", |a: i64, b: i64| a + b).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:add 1 2)").unwrap(), 3);
+    assert_eq!(lisp.eval::<String>("(documentation 'host:add 'function)").unwrap(), "Return the sum.");
+    let described: String = lisp.eval("(with-output-to-string (*standard-output*) (describe 'host:add))").unwrap();
+    assert!(described.contains("(ARGUMENT-1 ARGUMENT-2)") && described.contains("Return the sum."), "{described}");
+    lisp.define_as(
+        "host:join",
+        "first &optional second &rest more",
+        "Join.",
+        |a: String, b: Option<String>, more: Vec<String>| a + &b.unwrap_or_default() + &more.concat(),
+    )
+    .unwrap();
+    assert_eq!(lisp.eval::<String>(r#"(host:join "a")"#).unwrap(), "a");
+    assert_eq!(lisp.eval::<String>(r#"(host:join "a" "b" "c" "d")"#).unwrap(), "abcd");
+
+    lisp.define("host:read", "Return the text of the file PATH.", |path: String| std::fs::read_to_string(path))
+        .unwrap();
+    let handled: String =
+        lisp.eval(r#"(handler-case (host:read "/nowhere") (rust:host-error (e) (format nil "no: ~a" e)))"#).unwrap();
+    assert!(handled.starts_with("no: host:read: No such file"), "{handled}");
+    assert_eq!(
+        lisp.eval::<String>(
+            r#"(handler-bind ((error (lambda (e) (declare (ignore e)) (use-value "instead")))) (host:read "/nowhere"))"#
+        )
+        .unwrap(),
+        "instead"
+    );
+    lisp.define("host:panic", "Panic.", |text: String| -> i64 { panic!("on purpose: {text}") }).unwrap();
+    let panic = condition(lisp.eval::<i64>(r#"(host:panic "x")"#).unwrap_err());
+    assert!(panic.is("rust:host-panic") && panic.message().contains("on purpose: x"), "{panic}");
+    let wrong = condition(lisp.eval::<i64>(r#"(host:add 1 "x")"#).unwrap_err());
+    assert!(wrong.message().contains(r#"but found the string "x" (in argument 2)"#), "{wrong}");
+    // What Lisp signalled is passed on as what it is.
+    let inner = lisp.clone();
+    lisp.define("host:divide", "Divide.", move |a: i64, b: i64| inner.call::<i64>("/", (a, b))).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:divide 6 3)").unwrap(), 2);
+    assert_eq!(
+        lisp.eval::<Symbol>("(handler-case (host:divide 6 0) (division-by-zero () :caught))").unwrap(),
+        keyword("caught")
+    );
+    // Defined anew.
+    lisp.define("host:add", "Return the difference.", |a: i64, b: i64| a - b).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:add 1 2)").unwrap(), -1);
+    // On a thread of Lisp's own.
+    assert_eq!(
+        lisp.eval::<i64>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:add 5 2))))").unwrap(),
+        3
+    );
+}
+
+#[test]
+fn rust_functions_have_the_lambda_list_that_they_are_defined_with() {
+    let lisp = lisp();
+    lisp.define_as(
+        "host:pad",
+        "text &key (width (+ 3 5)) fill",
+        "Return TEXT, padded on the left.",
+        |text: String, width: usize, fill: Option<char>| {
+            let missing = width.saturating_sub(text.chars().count());
+            std::iter::repeat_n(fill.unwrap_or('-'), missing).chain(text.chars()).collect::<String>()
+        },
+    )
+    .unwrap();
+    let pad = |code: &str| lisp.eval::<String>(code).unwrap();
+    assert_eq!(pad(r#"(host:pad "x")"#), "-------x");
+    assert_eq!(pad(r#"(host:pad "x" :fill #\. :width 3)"#), "..x");
+    assert_eq!(pad(r#"(apply #'host:pad "x" '(:width 2 :width 5))"#), "-x");
+    assert_eq!(lisp.call::<String>("host:pad", ("x", keyword("width"), 2)).unwrap(), "-x");
+    for wrong in [r#"(host:pad "x" :other 1)"#, r#"(host:pad "x" :width)"#, "(host:pad)"] {
+        let code = format!("(funcall (compile nil '(lambda () (declare (notinline host:pad)) {wrong})))");
+        assert!(condition(lisp.eval::<String>(&code).unwrap_err()).is("program-error"), "{wrong}");
+    }
+    let wrong = condition(lisp.eval::<String>(r#"(host:pad "x" :width "wide")"#).unwrap_err());
+    assert!(wrong.message().ends_with(r#"but found the string "wide" (in argument 2)"#), "{wrong}");
+    let described = |name: &str| {
+        lisp.eval::<String>(&format!("(with-output-to-string (*standard-output*) (describe '{name}))")).unwrap()
+    };
+    let text = described("host:pad");
+    assert!(text.contains("Lambda-list: (TEXT &KEY (WIDTH (+ 3 5)) FILL)"), "{text}");
+    assert!(text.contains("Return TEXT, padded on the left."), "{text}");
+    // Without one, what may be left out is told by the types.
+    lisp.define("host:sum", "Add up.", |a: i64, b: Option<i64>| a + b.unwrap_or(10)).unwrap();
+    assert_eq!(lisp.eval::<(i64, i64)>("(values (host:sum 1) (host:sum 1 2))").unwrap(), (11, 3));
+    assert!(described("host:sum").contains("Lambda-list: (ARGUMENT-1 &OPTIONAL ARGUMENT-2)"));
+}
+
+#[test]
+fn what_is_no_t_stays_what_it_is_in_a_result() {
+    let lisp = lisp();
+    type Found<T> = Result<T, Value>;
+    let found: Vec<Found<i64>> = lisp.eval(r#"(list 1 :no -3 "x" (list 4))"#).unwrap();
+    let text = |found: &Found<i64>| match found {
+        Ok(number) => number.to_string(),
+        Err(other) => format!("no: {other}"),
+    };
+    assert_eq!(found.iter().map(text).collect::<Vec<_>>(), ["1", "no: :NO", "-3", "no: \"x\"", "no: (4)"]);
+    assert_eq!(lisp.eval::<Found<Vec<u8>>>("(list 1 2)").unwrap().ok(), Some(vec![1, 2]));
+    // It is the same object, not a copy.
+    lisp.eval::<()>("(defparameter *mixed* (list 1 :x))").unwrap();
+    let other = lisp.eval::<Found<Vec<i64>>>("*mixed*").unwrap().unwrap_err();
+    assert!(other.eql(&lisp.eval("*mixed*").unwrap()).unwrap());
+    // Several values, one of them a condition.
+    let (quotient, failure): (Found<i64>, Found<i64>) =
+        lisp.eval("(values (/ 6 2) (handler-case (/ 1 0) (error (condition) condition)))").unwrap();
+    assert_eq!((quotient.ok(), failure.unwrap_err().type_of().unwrap().as_str()), (Some(3), "division-by-zero"));
+    assert_eq!(lisp.eval::<Found<Option<i64>>>("nil").unwrap().ok(), Some(None));
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn octets_are_borrowed_where_they_are() {
+    let lisp = lisp();
+    lisp.eval::<()>("(defvar *throws* nil)").unwrap();
+    lisp.enter(|cx| {
+        let borrow = |octets: &Value| {
+            // SAFETY: what is borrowed here is new each time, and nothing writes to it.
+            unsafe { cx.borrow_bytes(octets, <[u8]>::to_vec) }
+        };
+        let octets = |code: &str| cx.eval::<Value>(code);
+        assert_eq!(borrow(&octets("(coerce '(1 2 3) '(vector (unsigned-byte 8)))")?)?, [1, 2, 3]);
+        assert_eq!(borrow(&octets("(make-array 0 :element-type '(unsigned-byte 8))")?)?, Vec::<u8>::new());
+        assert_eq!(
+            borrow(&octets(
+                "(make-array 2 :element-type '(unsigned-byte 8) :displaced-index-offset 1 :displaced-to
+                   (make-array 4 :element-type '(unsigned-byte 8) :initial-contents '(7 8 9 10)))"
+            )?)?,
+            [8, 9]
+        );
+        assert_eq!(
+            borrow(&octets("(make-array 3 :element-type '(unsigned-byte 8) :fill-pointer 1 :initial-element 5)")?)?,
+            [5]
+        );
+        for wrong in ["7", "'(1 2)", "\"abc\"", "(vector 1 2)"] {
+            let error = borrow(&octets(wrong)?).unwrap_err();
+            assert!(error.condition().is_some_and(|condition| condition.is("type-error")), "{wrong}: {error}");
+        }
+        // Collections do not move it while it is lent, and move others.
+        let large = octets("(coerce (loop for n below 5000 collect (mod n 251)) '(vector (unsigned-byte 8)))")?;
+        // SAFETY: nothing writes to it: collections and what else runs here do not.
+        let is_there = unsafe {
+            cx.borrow_bytes(&large, |octets| {
+                let is_whole = || octets.iter().zip(0..5000).all(|(&octet, n)| i32::from(octet) == n % 251);
+                let all = (0..5).all(|_| {
+                    cx.eval::<()>("(make-array 100000) (sb-ext:gc)").is_ok()
+                        && cx.eval::<()>("(sb-ext:gc :full t)").is_ok()
+                        && is_whole()
+                });
+                all && octets.len() == 5000
+            })
+        }?;
+        assert!(is_there);
+        // Nested, with a panic, and with an exit of Lisp's.
+        // SAFETY: as above.
+        let nested =
+            unsafe { cx.borrow_bytes(&large, |one| cx.borrow_bytes(&large, |other| std::ptr::eq(one, other))) };
+        assert!(nested??);
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: as above.
+            unsafe { cx.borrow_bytes(&large, |_| panic!("on purpose")) }
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"on purpose"));
+        assert_eq!(cx.eval::<i64>("(+ 1 2)")?, 3);
+        let throws = cx.local_function({
+            let lisp = lisp.clone();
+            let large = large.clone();
+            move |out: Function| {
+                // SAFETY: as above.
+                lisp.enter(|cx| unsafe { cx.borrow_bytes(&large, |_| out.call::<()>(())) })?
+            }
+        })?;
+        cx.call::<()>("set", (cx.eval::<Value>("'*throws*")?, &throws))?;
+        assert_eq!(cx.eval::<i64>("(catch 'out (funcall *throws* (lambda () (throw 'out 6))) 7)")?, 6);
+        cx.eval::<()>("(setf *throws* nil)")
+    })
+    .unwrap();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+/// Counts how many are dropped.
+struct Dropped(Arc<AtomicUsize>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn exits_of_lisp_run_the_destructors_of_the_rust_frames_that_they_cross() {
+    let lisp = lisp();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = dropped.clone();
+    lisp.define("host:through", "Call FUNCTION.", move |function: Function| -> Result<Value, Error> {
+        let _dropped = Dropped(count.clone());
+        let value = function.call::<Value>(());
+        if let Err(Error::Unwinding) = &value {
+            // Lisp is on its way out: it does nothing else for us.
+            assert!(matches!(function.call::<Value>(()), Err(Error::Unwinding)));
+        }
+        value
+    })
+    .unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:through (lambda () 7))").unwrap(), 7);
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 1);
+    assert_eq!(
+        lisp.eval::<(i64, i64, i64, i64)>("(block nil (host:through (lambda () (return (values 1 2 3 4)))) 9)")
+            .unwrap(),
+        (1, 2, 3, 4)
+    );
+    assert_eq!(lisp.eval::<i64>("(block nil (host:through (lambda () (return 5))) 9)").unwrap(), 5);
+    assert_eq!(
+        lisp.eval::<i64>("(catch 'out (host:through (lambda () (host:through (lambda () (throw 'out 8))))) 9)")
+            .unwrap(),
+        8
+    );
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 4);
+    assert_eq!(
+        lisp.eval::<Vec<i64>>(
+            "(let ((seen '()))
+               (catch 'out
+                 (unwind-protect
+                     (host:through (lambda () (unwind-protect (throw 'out nil) (push 1 seen))))
+                   (push 2 seen)))
+               (reverse seen))"
+        )
+        .unwrap(),
+        [1, 2]
+    );
+    // Restarts, and tagbodies.
+    assert_eq!(
+        lisp.eval::<i64>("(restart-case (host:through (lambda () (invoke-restart 'mine 3))) (mine (n) (1+ n)))")
+            .unwrap(),
+        4
+    );
+    assert_eq!(
+        lisp.eval::<i64>(
+            "(let ((n 0)) (tagbody again (incf n) (host:through (lambda () (when (< n 3) (go again))))) n)"
+        )
+        .unwrap(),
+        3
+    );
+    assert_eq!(dropped.swap(0, Ordering::SeqCst), 5);
+    // Errors are the Rust function's, which passes them on; signals are for whoever listens outside.
+    assert_eq!(lisp.eval::<i64>("(handler-case (host:through (lambda () (error \"x\"))) (error () 6))").unwrap(), 6);
+    assert_eq!(
+        lisp.eval::<i64>("(let ((n 0)) (handler-bind ((condition (lambda (c) (declare (ignore c)) (incf n)))) (host:through (lambda () (signal 'condition)))) n)").unwrap(),
+        1
+    );
+    // And none of that has hurt the thread.
+    lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn an_exhausted_stack_is_a_condition_even_with_rust_in_between() {
+    let lisp = lisp();
+    let overflow = condition(lisp.eval::<i64>("(labels ((deep (n) (1+ (deep n)))) (deep 0))").unwrap_err());
+    assert!(overflow.is("storage-condition"), "{overflow}");
+    let inner = lisp.clone();
+    lisp.define("host:recurse", "Recurse.", move |n: i64| inner.call::<i64>("recurse-by-host", (n,))).unwrap();
+    lisp.load_str("(defun recurse-by-host (n) (1+ (host:recurse (1+ n))))").unwrap();
+    let overflow = lisp.call::<i64>("recurse-by-host", (0,)).unwrap_err();
+    assert!(overflow.condition().is_some_and(|condition| condition.is("storage-condition")), "{overflow}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_host_function_that_waits_delays_no_collection() {
+    let lisp = lisp();
+    // Microseconds that the middle one of so many collections takes.
+    let collect = || -> i64 {
+        lisp.eval(
+            "(let ((times (loop repeat 21
+                                collect (let ((start (get-internal-real-time)))
+                                          (sb-ext:gc)
+                                          (- (get-internal-real-time) start)))))
+               (nth 10 (sort times #'<)))",
+        )
+        .unwrap()
+    };
+    let before = collect();
+    let (entered, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    lisp.define("host:wait", "Wait until it may go on.", move || {
+        entered.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
+    })
+    .unwrap();
+    // On a Lisp thread of its own: the collections are asked for by one of the program's.
+    let thread: Value = lisp.eval("(sb-thread:make-thread (lambda () (host:wait)))").unwrap();
+    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    let during = collect();
+    assert!(during <= before + 50_000, "{during} µs while a host function waits, {before} before");
+    // It has waited all the time.
+    finish.send(()).unwrap();
+    assert!(lisp.call::<bool>("sb-thread:join-thread", (&thread,)).unwrap());
+}

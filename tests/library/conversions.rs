@@ -1,0 +1,249 @@
+//! Values between the two languages, and the errors of those that cannot cross.
+
+use super::*;
+
+#[test]
+fn values_are_read_as_what_rust_asks_for() {
+    let lisp = lisp();
+    assert_eq!(lisp.eval::<(i64, i64)>("(floor 17 5)").unwrap(), (3, 2));
+    assert_eq!(lisp.eval::<i64>("(floor 17 5)").unwrap(), 3);
+    assert_eq!(lisp.eval::<Vec<String>>(r#"(list "ada" "grace")"#).unwrap(), ["ada", "grace"]);
+    assert_eq!(lisp.eval::<Vec<Vec<u8>>>("'((1 2) #(3))").unwrap(), [vec![1, 2], vec![3]]);
+    assert_eq!(lisp.eval::<Option<f64>>("nil").unwrap(), None);
+    assert_eq!(lisp.eval::<Option<f64>>("1/4").unwrap(), Some(0.25));
+    assert_eq!(lisp.eval::<(String, char)>(r#"(values "größe λ😀" #\λ)"#).unwrap(), ("größe λ😀".to_owned(), 'λ'));
+    assert_eq!(lisp.eval::<(bool, bool)>("(values nil 7)").unwrap(), (false, true));
+    assert_eq!(lisp.eval::<Vec<(String, i64)>>(r#"'(("a" . 1) ("b" 2))"#).unwrap(), [("a".into(), 1), ("b".into(), 2)]);
+    assert_eq!(lisp.eval::<Symbol>("'car").unwrap(), Symbol::new("COMMON-LISP", "CAR"));
+    assert_eq!(lisp.eval::<Symbol>(":rate").unwrap(), keyword("rate"));
+    assert_eq!(lisp.eval::<Ratio>("(/ 6 -4)").unwrap(), Ratio { numerator: -3, denominator: 2 });
+    assert_eq!(lisp.eval::<Complex>("#c(1 2.5d0)").unwrap(), Complex { re: 1.0, im: 2.5 });
+    assert_eq!(lisp.eval::<u128>("(1- (expt 2 128))").unwrap(), u128::MAX);
+    assert_eq!(lisp.eval::<i128>("(- (expt 2 127))").unwrap(), i128::MIN);
+    assert_eq!(lisp.eval::<u64>("(1- (expt 2 64))").unwrap(), u64::MAX);
+    assert_eq!(
+        lisp.eval::<Vec<f64>>("(make-array 2 :element-type 'double-float :initial-element 1d0)").unwrap(),
+        [1.0; 2]
+    );
+    assert_eq!(lisp.eval::<[i64; 2]>("#(1 2)").unwrap(), [1, 2]);
+    let map: HashMap<String, i64> =
+        lisp.eval(r#"(let ((h (make-hash-table :test 'equal))) (setf (gethash "x" h) 1) h)"#).unwrap();
+    assert_eq!(map, HashMap::from([("x".to_owned(), 1)]));
+    lisp.eval::<()>("(values)").unwrap();
+    assert_eq!(lisp.eval::<Option<i64>>("(values)").unwrap(), None);
+}
+
+#[test]
+fn what_is_given_to_lisp_comes_back() {
+    let lisp = lisp();
+    macro_rules! same {
+        ($($value:expr),* $(,)?) => {$({
+            let value = $value;
+            assert_eq!(lisp.call("identity", (&value,)).ok(), Some(value));
+        })*};
+    }
+    same!(i64::MIN, u64::MAX, i128::MIN, i128::MAX, u128::MAX, -1_i8, 1.5_f32, f64::MIN_POSITIVE, 'ß', true, false);
+    same!(String::new(), "odd".to_owned(), "größe 😀".to_owned(), "nul\0".to_owned(), "x".repeat(5000));
+    same!(vec![1_i64, 2, 3], Vec::<i64>::new(), vec![1_u8, 2, 3], (0..=255).collect::<Vec<u8>>());
+    same!(Some(3_i32), None::<i32>, vec![(1_i64, "a".to_owned(), 'c')], vec![vec!["deep".to_owned()]]);
+    same!(BTreeMap::from([("a".to_owned(), vec![1_i64]), ("b".to_owned(), vec![])]), keyword("k"), [1.5_f64, 2.5]);
+    same!(Ratio { numerator: 1, denominator: 3 }, Complex { re: 1.0, im: -1.0 });
+    assert!(
+        lisp.call::<bool>("typep", (vec![1_u8], lisp.eval::<Value>("'(vector (unsigned-byte 8))").unwrap())).unwrap()
+    );
+}
+
+#[test]
+fn a_conversion_says_what_was_expected_what_came_and_where() {
+    let lisp = lisp();
+    let text = |error: Error| error.to_string();
+    assert_eq!(
+        text(lisp.eval::<i64>(r#""abc""#).unwrap_err()),
+        r#"expected an integer from -9223372036854775808 to 9223372036854775807, but found the string "abc""#
+    );
+    assert_eq!(
+        text(lisp.eval::<Vec<(String, u8)>>(r#"'(("a" 1) ("b" 256))"#).unwrap_err()),
+        "expected an integer from 0 to 255, but found 256 (in element 1, element 1)"
+    );
+    assert_eq!(text(lisp.eval::<String>("'(1 2)").unwrap_err()), "expected a string, but found (1 2)");
+    assert_eq!(text(lisp.eval::<(i64, i64)>("1").unwrap_err()), "expected 2 values, but found one value");
+    assert_eq!(
+        text(lisp.eval::<String>("(string (code-char #xd800))").unwrap_err()),
+        "expected text, but found a string with the surrogate code point 0xd800"
+    );
+    assert!(text(lisp.eval::<i64>("(make-hash-table)").unwrap_err()).contains("#<HASH-TABLE"));
+    // What holds itself has an end.
+    assert!(lisp.eval::<Vec<i64>>("(let ((l (list 1))) (setf (cdr l) l))").is_err());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn what_cannot_be_written_keeps_nothing_alive() {
+    let lisp = lisp();
+    lisp.define("host:count-lists", "How many lists.", |lists: Vec<Vec<Value>>| lists.len()).unwrap();
+    let object = "(list (loop repeat 1000 collect (list :unwritten)) (let ((l (list 1))) (setf (cdr l) l)))";
+    for _ in 0..3 {
+        let errors = [
+            lisp.eval::<Vec<Vec<Value>>>(object).map(drop).unwrap_err(),
+            lisp.eval::<()>(&format!("(host:count-lists {object})")).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
+        }
+    }
+    let kept: i64 =
+        lisp.eval("(count :unwritten sbcl-host::**values** :key (lambda (x) (if (consp x) (car x))))").unwrap();
+    assert_eq!(kept, 0);
+}
+
+#[test]
+fn what_holds_itself_twice_is_too_large() {
+    let twice = "(let ((l (list 1 2))) (setf (first l) l (second l) l))";
+    let error = lisp().eval::<sbcl::Serde<Vec<i64>>>(twice).map(drop).unwrap_err();
+    assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
+    assert_eq!(lisp().eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Order {
+    id: i64,
+    line_items: Vec<String>,
+    state: State,
+    note: Option<String>,
+    by_name: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+enum State {
+    InStock,
+    SentBy(String),
+    Moved { from: i64, to_place: i64 },
+    Pair(i64, bool),
+}
+
+#[test]
+fn structs_and_enums_are_property_lists_and_keywords() {
+    use sbcl::Serde;
+    let lisp = lisp();
+    for state in
+        [State::InStock, State::SentBy("post".into()), State::Moved { from: 1, to_place: 2 }, State::Pair(3, true)]
+    {
+        let order = Order {
+            id: 7,
+            line_items: vec!["a".into(), "b".into()],
+            state,
+            note: None,
+            by_name: BTreeMap::from([("x".to_owned(), 1.5)]),
+        };
+        assert_eq!(lisp.call::<Serde<Order>>("identity", (Serde(&order),)).unwrap().0, order);
+    }
+    let printed = lisp.value(Serde(State::Moved { from: 1, to_place: 2 })).unwrap().to_string();
+    assert_eq!(printed, "(:MOVED :FROM 1 :TO-PLACE 2)");
+    lisp.load_str(
+        "(defstruct order id line-items state note by-name)
+         (defclass parcel () ((from :initarg :from) (to-place :initarg :to-place)))",
+    )
+    .unwrap();
+    let order: Serde<Order> =
+        lisp.eval("(make-order :id 1 :line-items #(\"x\") :state :in-stock :note \"n\" :by-name '(:a 1/2))").unwrap();
+    assert_eq!((order.0.id, order.0.note.as_deref(), order.0.by_name["a"]), (1, Some("n"), 0.5));
+    #[derive(serde::Deserialize)]
+    struct Parcel {
+        from: i64,
+        to_place: i64,
+    }
+    let parcel: Serde<Parcel> = lisp.eval("(make-instance 'parcel :from 1 :to-place 2)").unwrap();
+    assert_eq!((parcel.0.from, parcel.0.to_place), (1, 2));
+    let missing = lisp.eval::<Serde<Order>>("'(:id 1)").unwrap_err().to_string();
+    assert!(missing.contains("missing field"), "{missing}");
+    assert!(lisp.eval::<Serde<Order>>("7").is_err());
+}
+
+#[test]
+fn what_has_no_f64_of_its_own_is_the_nearest_one() {
+    let lisp = lisp();
+    let numbers: Vec<Value> = lisp
+        .eval(
+            "(let ((*random-state* (sb-ext:seed-random-state 1)))
+               (flet ((any (bits) (- (random (ash 1 bits)) (ash 1 (1- bits)))))
+                 (append (list (/ (expt 10 400) (1+ (expt 10 399))) (1- (ash 1 1024)) (/ (1+ (ash 1 54)) 3))
+                         (loop repeat 50 collect (any 200))
+                         (loop repeat 50 collect (/ (any 80) (1+ (random (ash 1 80)))))
+                         (loop repeat 50 collect (/ (any 62) (1+ (random (ash 1 62))))))))",
+        )
+        .unwrap();
+    for number in &numbers[2..] {
+        let nearest: f64 = lisp.call("coerce", (number, Symbol::new("COMMON-LISP", "DOUBLE-FLOAT"))).unwrap();
+        assert_eq!(number.to::<f64>().unwrap().to_bits(), nearest.to_bits(), "{number}");
+    }
+    assert_eq!(numbers[0].to::<f64>().unwrap(), 10.0);
+    // Near 0 fewer bits are left.
+    for (code, nearest) in [("(expt 2 -1074)", 5e-324), ("(/ 3 (ash 1 1076))", 5e-324), ("(expt 10 -320)", 1e-320)] {
+        assert_eq!(lisp.eval::<f64>(code).unwrap(), nearest, "{code}");
+        assert_eq!(lisp.eval::<f64>(&format!("(- {code})")).unwrap(), -nearest, "{code}");
+    }
+    assert_eq!(lisp.eval::<f64>("(expt 10 -400)").unwrap(), 0.0);
+    assert_eq!(lisp.eval::<f64>("(expt 2 1023)").unwrap(), 2_f64.powi(1023));
+    for beyond in [&numbers[1], &lisp.eval("(expt 10 400)").unwrap()] {
+        assert!(matches!(beyond.to::<f64>(), Err(Error::Conversion(_))), "{beyond}");
+    }
+    assert_eq!(lisp.eval::<Complex>("1/2").unwrap(), Complex { re: 0.5, im: 0.0 });
+    assert_eq!(lisp.eval::<Complex>("(expt 10 30)").unwrap(), Complex { re: 1e30, im: 0.0 });
+}
+
+#[test]
+fn what_no_string_of_rusts_can_hold_is_an_error_or_replaced_where_people_read_it() {
+    let lisp = lisp();
+    let surrogate = "(string (code-char #xd800))";
+    let character: Value = lisp.eval("(code-char #xd800)").unwrap();
+    assert_eq!(lisp.call::<i64>("char-code", (&character,)).unwrap(), 0xd800);
+    for failed in [
+        lisp.eval::<String>(surrogate).map(drop),
+        lisp.eval::<sbcl::Serde<String>>(surrogate).map(drop),
+        lisp.eval::<Symbol>(&format!("(make-symbol {surrogate})")).map(drop),
+    ] {
+        assert!(matches!(failed, Err(Error::Conversion(_))), "{failed:?}");
+    }
+    assert_eq!(lisp.eval::<Value>(surrogate).unwrap().to_string(), "\"\u{fffd}\"");
+    let condition = condition(lisp.eval::<()>(&format!("(error \"bad ~a\" {surrogate})")).unwrap_err());
+    assert_eq!(condition.message(), "bad \u{fffd}");
+}
+
+#[test]
+fn a_keyword_is_the_one_that_lisp_reads() {
+    for name in ["rate", "straße", "élan", "ǰ", "ς"] {
+        assert_eq!(lisp().eval::<Symbol>(&format!(":{name}")).unwrap(), keyword(name));
+    }
+}
+
+#[test]
+fn a_pair_may_end_in_nil() {
+    let pairs = "'((\"a\" . 1) (\"b\" . nil))";
+    let map: BTreeMap<String, Option<i64>> = lisp().eval(pairs).unwrap();
+    assert_eq!(map, BTreeMap::from([("a".to_owned(), Some(1)), ("b".to_owned(), None)]));
+    assert_eq!(lisp().eval::<Vec<(String, bool)>>(pairs).unwrap(), [("a".to_owned(), true), ("b".to_owned(), false)]);
+    assert!(matches!(lisp().eval::<Vec<(i64, i64)>>("'((1))"), Err(Error::Conversion(_))));
+}
+
+#[test]
+fn a_list_without_end_is_an_error_wherever_it_is_looked_through() {
+    let lisp = lisp();
+    for code in ["(let ((l (list :a 1 :b))) (setf (cdddr l) l))", "(let ((l (list (cons 1 2)))) (setf (cdr l) l))"] {
+        let list: Value = lisp.eval(code).unwrap();
+        assert!(condition(list.len().unwrap_err()).is("type-error"), "{code}");
+        assert!(list.get::<Value>(keyword("other")).is_err(), "{code}");
+        assert!(list.to::<Vec<Value>>().is_err(), "{code}");
+    }
+    assert!(condition(lisp.value(5).unwrap().len().unwrap_err()).is("type-error"));
+}
+
+#[test]
+fn an_object_is_printed_as_far_as_the_limit_lets_it() {
+    let numbers: Vec<i64> = (0..100).collect();
+    let text = format!("({})", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" "));
+    assert_eq!(lisp().value(&numbers).unwrap().to_string(), text);
+    let nested: Value = lisp().eval("(let ((x nil)) (dotimes (i 50 x) (setf x (list x))))").unwrap();
+    assert_eq!(nested.to_string(), format!("{}NIL{}", "(".repeat(50), ")".repeat(50)));
+    let circular: Value = lisp().eval("(let ((x (list 1))) (setf (car x) x))").unwrap();
+    assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
+}

@@ -1,0 +1,46 @@
+//! Values that cross both ways and come back as they were.
+
+use proptest::prelude::*;
+
+#[cfg(feature = "num-bigint")]
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn integers_of_any_size_come_back(octets in any::<Vec<u8>>(), zeros in 0_usize..40) {
+        use num_bigint::{BigInt, BigUint};
+        let lisp = super::lisp();
+        let signed = BigInt::from_signed_bytes_le(&octets) << (8 * zeros);
+        let unsigned = BigUint::from_bytes_be(&octets);
+        prop_assert_eq!(&lisp.call::<BigInt>("identity", (&signed,)).unwrap(), &signed);
+        prop_assert_eq!(&lisp.call::<BigUint>("identity", (&unsigned,)).unwrap(), &unsigned);
+        // It is the same number to Lisp.
+        prop_assert_eq!(lisp.call::<String>("princ-to-string", (&signed,)).unwrap(), signed.to_string());
+        prop_assert_eq!(&lisp.call::<BigInt>("-", (&signed,)).unwrap(), &-&signed);
+        prop_assert_eq!(lisp.call::<BigUint>("1-", (&signed,)).is_ok(), signed > BigInt::ZERO);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_goes_to_lisp_comes_back(
+        text in any::<String>(),
+        numbers in any::<Vec<i128>>(),
+        octets in any::<Vec<u8>>(),
+        nested in prop::collection::vec(any::<(u64, Option<char>, Vec<String>)>(), 0..5),
+        float in any::<f64>().prop_filter("NaN is not itself", |float| !float.is_nan()),
+        map in any::<std::collections::BTreeMap<String, (bool, i8)>>(),
+    ) {
+        let lisp = super::lisp();
+        prop_assert_eq!(&lisp.call::<String>("identity", (&text,)).unwrap(), &text);
+        prop_assert_eq!(&lisp.call::<Vec<i128>>("identity", (&numbers,)).unwrap(), &numbers);
+        prop_assert_eq!(&lisp.call::<Vec<u8>>("identity", (&octets,)).unwrap(), &octets);
+        prop_assert_eq!(&lisp.call::<Vec<(u64, Option<char>, Vec<String>)>>("identity", (&nested,)).unwrap(), &nested);
+        prop_assert_eq!(lisp.call::<f64>("identity", (float,)).unwrap(), float);
+        prop_assert_eq!(&lisp.call::<std::collections::BTreeMap<String, (bool, i8)>>("identity", (&map,)).unwrap(), &map);
+        // And once more through handles.
+        prop_assert_eq!(&lisp.value(&nested).unwrap().to::<Vec<(u64, Option<char>, Vec<String>)>>().unwrap(), &nested);
+    }
+}

@@ -1,0 +1,576 @@
+//! The embedding API against one image, which all tests of this file share.
+
+#[cfg(feature = "mcp")]
+mod agent;
+mod callbacks;
+mod conversions;
+mod identity;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use sbcl::{BootError, Complex, Condition, Error, Function, Lisp, Ratio, Restart, Symbol, Value, keyword};
+
+fn lisp() -> Lisp {
+    Lisp::get_or_boot().expect("SBCL boots")
+}
+
+fn condition(error: Error) -> Box<Condition> {
+    match error {
+        Error::Condition(condition) => condition,
+        other => panic!("no condition: {other:?}"),
+    }
+}
+
+#[test]
+fn a_second_boot_is_an_error_to_match_on() {
+    let lisp = lisp();
+    let again = Lisp::boot();
+    assert!(matches!(again, Err(Error::Boot(BootError::AlreadyBooted))), "{again:?}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_condition_has_classes_message_restarts_frames_and_slots() {
+    let lisp = lisp();
+    let condition = condition(lisp.eval::<i64>("(/ 1 0)").unwrap_err());
+    assert_eq!(condition.class(), "division-by-zero");
+    assert!(condition.is("arithmetic-error") && condition.is("ERROR") && !condition.is("type-error"));
+    assert!(condition.message().contains("DIVISION-BY-ZERO"), "{condition}");
+    assert!(condition.frames().iter().any(|frame| frame.call == "(/ 1 0)"), "{:?}", condition.frames());
+    assert!(!condition.backtrace().contains("SBCL-HOST"), "{}", condition.backtrace());
+    assert_eq!(condition.slot::<Vec<i64>>("operands").unwrap(), [1, 0]);
+    assert!(condition.slots().unwrap().iter().any(|(name, value)| name == "operands" && value == "(1 0)"));
+
+    let missing = lisp.call::<()>("no-such-function-at-all", ()).unwrap_err();
+    assert!(missing.to_string().contains("NO-SUCH-FUNCTION-AT-ALL"), "{missing}");
+    let undefined = lisp.eval::<()>("(undefined-in-this-test 1)").unwrap_err();
+    let undefined = undefined.condition().unwrap();
+    assert!(undefined.is("undefined-function"));
+    assert!(undefined.restarts().iter().any(|restart| restart.name == "USE-VALUE"), "{undefined:?}");
+
+    // It is an ordinary error of Rust's.
+    fn ordinary(lisp: &Lisp) -> Result<i64, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(lisp.eval("(error \"on purpose: ~a\" 7)")?)
+    }
+    assert_eq!(ordinary(&lisp).unwrap_err().to_string(), "simple-error: on purpose: 7");
+}
+
+#[test]
+fn functions_follow_their_redefinition() {
+    let lisp = lisp();
+    lisp.load_str(
+        "(defpackage :shop (:use :cl) (:export #:price))
+         (in-package :shop)
+         (defun price (n &key (rate 2)) (* n rate))",
+    )
+    .unwrap();
+    let price: Function = lisp.function("shop:price").unwrap();
+    assert_eq!(price.call::<i64>((21,)).unwrap(), 42);
+    assert_eq!(lisp.call::<i64>("shop:price", (21, keyword("rate"), 3)).unwrap(), 63);
+    lisp.load_str("(in-package :shop) (defun price (n) n)").unwrap();
+    assert_eq!(price.call::<i64>((21,)).unwrap(), 21);
+    assert_eq!(lisp.eval::<String>("(package-name *package*)").unwrap(), "COMMON-LISP-USER");
+    assert_eq!(lisp.call::<i64>("+", [1, 2, 3]).unwrap(), 6);
+    assert_eq!(lisp.call::<i64>("+", &vec![1; 50]).unwrap(), 50);
+    assert!(lisp.function("when").is_err());
+}
+
+#[test]
+fn a_function_is_redefined_under_load_and_no_call_is_lost() {
+    let lisp = lisp();
+    let define = |version: i64| {
+        format!(
+            "(defpackage :live (:use :cl) (:export #:version)) (in-package :live)
+             (defun version (text) (values text {version} (helper)))
+             (defun helper () {version})"
+        )
+    };
+    lisp.load_str(&define(0)).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let newest = Arc::new(AtomicI64::new(0));
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (over, newest) = (over.clone(), newest.clone());
+            let version = lisp.function("live:version").unwrap();
+            std::thread::spawn(move || {
+                let mut calls = 0;
+                while !over.load(Ordering::SeqCst) {
+                    let least = newest.load(Ordering::SeqCst);
+                    let (text, outer, inner): (String, i64, i64) = version.call(("same",)).expect("no call is lost");
+                    // What was there when the call began, or something newer.
+                    assert!(text == "same" && outer >= least && inner >= least, "{outer} {inner} {least}");
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .collect();
+    for version in 1..=50 {
+        lisp.load_str(&define(version)).unwrap();
+        newest.store(version, Ordering::SeqCst);
+    }
+    over.store(true, Ordering::SeqCst);
+    for caller in callers {
+        assert!(caller.join().unwrap() > 0);
+    }
+    assert_eq!(lisp.call::<(String, i64, i64)>("live:version", ("x",)).unwrap(), ("x".to_owned(), 50, 50));
+}
+
+#[test]
+fn files_are_loaded() {
+    let lisp = lisp();
+    let file = std::env::temp_dir().join(format!("sbcl library [{}]*.lisp", std::process::id()));
+    std::fs::write(
+        &file,
+        "(defpackage :of-file (:use :cl)) (in-package :of-file) (defun λ () 1) (car 1) (defun no () 2)",
+    )
+    .unwrap();
+    let failed = condition(lisp.load_file(&file).unwrap_err());
+    std::fs::remove_file(&file).unwrap();
+    assert!(failed.is("type-error"), "{failed}");
+    // The forms before are done, those after are not.
+    assert_eq!(lisp.call::<i64>("of-file::λ", ()).unwrap(), 1);
+    assert!(lisp.function("of-file::no").is_err());
+    assert_eq!(lisp.eval::<String>("(package-name *package*)").unwrap(), "COMMON-LISP-USER");
+    assert!(condition(lisp.load_file(&file).unwrap_err()).is("file-error"));
+}
+
+#[test]
+fn handles_keep_objects_alive_and_let_go_of_them() {
+    let lisp = lisp();
+    let table: Value = lisp.eval("(make-hash-table :test 'equal)").unwrap();
+    lisp.call::<()>("(setf gethash)", ("value", "key", &table)).unwrap();
+    assert_eq!(table.get::<String>("key").unwrap().as_deref(), Some("value"));
+    assert_eq!(table.get::<String>("none").unwrap(), None);
+    assert_eq!(table.type_of().unwrap(), "hash-table");
+    assert_eq!(table.to::<HashMap<String, String>>().unwrap().len(), 1);
+    std::thread::spawn(move || drop(table)).join().unwrap();
+
+    let list: Value = lisp.eval("(list 1 \"two\" '(3))").unwrap();
+    assert_eq!(list.len().unwrap(), 3);
+    assert_eq!(list.to_string(), "(1 \"two\" (3))");
+    let elements = list.elements().unwrap();
+    assert_eq!(elements[1].to::<String>().unwrap(), "two");
+    assert!(elements[0].eql(&lisp.value(1).unwrap()).unwrap());
+    assert!(elements[2].equal(&lisp.value(vec![3]).unwrap()).unwrap());
+    assert!(!elements[2].eql(&lisp.value(vec![3]).unwrap()).unwrap());
+    // A handle and something that is written out, of one call.
+    let (object, numbers): (Value, Vec<i64>) = lisp.eval("(values (list 1) (list 2 3))").unwrap();
+    assert_eq!((object.to_string(), numbers), ("(1)".to_owned(), vec![2, 3]));
+
+    let weak: Value = lisp.eval("(defparameter *kept* (list 1)) (sb-ext:make-weak-pointer *kept*)").unwrap();
+    let kept: Value = lisp.eval("(prog1 *kept* (setf *kept* nil))").unwrap();
+    lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+    let alive = |weak: &Value| !lisp.call::<Value>("sb-ext:weak-pointer-value", (weak,)).unwrap().is_nil();
+    assert!(alive(&weak));
+    drop(kept);
+    // What is on a stack is taken for a reference: other calls have to overwrite it, on each of the threads.
+    for _ in 0..50 {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    lisp.eval::<()>(
+                        "(labels ((deep (n) (if (plusp n) (1+ (deep (1- n))) 0))) (dotimes (i 1000) (deep 500)))",
+                    )
+                });
+            }
+        });
+        lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
+        if !alive(&weak) {
+            return;
+        }
+    }
+    panic!("what a dropped handle kept is still there");
+}
+
+#[test]
+fn calls_on_a_lisp_thread_are_direct_and_nest() {
+    let lisp = lisp();
+    let sum: u64 = lisp
+        .enter(|cx| {
+            let bytes = cx.eval::<Value>("(make-array 1000000 :element-type '(unsigned-byte 8) :initial-element 1)")?;
+            let mut copy = vec![0; cx.len(&bytes)?];
+            cx.copy_bytes(&bytes, &mut copy)?;
+            assert!(cx.copy_bytes(&bytes, &mut [0; 3]).is_err());
+            Ok(copy.iter().map(|&b| u64::from(b)).sum())
+        })
+        .unwrap();
+    assert_eq!(sum, 1_000_000);
+    let nested: i64 = lisp
+        .enter(|_| {
+            let thread = std::thread::current().id();
+            lisp.enter(|_| {
+                assert_eq!(std::thread::current().id(), thread);
+                lisp.eval("(+ 1 2)")
+            })
+        })
+        .unwrap();
+    assert_eq!(nested, 3);
+    // A closure may borrow, and panics as if it had been called here.
+    let text = String::from("borrowed");
+    assert_eq!(lisp.enter(|cx| cx.call::<usize>("length", (&text,))).unwrap(), 8);
+    let panic = std::panic::catch_unwind(|| lisp.enter::<()>(|_| panic!("on purpose")));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"on purpose"));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_function_has_the_options_of_the_handle_that_looked_it_up() {
+    let lisp = lisp();
+    lisp.load_str("(defun runs-for-ever () (loop))").unwrap();
+    // Time enough to look it up on a busy machine.
+    let limited = lisp.with_timeout(Duration::from_secs(1)).function("runs-for-ever").unwrap();
+    assert!(matches!(limited.call::<()>(()), Err(Error::Timeout { .. })));
+    // From a Lisp thread as well.
+    let inside = lisp.enter(|_| Ok(matches!(limited.clone().call::<()>(()), Err(Error::Timeout { .. }))));
+    assert!(inside.unwrap());
+    let sixteen = lisp.with_bindings(&[("*print-base*", lisp.value(16).unwrap())]).unwrap();
+    assert_eq!(sixteen.function("princ-to-string").unwrap().call::<String>((255,)).unwrap(), "FF");
+    assert_eq!(lisp.function("princ-to-string").unwrap().call::<String>((255,)).unwrap(), "255");
+}
+
+#[test]
+fn a_local_function_is_its_threads() {
+    let lisp = lisp();
+    let kept = lisp
+        .enter(|cx| {
+            let sum = Rc::new(Cell::new(0));
+            let of_closure = sum.clone();
+            let add = cx.local_function(move |n: i64, twice: Option<bool>| {
+                of_closure.set(of_closure.get() + if twice == Some(true) { 2 * n } else { n });
+                of_closure.get()
+            })?;
+            cx.call::<()>("mapc", (&add, vec![1, 2, 3]))?;
+            assert_eq!((sum.get(), add.call::<i64>((4, true))?), (6, 14));
+            assert!(add.call::<i64>(()).unwrap_err().condition().unwrap().is("program-error"));
+            assert!(add.call::<i64>((1, 2, 3)).unwrap_err().condition().unwrap().is("program-error"));
+            // Another thread of Lisp's.
+            let elsewhere = cx.call::<Value>(
+                "sb-thread:make-thread",
+                (
+                    cx.eval::<Function>(
+                        "(lambda (f) (handler-case (funcall f 1) (rust:host-error (e) (princ-to-string e))))",
+                    )?,
+                    keyword("arguments"),
+                    vec![add.value()],
+                ),
+            )?;
+            let refused: String = cx.call("sb-thread:join-thread", (&elsewhere,))?;
+            assert!(refused.contains("belongs to another thread"), "{refused}");
+            assert_eq!(sum.get(), 14);
+            let kept = add.value().clone();
+            drop(add);
+            assert_eq!(Rc::strong_count(&sum), 1);
+            Ok(kept)
+        })
+        .unwrap();
+    let gone = lisp.call::<i64>("funcall", (&kept, 1)).unwrap_err();
+    assert!(gone.condition().unwrap().is("rust:host-error"), "{gone}");
+}
+
+#[test]
+fn handles_are_derived_with_options_of_their_own() {
+    let lisp = lisp();
+    let start = Instant::now();
+    let late = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop)");
+    assert!(matches!(late, Err(Error::Timeout { limit }) if limit == Duration::from_millis(100)), "{late:?}");
+    let late = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop (ignore-errors (sleep 1)))");
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+
+    let careful = lisp.with_handler(|c: &Condition| c.is("division-by-zero").then(|| Restart::invoke("USE-VALUE", 0)));
+    assert_eq!(careful.eval::<i64>("(+ 1 (restart-case (/ 1 0) (use-value (v) v)))").unwrap(), 1);
+    // It is asked before anything is unwound, and once.
+    assert_eq!(
+        careful
+            .eval::<i64>(
+                "(let ((n 0)) (unwind-protect (restart-case (progn (/ 1 0) 5) (use-value (v) (+ n v))) (setf n 7)))"
+            )
+            .unwrap(),
+        0
+    );
+    assert!(careful.eval::<i64>("(/ 1 0)").is_err());
+    assert!(careful.eval::<i64>("(error \"other\")").is_err());
+    // Errors that Lisp handles are Lisp's.
+    assert_eq!(careful.eval::<i64>("(restart-case (handler-case (/ 1 0) (error () 3)) (use-value (v) v))").unwrap(), 3);
+
+    lisp.load_str("(defpackage :elsewhere (:use :cl)) (in-package :elsewhere) (defun here () :here)").unwrap();
+    let elsewhere = lisp.with_package("elsewhere");
+    assert_eq!(elsewhere.eval::<Symbol>("(here)").unwrap(), keyword("here"));
+    assert_eq!(elsewhere.call::<Symbol>("here", ()).unwrap(), keyword("here"));
+    assert!(lisp.with_package("no-such").eval::<()>("1").is_err());
+
+    lisp.load_str("(defvar *level* 1)").unwrap();
+    let bound = lisp.with_bindings(&[("*level*", lisp.value(5).unwrap())]).unwrap();
+    assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
+    assert_eq!(lisp.eval::<i64>("*level*").unwrap(), 1);
+    assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
+    // Together, and on a Lisp thread.
+    let both = bound.with_timeout(Duration::from_secs(1));
+    assert_eq!(lisp.enter(|_| both.eval::<i64>("(1+ *level*)")).unwrap(), 6);
+    let late = lisp.enter(|_| both.eval::<()>("(loop)"));
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_call_is_interrupted_from_another_thread() {
+    let lisp = lisp().separate();
+    let stop = lisp.interrupt_handle();
+    let (began, told) = mpsc::channel();
+    lisp.define("host:began", "Tell that it has begun.", move || began.send(()).unwrap()).unwrap();
+    let caller = {
+        let lisp = lisp.clone();
+        std::thread::spawn(move || lisp.eval::<()>("(host:began) (loop)"))
+    };
+    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    stop.interrupt();
+    assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_host_function_that_blocks_is_waited_for_and_then_its_call_ends() {
+    let lisp = lisp();
+    let (began, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    let returned = Arc::new(AtomicBool::new(false));
+    let is_returned = returned.clone();
+    lisp.define("host:block", "Wait until it may go on.", move || {
+        began.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+        is_returned.store(true, Ordering::SeqCst);
+    })
+    .unwrap();
+    let separate = lisp.separate();
+    let stop = separate.interrupt_handle();
+    let caller = std::thread::spawn(move || separate.eval::<()>("(host:block) (loop)"));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    stop.interrupt();
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+    assert!(!caller.is_finished());
+    finish.send(()).unwrap();
+    assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
+    assert!(returned.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
+    let lisp = lisp();
+    assert!(matches!(lisp.eval::<()>("(abort)"), Err(Error::Aborted)));
+    assert!(matches!(lisp.eval::<()>("(sb-thread:abort-thread)"), Err(Error::Aborted)));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn exit_is_an_error_and_the_program_goes_on() {
+    let lisp = lisp();
+    for code in ["(sb-ext:exit)", "(sb-ext:exit :code 3 :abort t)", "(sb-ext:quit)", "(unwind-protect (sb-ext:exit) 1)"]
+    {
+        let error = lisp.eval::<()>(code).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "sbcl-host::exit-refused: EXIT was called: the program that this image is part of goes on.",
+            "{code}"
+        );
+        assert!(condition(error).is("error"));
+    }
+    // A function that Lisp calls, and another thread of Lisp's.
+    assert!(lisp.function("sb-ext:exit").unwrap().call::<()>(()).is_err());
+    assert_eq!(
+        lisp.eval::<Symbol>(
+            "(sb-thread:join-thread (sb-thread:make-thread (lambda () (handler-case (exit) (error () :goes-on)))))"
+        )
+        .unwrap(),
+        keyword("goes-on")
+    );
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[cfg(feature = "mcp")]
+#[test]
+fn agents_are_served_on_the_programs_own_image() {
+    use agent::Agent;
+
+    let lisp = lisp();
+    lisp.load_str("(defvar *of-program* 12) (defun answer () 41)").unwrap();
+    let (mut one, served_one, instructions) = Agent::join_and_be_told(&lisp);
+    let (mut other, served_other) = Agent::join(&lisp);
+    let tools = one.tools();
+    assert!(tools.iter().any(|tool| tool == "evaluate-lisp"), "{tools:?}");
+    assert!(!tools.iter().any(|tool| tool == "reset-session" || tool == "checkpoint"), "{tools:?}");
+    for other in ["reset-session", "checkpoint", "IMAGE-LOST"] {
+        assert!(!instructions.contains(other), "{instructions}");
+    }
+    assert!(instructions.contains("part of a running program"), "{instructions}");
+
+    // Both are on the program's image, and it sees what they do.
+    assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));
+    one.evaluate("(defun answer () 42)");
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
+    assert!(other.evaluate("(answer)").contains("42"));
+    // Nor is it told of such tools where something is wrong.
+    let fault = one.evaluate("(sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0)");
+    assert!(fault.contains("may be damaged") && !fault.contains("reset-session"), "{fault}");
+    let running = one.evaluate(
+        "(defvar *gate* (sb-thread:make-semaphore))
+         (defvar *stays* (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *gate*))))",
+    );
+    assert!(running.contains("Still running") && !running.contains("reset-session"), "{running}");
+    one.evaluate("(sb-thread:signal-semaphore *gate*) (sb-thread:join-thread *stays*)");
+    // Each has its own package and errors.
+    one.evaluate("(defpackage :agents (:use :cl)) (in-package :agents)");
+    assert!(one.evaluate("(package-name *package*)").contains("AGENTS"));
+    assert!(other.evaluate("(package-name *package*)").contains("COMMON-LISP-USER"));
+    assert!(one.evaluate("(error \"of one\")").contains("of one"));
+    assert!(!other.call("describe-last-error", serde_json::json!({})).contains("of one"));
+    // The program's calls go on while one of them waits in an evaluation.
+    let (began, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    lisp.define("host:agent-waits", "Wait until it may go on.", move || {
+        began.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
+    })
+    .unwrap();
+    one.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits)"}}));
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
+    finish.send(()).unwrap();
+    assert!(one.answer()["result"]["content"][0]["text"].as_str().unwrap().contains('T'));
+
+    // One leaves; the other one stays, until it is served no longer.
+    assert!(!served_one.is_over());
+    drop(one);
+    served_one.wait().unwrap();
+    assert!(other.evaluate("(+ 1 2)").contains('3'));
+    let endless = serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits) (loop)"}});
+    other.post("tools/call", &endless);
+    // What is not read yet when the stream is closed would reset it.
+    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    finish.send(()).unwrap();
+    served_other.stop().unwrap();
+    while other.next().is_some() {}
+    // What it was at does not go on, and a new one may come.
+    let (mut third, served) = Agent::join(&lisp);
+    assert!(third.evaluate("(answer)").contains("42"));
+    served.stop().unwrap();
+    assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
+}
+
+#[test]
+fn the_session_is_on_the_same_image() {
+    let lisp = lisp();
+    lisp.load_str("(defparameter *shared* 12)").unwrap();
+    let outcome = lisp.session().evaluate(sbcl::Evaluation::new("*shared*"));
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "12");
+    lisp.define("host:twice", "Double.", |n: i64| 2 * n).unwrap();
+    let outcome = lisp.session().evaluate(sbcl::Evaluation::new("(host:twice *shared*)"));
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "24");
+}
+
+#[test]
+fn futures_are_of_no_particular_runtime() {
+    let lisp = lisp();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    assert_eq!(tokio.block_on(lisp.eval_async::<i64>("(progn (sleep 0.05) 7)")).unwrap(), 7);
+    assert_eq!(tokio.block_on(lisp.call_async::<i64>("+", (1, 2))).unwrap(), 3);
+    assert_eq!(smol::block_on(lisp.eval_async::<i64>("(+ 1 2)")).unwrap(), 3);
+    assert!(smol::block_on(lisp.eval_async::<i64>("(/ 1 0)")).is_err());
+    let limited = lisp.with_timeout(Duration::from_millis(50));
+    assert!(matches!(smol::block_on(limited.eval_async::<()>("(loop)")), Err(Error::Timeout { .. })));
+    // Dropping one ends it, running or waiting.
+    let late = tokio
+        .block_on(async { tokio::time::timeout(Duration::from_millis(50), lisp.eval_async::<()>("(loop)")).await });
+    assert!(late.is_err());
+    drop(lisp.eval_async::<()>("(loop)"));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+#[test]
+fn a_handler_that_fails_in_lisp_is_not_asked_about_that() {
+    let lisp = lisp();
+    let (plain, asked) = (lisp.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = asked.clone();
+    let careful = lisp.with_handler(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        let inner = plain.eval::<i64>("(car 7)").unwrap_err();
+        Some(Restart::invoke("use-value", inner.condition().is_some_and(|inner| inner.is("type-error"))))
+    });
+    assert!(careful.eval::<bool>("(restart-case (/ 1 0) (use-value (v) v))").unwrap());
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+
+    // Another one is asked about calls of its own.
+    let inner = lisp.with_handler(|_| Some(Restart::invoke("use-value", 1)));
+    let outer = lisp.with_handler(move |_| {
+        let value = inner.eval::<i64>("(restart-case (car 7) (use-value (v) (1+ v)))");
+        Some(Restart::invoke("use-value", value.unwrap()))
+    });
+    assert_eq!(outer.eval::<i64>("(restart-case (/ 1 0) (use-value (v) (1+ v)))").unwrap(), 3);
+
+    // And by the handle that it is a handler of, not for ever.
+    let itself: Arc<Mutex<Option<Lisp>>> = Arc::default();
+    let handle = itself.clone();
+    let circular = lisp.with_handler(move |_| {
+        let handle = handle.lock().unwrap().clone().unwrap();
+        assert!(handle.eval::<i64>("(car 7)").unwrap_err().condition().is_some());
+        None
+    });
+    *itself.lock().unwrap() = Some(circular.clone());
+    assert!(condition(circular.eval::<i64>("(/ 1 0)").unwrap_err()).is("division-by-zero"));
+    itself.lock().unwrap().take();
+}
+
+#[test]
+fn what_cannot_be_defined_leaves_what_was_there() {
+    let lisp = lisp();
+    lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
+    for (lambda_list, why) in [("n &key &key", "lambda list"), ("(", "end of file"), ("n m", "2 parameters")] {
+        let failed = lisp.define_as("host:kept", lambda_list, "Wrong.", |n: i64| -n).unwrap_err();
+        assert!(condition(failed).message().contains(why), "{lambda_list}");
+        assert_eq!(lisp.eval::<i64>("(host:kept 1)").unwrap(), 2);
+    }
+    assert!(lisp.define("cl:car", "Locked.", || 1).is_err());
+    lisp.define_as("host:kept", "n &optional (m 2 m-p) &aux (k (if m-p 1 0))", "Two.", |n: i64, m: i64| n + m).unwrap();
+    assert_eq!(lisp.eval::<i64>("(host:kept 1)").unwrap(), 3);
+}
+
+#[test]
+fn functions_whose_names_differ_in_case_are_two() {
+    let lisp = lisp();
+    for (name, value) in [("host:|odd|", "lower"), ("host:|ODD|", "upper"), ("|Mixed|:|Odd|", "mixed")] {
+        lisp.define(name, "Its case.", move || value).unwrap();
+    }
+    for (name, value) in [("host:|odd|", "lower"), ("host:odd", "upper"), ("|Mixed|:|Odd|", "mixed")] {
+        assert_eq!(lisp.call::<String>(name, ()).unwrap(), value);
+        assert_eq!(lisp.eval::<String>(&format!("({name})")).unwrap(), value);
+    }
+}
+
+#[test]
+fn a_file_is_loaded_from_where_the_program_is() {
+    // No path at all.
+    assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
+    let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
+    assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));
+}
+
+#[test]
+fn a_function_is_read_of_nothing_else() {
+    let lisp = lisp();
+    for code in ["\"text\"", "(list 1 2)", "(make-hash-table)", "5", "nil"] {
+        let failed = lisp.eval::<Function>(code).unwrap_err();
+        assert!(matches!(&failed, Error::Conversion(error) if error.expected.contains("function")), "{failed:?}");
+    }
+    assert_eq!(lisp.eval::<Function>("'car").unwrap().call::<i64>((vec![1, 2],)).unwrap(), 1);
+    let put: Function = lisp.eval("'(setf gethash)").unwrap();
+    let table: Value = lisp.eval("(make-hash-table)").unwrap();
+    put.call::<()>((1, 2, &table)).unwrap();
+    assert_eq!(table.get::<i64>(2).unwrap(), Some(1));
+}

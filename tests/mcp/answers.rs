@@ -1,0 +1,395 @@
+//! How long answers are, what of them is kept, and how to see the rest: max-answer, and the tool evaluation.
+
+use crate::client::{DEADLINE, Server, bad, fail, good};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+
+/// How many characters an answer has unless told otherwise.
+const ANSWER: usize = 9_500;
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// The arguments in the first marker of `text`.
+fn next_call(text: &str) -> Option<Value> {
+    let (_, rest) = text.split_once(" characters omitted; evaluation ")?;
+    let (call, _) = rest.split_once(" shows them]")?;
+    Some(serde_json::from_str(call).expect("JSON"))
+}
+
+/// Follows the markers from the first one on; what they show, put together.
+fn pages(server: &mut Server, text: &str) -> String {
+    let (mut call, mut all) = (next_call(text), String::new());
+    while let Some(arguments) = call {
+        let page = good(server, "evaluation", arguments);
+        assert!(length(&page) <= ANSWER, "{}", length(&page));
+        call = next_call(&page);
+        let (_, shown) = page.split_once(":\n").expect("a heading");
+        all += shown.rsplit_once("[... ").filter(|_| call.is_some()).map_or(shown, |(shown, _)| shown);
+    }
+    all
+}
+
+/// Waits for something that an evaluation prints.
+fn await_printed(server: &mut Server, words: &str) {
+    let end = std::time::Instant::now() + DEADLINE;
+    while !server.call_tool("evaluation", json!({"action": "output"})).0.contains(words) {
+        assert!(std::time::Instant::now() < end, "{words} is not printed");
+    }
+}
+
+#[apply(both_modes)]
+fn long_output_loses_its_middle_and_can_be_paged(mode: Mode) {
+    let mut server = mode.ready();
+    let text = server.evaluate("(dotimes (i 30000) (format t \"line ~5,'0D~%\" i)) (list :done)");
+    assert!(length(&text) <= ANSWER && length(&text) > ANSWER - 1_000, "{}", length(&text));
+    assert!(text.starts_with("[stdout]\nline 00000\n"), "{text}");
+    assert!(text.ends_with("\nline 29999\n\n=> (:DONE)"), "{text}");
+    let (_, rest) = text.split_once("[... ").expect("a marker");
+    let omitted: usize = rest.split(' ').next().unwrap().parse().unwrap();
+    // What is shown after the marker begins with the end of a line that is not.
+    assert_eq!(text.matches("line ").count() * 11 + omitted + 1, 30_000 * 11);
+    let rest = pages(&mut server, &text);
+    let from = next_call(&text).unwrap()["from"].as_u64().unwrap() as usize;
+    let all: String = (0..30_000).map(|line| format!("line {line:05}\n")).collect();
+    assert!(rest == all[from..], "{} of {}", rest.len(), all.len() - from);
+}
+
+#[apply(both_modes)]
+fn output_is_told_as_printed_whatever_stream_and_however_it_looks(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(format t \"out~%\") (format *error-output* \"[ERROR]~%\") (write-string \"=> 3\") (terpri *error-output*)",
+    );
+    assert_eq!(
+        good(&mut server, "evaluation", json!({"action": "output"})),
+        "Evaluation 1, output, characters 0 to 16 of 17:\nout\n[ERROR\\]\n\\=> 3\n"
+    );
+    // Characters as printed: the backslashes do not count.
+    assert_eq!(
+        good(&mut server, "evaluation", json!({"action": "output", "from": 4, "characters": 7})),
+        "Evaluation 1, output, characters 4 to 10 of 17:\n[ERROR\\][... 6 characters omitted; evaluation {\"id\": 1, \
+         \"action\": \"output\", \"from\": 11} shows them]"
+    );
+    assert_eq!(
+        good(&mut server, "evaluation", json!({"action": "output", "from": 17})),
+        "Evaluation 1, output: no characters from 17 on, there are 17."
+    );
+    assert_eq!(
+        good(&mut server, "evaluation", json!({"action": "output", "part": "error"})),
+        "Evaluation 1, error: none."
+    );
+}
+
+#[apply(both_modes)]
+fn what_is_not_kept_is_said_to_be_lost(mode: Mode) {
+    let mut server = mode.start_with(&["--max-output", "20000"]);
+    server.initialize("2025-06-18");
+    let text = server.evaluate("(dotimes (i 50000) (write-char #\\x)) (values)");
+    assert!(text.ends_with("x[... 30000 characters omitted]\n\n; No values"), "{}", &text[text.len() - 200..]);
+    assert!(length(&text) <= ANSWER && next_call(&text).is_some(), "{text}");
+    assert!(pages(&mut server, &text).ends_with("x[... 30000 characters omitted]"));
+}
+
+#[apply(both_modes)]
+fn values_lose_their_middle_after_the_output(mode: Mode) {
+    let mut server = mode.ready();
+    let text =
+        server.evaluate("(write-string \"short\") (values :first (make-string 40000 :initial-element #\\v) :last)");
+    assert!(length(&text) <= ANSWER, "{}", length(&text));
+    assert!(text.starts_with("[stdout]\nshort\n\n=> :FIRST\n=> \"vvv") && text.ends_with("vvv\"\n=> :LAST"), "{text}");
+    assert_eq!(next_call(&text).unwrap()["part"], "values");
+    let rest = pages(&mut server, &text);
+    assert!(rest.starts_with("vvv") && rest.ends_with("\"\n=> :LAST"), "{rest}");
+    let all = good(&mut server, "evaluation", json!({"action": "output", "part": "values", "from": 40_000}));
+    assert!(all.starts_with("Evaluation 1, values, characters 40000 to "), "{all}");
+}
+
+#[apply(both_modes)]
+fn an_error_keeps_its_message_and_ten_frames(mode: Mode) {
+    let mut server = mode.ready();
+    let text = fail(
+        &mut server,
+        "(defun deep (n) (if (zerop n) (error \"~A\" (make-string 9000 :initial-element #\\m)) (list (deep (1- n)))))
+         (dotimes (i 20000) (write-char #\\x))
+         (deep 30)",
+    );
+    assert!(length(&text) <= ANSWER, "{}", length(&text));
+    assert!(text.contains(&"m".repeat(2_000)) && text.contains("\n9: (DEEP 8)\n"), "{text}");
+    let described = crate::client::last_error(&mut server);
+    assert!(length(&described) <= ANSWER && described.contains("\n  4: (DEEP 3)\n"), "{described}");
+    let shown = good(&mut server, "evaluation", json!({"action": "output", "part": "error", "from": 8_990}));
+    assert_eq!(shown, "Evaluation 1, error, characters 8990 to 8999 of 9000:\nmmmmmmmmmm");
+}
+
+#[apply(both_modes)]
+fn no_answer_of_any_tool_is_too_long(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(dotimes (i 3000) (eval `(defun ,(intern (format nil \"FUNCTION-~D\" i)) () nil))) (values)");
+    let locals: String = (0..60).map(|n| format!("(v{n} (make-string 250 :initial-element #\\l)) ")).collect();
+    server.evaluate(&format!(
+        "(defun f (n) (let ({locals}) (if (zerop n) (error \"x\") (list (f (1- n)) {})))) :ok",
+        (0..60).map(|n| format!("v{n} ")).collect::<String>()
+    ));
+    for number in 0..200 {
+        fail(&mut server, &format!("(error \"error number {number} of the history\")"));
+    }
+    fail(&mut server, "(f 30)");
+    for (tool, arguments) in [
+        ("list-definitions", json!({})),
+        ("describe-last-error", json!({})),
+        ("get-backtrace", json!({"locals": true})),
+        ("get-backtrace", json!({"locals": true, "max-frames": 1000})),
+        ("error-history", json!({"limit": 200})),
+    ] {
+        let text = good(&mut server, tool, arguments.clone());
+        assert!(length(&text) <= ANSWER, "{tool} {arguments}: {}", length(&text));
+    }
+    // A backtrace goes on where it stopped.
+    let (mut from, mut numbers) = (0, Vec::new());
+    loop {
+        let text = good(&mut server, "get-backtrace", json!({"locals": true, "max-frames": 1000, "from": from}));
+        assert!(length(&text) <= ANSWER, "{}", length(&text));
+        let frames = text.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(": (")?.0.parse::<u64>().ok());
+        numbers.extend(frames);
+        let Some((_, next)) = text.split_once("ask with from ") else { break };
+        from = next.split(' ').next().unwrap().parse().unwrap();
+    }
+    assert!(numbers.len() > 30 && numbers.iter().copied().eq(0..numbers.len() as u64), "{numbers:?}");
+    good(&mut server, "configure-limits", json!({"max-answer": 100_000}));
+    assert!(length(&good(&mut server, "get-backtrace", json!({"locals": true}))) > ANSWER);
+}
+
+#[apply(both_modes)]
+fn what_has_no_room_in_a_list_can_be_seen_all_the_same(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defvar *long* (make-string 200000 :initial-element #\\l)) (defmacro mine () 1) (defclass k () ())
+         (defpackage :of-mine) (dotimes (i 1000) (eval `(defun ,(intern (format nil \"FUNCTION-~D\" i)) () nil))) nil",
+    );
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert!(text.contains("\n\n... 904 more. A `type` or `package` narrows the list down; max-answer"), "{text}");
+    let text = good(&mut server, "list-definitions", json!({"limit": 2000}));
+    assert!(length(&text) <= ANSWER && length(&text) > ANSWER - 2_000, "{}", length(&text));
+    for part in [
+        " more, for which there is no room here. A `type` or `package` narrows the list down; max-answer (conf",
+        &format!("[Variables]\n- *LONG* = \"{}[... 199801 characters omitted]\n", "l".repeat(199)),
+        "[Macros]\n- MINE ()\n",
+        "[Classes]\n- K\n",
+        "[Packages]\n- OF-MINE",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let locals: String = (0..60).map(|n| format!("(v{n} (make-string 900 :initial-element #\\l)) ")).collect();
+    let uses: String = (0..60).map(|n| format!("v{n} ")).collect();
+    let code = format!("(defun f () (let ({locals}) (cerror \"go\" \"x\") (list {uses})))\n(f)");
+    bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    let text = good(&mut server, "frame-locals", json!({"frame": 1}));
+    assert!(length(&text) <= ANSWER && text.starts_with("V0 = \"lll") && text.contains("\nV59 = "), "{text}");
+    assert!(
+        text.ends_with("\neval-in-frame shows one variable, whole; max-answer (configure-limits) makes room."),
+        "{text}"
+    );
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": 0})).lines().count(), 1);
+    good(&mut server, "abort-evaluation", json!({}));
+    for number in 0..150 {
+        fail(&mut server, &format!("(error \"error number {number}, and so on, and so on, and so on, and so on\")"));
+    }
+    let history = good(&mut server, "error-history", json!({"limit": 200}));
+    let (shown, rest) = history.rsplit_once("\n... ").unwrap();
+    let last: u64 = shown.lines().last().unwrap()[1..].split(' ').next().unwrap().parse().unwrap();
+    assert!(rest.contains(&format!(" older ones, E{} and before, ", last - 1)), "{rest}");
+}
+
+#[apply(both_modes)]
+fn the_history_keeps_two_hundred(mode: Mode) {
+    let mut server = mode.ready();
+    for number in 1..=205 {
+        fail(&mut server, &format!("(error \"n{number}\")"));
+    }
+    good(&mut server, "configure-limits", json!({"max-answer": 50_000}));
+    let history = good(&mut server, "error-history", json!({"limit": 200}));
+    assert_eq!(history.lines().count(), 200, "{history}");
+    assert!(history.starts_with("E205  ") && history.lines().last().unwrap().starts_with("E6  "), "{history}");
+}
+
+#[test]
+fn limits_belong_to_the_session() {
+    let mut server = Server::start_with(&["--max-answer", "7000"]);
+    server.initialize("2025-06-18");
+    let shown = "Current limits:\n  timeout: 30 seconds\n  max-output: 1000000 characters\n  max-answer: 7000 \
+                 characters\n  \
+                 on-error: abort";
+    assert_eq!(good(&mut server, "configure-limits", json!({})), shown);
+    let changed = shown.replace("7000", "6500").replace("abort", "debug");
+    assert_eq!(good(&mut server, "configure-limits", json!({"max-answer": "6500", "on-error": "debug"})), changed);
+    // The default of an evaluation that does not say.
+    assert!(fail(&mut server, "(error \"x\")").contains("\n[Debugger]\nHeld."));
+    let arguments = json!({"code": "(error \"x\")", "on-error": "abort"});
+    assert!(!bad(&mut server, "evaluate-lisp", arguments).contains("[Debugger]"));
+    assert!(length(&server.evaluate("(make-string 20000 :initial-element #\\x)")) <= 6_500);
+    good(&mut server, "reset-session", json!({}));
+    assert_eq!(good(&mut server, "configure-limits", json!({})), changed);
+    let (lost, _) = server.call_tool(
+        "evaluate-lisp",
+        json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void \
+                        sb-alien:int)) 1)"}),
+    );
+    assert!(lost.contains("[ERROR] IMAGE-LOST"), "{lost}");
+    assert_eq!(good(&mut server, "configure-limits", json!({})), changed);
+}
+
+#[apply(both_modes)]
+fn the_last_twenty_are_kept(mode: Mode) {
+    let mut server = mode.ready();
+    assert_eq!(good(&mut server, "evaluation", json!({})), "No evaluations yet.");
+    for number in 1..=22 {
+        server.evaluate(&format!("(print {number})"));
+    }
+    let gone = "is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its image lost.";
+    for id in [1, 2] {
+        assert_eq!(bad(&mut server, "evaluation", json!({"id": id})), format!("Evaluation {id} {gone}"));
+    }
+    let third = good(&mut server, "evaluation", json!({"id": 3}));
+    assert!(third.starts_with("Evaluation 3: succeeded after 0.0 s\n(print 3)\n"), "{third}");
+    assert!(third.ends_with("\nOutput: 3 characters\nValues: 4 characters"), "{third}");
+    assert_eq!(bad(&mut server, "evaluation", json!({"id": 23})), "There is no evaluation 23: the newest one is 22.");
+    // Waiting for what is over: as evaluate-lisp answered.
+    assert_eq!(good(&mut server, "evaluation", json!({"id": 22, "action": "wait"})), "[stdout]\n\n22 \n\n=> 22");
+    // Large ones make room for each other, and what is too large has to go at once.
+    good(&mut server, "configure-limits", json!({"max-output": 10_000_000}));
+    let large = |characters: u64| {
+        format!("(let ((s (make-string 1000 :initial-element #\\😀))) (dotimes (i {characters}) (write-string s)) nil)")
+    };
+    for _ in 0..3 {
+        server.evaluate(&large(2_000));
+    }
+    assert!(bad(&mut server, "evaluation", json!({"id": 23})).ends_with(gone));
+    good(&mut server, "evaluation", json!({"id": 24}));
+    let text = server.evaluate(&large(5_000));
+    assert!(text.contains(" characters omitted]") && next_call(&text).is_none(), "{text}");
+    assert!(bad(&mut server, "evaluation", json!({"id": 26})).ends_with(gone));
+}
+
+#[apply(both_modes)]
+fn numbers_are_never_used_again(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-06-18");
+    server.evaluate("(defun place () (error \"here\"))");
+    server.evaluate("2");
+    assert_eq!(good(&mut server, "reset-session", json!({})), RESET);
+    for action in ["status", "wait", "output", "cancel"] {
+        assert_eq!(good(&mut server, "evaluation", json!({"action": action})), "No evaluations yet.");
+    }
+    server.evaluate("(defun place () (error \"there\"))");
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 3: succeeded"));
+    assert!(bad(&mut server, "evaluation", json!({"id": 2})).contains("no longer kept"));
+    fail(&mut server, "(place)");
+    let trace = good(&mut server, "get-backtrace", json!({}));
+    assert!(trace.contains(": (PLACE)\n     at evaluation 3, line 1"), "{trace}");
+    // What is restored is still of the evaluation that defined it.
+    let mut server = Server::ready();
+    server.evaluate("1");
+    server.evaluate("(defun place () (error \"here\"))");
+    let (lost, _) = server.call_tool(
+        "evaluate-lisp",
+        json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))"}),
+    );
+    assert!(lost.contains("[ERROR] IMAGE-LOST"), "{lost}");
+    let first = bad(&mut server, "evaluation", json!({"id": 2}));
+    assert!(first.contains("no longer kept"), "{first}");
+    fail(&mut server, "(place)");
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 4: failed"));
+    let trace = good(&mut server, "get-backtrace", json!({}));
+    assert!(trace.contains(": (PLACE)\n     at evaluation 2, line 1"), "{trace}");
+}
+
+#[apply(both_modes)]
+fn a_running_evaluation_is_looked_after(mode: Mode) {
+    let mut server = mode.ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(format t \"begun~%\")\n(loop (sleep 0.01))"}));
+    await_printed(&mut server, "begun");
+    let queued = server.post_call("evaluate-lisp", json!({"code": "(defvar *ran* t)"}));
+    let status = good(&mut server, "evaluation", json!({"id": 1}));
+    assert!(status.starts_with("Evaluation 1: running for "), "{status}");
+    assert!(status.ends_with(" s\n(format t \"begun~%\") …\nOutput so far: 6 characters"), "{status}");
+    insta::assert_snapshot!(good(&mut server, "evaluation", json!({})), @r"
+    Evaluation 2: waiting for the evaluations before it
+    (defvar *ran* t)
+    Output so far: 0 characters
+    ");
+    // Not over in so many seconds.
+    let waited = good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 0.05}));
+    assert!(waited.starts_with("Evaluation 1: running for "), "{waited}");
+    let waiting = server.post_call("evaluation", json!({"id": 1, "action": "wait"}));
+    let cancelled = good(&mut server, "evaluation", json!({"id": 2, "action": "cancel"}));
+    assert!(cancelled.starts_with("Evaluation 2: failed after 0.0 s with CANCELLED\n"), "{cancelled}");
+    assert!(server.outcome(queued).0.starts_with("[ERROR] CANCELLED\n"));
+    assert_eq!(crate::client::last_error(&mut server).lines().next(), Some("No error information available."));
+    let cancelled = good(&mut server, "evaluation", json!({"id": 1, "action": "cancel"}));
+    assert!(cancelled.starts_with("Evaluation 1: failed after "), "{cancelled}");
+    assert!(cancelled.contains(" s with CANCELLED (E1)\n"), "{cancelled}");
+    let (text, is_error) = server.outcome(running);
+    assert!(
+        is_error && text.starts_with("[stdout]\nbegun\n\n[ERROR] CANCELLED\nThe evaluation was cancelled; "),
+        "{text}"
+    );
+    assert_eq!(server.outcome(waiting), (text, true));
+    // It is over.
+    good(&mut server, "evaluation", json!({"id": 1, "action": "cancel"}));
+    assert_eq!(server.evaluate("(boundp '*ran*)"), "=> NIL");
+}
+
+#[apply(both_modes)]
+fn a_held_evaluation_goes_on_under_its_number(mode: Mode) {
+    let mut server = mode.ready();
+    let code = "(progn (write-line \"before\") (cerror \"Go on.\" \"stop\") (write-line \"after\") :done)";
+    bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    let status = good(&mut server, "evaluation", json!({}));
+    assert!(status.starts_with("Evaluation 1: held where it failed with SIMPLE-ERROR (E1)\n"), "{status}");
+    // What is done meanwhile has a number of its own.
+    good(
+        &mut server,
+        "eval-in-frame",
+        json!({"frame": 0, "code": "(write-line \"inside\")\n(defun h () (error \"h\"))"}),
+    );
+    let output = good(&mut server, "evaluation", json!({"action": "output"}));
+    assert_eq!(output, "Evaluation 2, output, characters 0 to 6 of 7:\ninside\n");
+    let (slow, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
+    assert!(is_error && slow.contains("[ERROR] TIMEOUT\n") && slow.contains("0.2 seconds"), "{slow}");
+    insta::assert_snapshot!(good(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})), @r"
+    [stdout]
+    after
+
+    => :DONE
+    ");
+    let output = good(&mut server, "evaluation", json!({"id": 1, "action": "output"}));
+    assert_eq!(output, "Evaluation 1, output, characters 0 to 12 of 13:\nbefore\nafter\n");
+    assert!(good(&mut server, "evaluation", json!({"id": 1})).starts_with("Evaluation 1: succeeded"));
+    fail(&mut server, "(h)");
+    let trace = good(&mut server, "get-backtrace", json!({}));
+    assert!(trace.contains(": (H)\n     at evaluation 2, line 2"), "{trace}");
+    // Released, not held: the answer no longer offers the debugger.
+    bad(&mut server, "evaluate-lisp", json!({"code": "(error \"x\")", "on-error": "debug"}));
+    let cancelled = good(&mut server, "evaluation", json!({"action": "cancel"}));
+    assert!(
+        cancelled.starts_with("Evaluation 5: failed after ") && cancelled.contains(" with SIMPLE-ERROR (E"),
+        "{cancelled}"
+    );
+    good(&mut server, "reset-session", json!({}));
+}
+
+#[apply(both_modes)]
+fn of_very_many_values_the_first_are_shown(mode: Mode) {
+    let mut server = mode.ready();
+    for value in ["nil", "(make-string 1000)"] {
+        let code = format!("(values-list (make-list 100000 :initial-element {value}))");
+        let text = server.evaluate(&code);
+        assert!(text.starts_with("=> ") && text.ends_with(" characters omitted]"), "{text}");
+        assert!(text.chars().count() <= 9_500, "{}", text.len());
+    }
+}

@@ -1,0 +1,367 @@
+//! `on-error: "ask"`: the user chooses the restart, over elicitation or by repeated calls.
+
+use crate::client::{Server, outcome};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+const CODE: &str =
+    "(format t \"before~%\")\n(list (restart-case (error \"boo\") (take (x) :report \"Take it\" x)) :end)";
+
+/// A server whose client can ask its user.
+fn asking(mode: Mode, capabilities: &Value) -> Server {
+    asking_with(mode, &[], capabilities)
+}
+
+fn asking_with(mode: Mode, arguments: &[&str], capabilities: &Value) -> Server {
+    let mut server = mode.start_with(arguments);
+    let client = json!({"name": "raw", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
+    assert_eq!(server.request("initialize", params)["result"]["protocolVersion"], "2025-11-25");
+    server.notify("notifications/initialized", json!({}));
+    server
+}
+
+fn ask(server: &mut Server, code: &str) -> i64 {
+    server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask"}))
+}
+
+/// The next question: its id and its params.
+#[track_caller]
+fn question(server: &mut Server) -> (Value, Value) {
+    let request = server.receive().expect("a question");
+    assert_eq!(request["method"], "elicitation/create", "{request}");
+    (request["id"].clone(), request["params"].clone())
+}
+
+fn reply(server: &mut Server, id: &Value, result: &Value) {
+    server.send(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+}
+
+/// The choice that begins with this, as the question offers it.
+#[track_caller]
+fn offered(params: &Value, name: &str) -> Value {
+    let choices = params["requestedSchema"]["properties"]["restart"]["enum"].as_array().expect("choices");
+    let fits = |choice: &&Value| choice.as_str().unwrap().contains(name);
+    choices.iter().find(fits).unwrap_or_else(|| panic!("no {name} in {choices:?}")).clone()
+}
+
+fn accept(restart: &Value, values: &str) -> Value {
+    json!({"action": "accept", "content": {"restart": restart, "values": values}})
+}
+
+#[apply(both_modes)]
+fn the_user_chooses_the_restart(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let call = ask(&mut server, CODE);
+    let (id, params) = question(&mut server);
+    insta::assert_snapshot!(params["message"], @r"
+    The Lisp evaluation failed with SIMPLE-ERROR:
+    boo
+    How shall it go on?
+    ");
+    let schema = &params["requestedSchema"];
+    assert_eq!(
+        schema["properties"]["restart"]["enum"],
+        json!(["1. TAKE - Take it", "2. RETRY - Evaluate this form again.", "3. ABORT - Return to top level."])
+    );
+    assert_eq!(schema["properties"]["values"]["type"], "string");
+    assert_eq!(schema["required"], json!(["restart"]));
+    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "(+ 40 2)"));
+    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation went on as the user chose: 1. TAKE.\n\n\
+                    [stdout]\nbefore\n\n=> (42 :END)";
+    assert_eq!(server.outcome(call), (expected.to_owned(), false));
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+#[apply(both_modes)]
+fn every_further_error_is_asked_about(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {"form": {}}}));
+    let call = ask(
+        &mut server,
+        "(list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))",
+    );
+    for (message, values) in [("one", "1"), ("two", "(/ 1 0)"), ("two", "2")] {
+        let (id, params) = question(&mut server);
+        assert!(params["message"].as_str().unwrap().contains(message), "{params}");
+        reply(&mut server, &id, &accept(&offered(&params, "TAKE"), values));
+    }
+    let (text, is_error) = server.outcome(call);
+    assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
+    let failed = "`values` failed: the restart was not invoked, and the evaluation is still held.\n\
+                  What failed is DIVISION-BY-ZERO: ";
+    assert!(text.contains(failed), "{text}");
+}
+
+#[apply(both_modes)]
+fn declining_aborts_and_says_so(mode: Mode) {
+    for action in ["decline", "cancel"] {
+        let mut server = asking(mode, &json!({"elicitation": {}}));
+        server.evaluate("(defvar *cleaned* nil)");
+        let call = ask(&mut server, "(unwind-protect (error \"boo\") (setf *cleaned* t))");
+        let (id, _) = question(&mut server);
+        reply(&mut server, &id, &json!({"action": action}));
+        let (text, is_error) = server.outcome(call);
+        let said = "[notice]\nThe user chose no restart: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+        assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
+        assert_eq!(server.evaluate("*cleaned*"), "=> T");
+    }
+}
+
+#[apply(both_modes)]
+fn choosing_abort_aborts_and_says_so(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let call = ask(&mut server, "(error \"boo\")");
+    let (id, params) = question(&mut server);
+    reply(&mut server, &id, &accept(&offered(&params, "ABORT"), ""));
+    let (text, is_error) = server.outcome(call);
+    let said = "[notice]\nThe user chose 2. ABORT: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+    assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
+    let (text, _) = server.call_tool("describe-last-error", json!({}));
+    assert!(text.starts_with("Error: SIMPLE-ERROR\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn a_useless_answer_leaves_it_held(mode: Mode) {
+    for answer in [
+        json!({"result": {"action": "accept"}}),
+        json!({"result": {"action": "accept", "content": {"restart": "whichever"}}}),
+        json!({"result": {"action": "accept", "content": {"restart": "9. NONE - such"}}}),
+        json!({"error": {"code": -32601, "message": "not today"}}),
+    ] {
+        let mut server = asking(mode, &json!({"elicitation": {}}));
+        let call = ask(&mut server, CODE);
+        let (id, _) = question(&mut server);
+        let mut message = json!({"jsonrpc": "2.0", "id": id});
+        message.as_object_mut().unwrap().extend(answer.as_object().unwrap().clone());
+        server.send(&message);
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && text.starts_with("[notice]\nThe ") && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": "TAKE", "values": "1"}));
+        assert_eq!(text, "=> (1 :END)");
+    }
+}
+
+#[apply(both_modes)]
+fn who_cannot_ask_debugs(mode: Mode) {
+    for capabilities in [json!({}), json!({"elicitation": {"url": {}}})] {
+        let mut server = asking(mode, &capabilities);
+        let call = ask(&mut server, CODE);
+        let (text, is_error) = server.outcome(call);
+        assert!(is_error && text.contains("\n\n[Debugger]\nHeld. Restarts:\n  1. TAKE - Take it\n"), "{text}");
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": 1, "values": "1"}));
+        assert_eq!(text, "=> (1 :END)");
+    }
+}
+
+#[apply(both_modes)]
+fn nobody_is_asked_about_a_success(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let call = ask(&mut server, "(+ 1 2)");
+    assert_eq!(server.outcome(call), ("=> 3".to_owned(), false));
+}
+
+#[apply(both_modes)]
+fn a_timeout_may_go_on(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let code = "(unwind-protect (loop) (print :ended))";
+    let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask", "timeout": 0.2}));
+    for name in ["1. CONTINUE - Go on.", "3. ABORT - Return to top level."] {
+        let (id, params) = question(&mut server);
+        reply(&mut server, &id, &accept(&offered(&params, name), ""));
+    }
+    let (text, is_error) = server.outcome(call);
+    assert!(is_error && text.contains("[ERROR] TIMEOUT\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn a_cancelled_call_withdraws_its_question(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let call = ask(&mut server, CODE);
+    let (id, _) = question(&mut server);
+    server.notify("notifications/cancelled", json!({"requestId": call}));
+    let withdrawn = server.receive().expect("a message");
+    assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
+    assert_eq!(withdrawn["params"]["requestId"], id);
+    server.goes_on();
+    let (text, is_error) = server.call_tool("frame-locals", json!({"frame": 0}));
+    assert!(is_error && text.starts_with("No evaluation is held"), "{text}");
+    // A late answer is nobody's.
+    reply(&mut server, &id, &json!({"action": "decline"}));
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+#[apply(both_modes)]
+fn what_comes_while_the_user_is_asked_waits_for_the_answer(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    // Sent before the first one fails, and after.
+    let first = ask(&mut server, CODE);
+    let second = ask(&mut server, "(list (restart-case (error \"second\") (take (x) x)))");
+    let (id, params) = question(&mut server);
+    let third = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    // Nothing else is asked or answered; questions about the session are, and so is what was held.
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    let (text, _) = server.call_tool("frame-locals", json!({"frame": 0}));
+    assert!(!text.starts_with("No evaluation is held"), "{text}");
+    let (text, _) = server.call_tool("evaluation", json!({"id": 3}));
+    assert!(text.starts_with("Evaluation 3: waiting"), "{text}");
+    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "1"));
+    let (text, is_error) = server.outcome(first);
+    assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
+    let (id, params) = question(&mut server);
+    assert!(params["message"].as_str().unwrap().contains("second"), "{params}");
+    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "2"));
+    let (text, is_error) = server.outcome(second);
+    assert!(!is_error && text.ends_with("=> (2)"), "{text}");
+    assert_eq!(server.outcome(third), ("=> 3".to_owned(), false));
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn what_waits_for_the_user_goes_on_when_nobody_answers(mode: Mode) {
+    let mut server = asking_with(mode, &["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
+    let first = ask(&mut server, CODE);
+    let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    question(&mut server);
+    assert!(server.outcome(first).1);
+    let (text, is_error) = server.outcome(second);
+    assert!(!is_error && text.contains("has been released") && text.ends_with("=> 3"), "{text}");
+}
+
+#[apply(both_modes)]
+fn a_reset_does_not_wait_for_the_user(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    for _ in 0..20 {
+        // It comes before the first one fails, while that asks, or after.
+        let first = ask(&mut server, CODE);
+        let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+        let reset = server.post_call("reset-session", json!({}));
+        // Each is answered; the first may just be telling of its own error.
+        assert!(server.outcome(first).1);
+        server.outcome(second);
+        assert!(server.outcome(reset).0.contains("Session reset."));
+        let (text, _) = server.call_tool("describe-last-error", json!({}));
+        assert!(text.starts_with("No error"), "{text}");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn the_server_leaves_while_it_asks(mode: Mode) {
+    let mut server = asking(mode, &json!({"elicitation": {}}));
+    ask(&mut server, CODE);
+    question(&mut server);
+    assert!(server.finish().status.success());
+}
+
+// ---- Revision 2026-07-28: the call is repeated with the input
+
+/// What a request without a handshake says of its client.
+fn meta(capabilities: &Value) -> Value {
+    json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": capabilities,
+    })
+}
+
+/// The params of such a call; `more` is added to them.
+fn params(capabilities: &Value, code: &str, more: Value) -> Value {
+    let arguments = json!({"code": code, "on-error": "ask"});
+    let mut params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": meta(capabilities)});
+    if let Value::Object(more) = more {
+        params.as_object_mut().unwrap().extend(more);
+    }
+    params
+}
+
+fn call(server: &mut Server, capabilities: &Value, code: &str, more: Value) -> Value {
+    server.request("tools/call", params(capabilities, code, more))
+}
+
+#[apply(both_modes)]
+fn the_call_is_repeated_with_the_choice(mode: Mode) {
+    let can = json!({"elicitation": {"form": {}}});
+    let mut server = mode.start();
+    let code = "(format t \"once~%\") (list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))";
+    let mut answer = call(&mut server, &can, code, Value::Null);
+    let mut states = Vec::new();
+    for (message, values) in [("one", "1"), ("two", "2")] {
+        let result = &answer["result"];
+        assert_eq!(result["resultType"], "input_required", "{answer}");
+        let request = &result["inputRequests"]["restart"];
+        assert_eq!(request["method"], "elicitation/create", "{answer}");
+        assert!(request["params"]["message"].as_str().unwrap().contains(message), "{answer}");
+        let chosen = accept(&offered(&request["params"], "TAKE"), values);
+        let state = result["requestState"].clone();
+        assert!(state.is_string() && !states.contains(&state), "{answer}");
+        states.push(state.clone());
+        answer = call(&mut server, &can, code, json!({"inputResponses": {"restart": chosen}, "requestState": state}));
+    }
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+    let (text, is_error) = outcome(&answer);
+    assert!(!is_error && text.ends_with("\n\n[stdout]\nonce\n\n=> (1 2)"), "{text}");
+    // Nothing is evaluated twice by a call that comes late.
+    let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": states[0]});
+    let (text, is_error) = outcome(&call(&mut server, &can, code, late));
+    assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[apply(both_modes)]
+fn a_repeated_call_can_decline_or_say_nothing(mode: Mode) {
+    let can = json!({"elicitation": {}});
+    let mut server = mode.start();
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let state = first["result"]["requestState"].clone();
+    // Without an answer the question comes again.
+    let again = call(&mut server, &can, CODE, json!({"requestState": state}));
+    assert_eq!(again["result"]["inputRequests"], first["result"]["inputRequests"]);
+    let state = again["result"]["requestState"].clone();
+    let no = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": state});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, no));
+    assert!(
+        is_error && text.starts_with("[notice]\nThe user chose no restart: the evaluation was aborted.\n\n"),
+        "{text}"
+    );
+    // What is given up in between is no longer there to be chosen for.
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let aborted = server.request("tools/call", json!({"name": "abort-evaluation", "_meta": meta(&can)}));
+    assert!(!outcome(&aborted).1, "{aborted}");
+    let late =
+        json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": first["result"]["requestState"]});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, late));
+    assert!(is_error && text.contains("is no longer held"), "{text}");
+}
+
+#[apply(both_modes)]
+fn what_comes_before_the_call_is_repeated_waits_for_it(mode: Mode) {
+    let can = json!({"elicitation": {}});
+    let mut server = mode.start();
+    let first = call(&mut server, &can, CODE, Value::Null);
+    let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
+    let result = &first["result"];
+    let chosen = accept(&offered(&result["inputRequests"]["restart"]["params"], "TAKE"), "1");
+    let more = json!({"inputResponses": {"restart": chosen}, "requestState": result["requestState"]});
+    let (text, is_error) = outcome(&call(&mut server, &can, CODE, more));
+    assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
+    assert_eq!(server.outcome(between), ("=> 3".to_owned(), false));
+
+    // A reset does not wait, and what asks then is not held up by the question before.
+    call(&mut server, &can, CODE, Value::Null);
+    let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
+    let reset = server.post("tools/call", json!({"name": "reset-session", "_meta": meta(&can)}));
+    let (text, is_error) = server.outcome(between);
+    assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
+    assert!(server.outcome(reset).0.contains("Session reset."));
+    let after = call(&mut server, &can, "(+ 1 2)", Value::Null);
+    assert_eq!(outcome(&after).0, "=> 3");
+}
+
+#[apply(both_modes)]
+fn who_cannot_be_asked_again_debugs(mode: Mode) {
+    let mut server = mode.start();
+    let (text, is_error) = outcome(&call(&mut server, &json!({}), CODE, Value::Null));
+    assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");
+}

@@ -1,0 +1,712 @@
+//! `serve --socket`: several clients on one image, each by a connection of its own.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::client::{BINARY, DEADLINE, Scratch, Server, bad, fail, good, last_error, outcome};
+use crate::mode::{Mode, both_modes};
+use crate::processes::{is_alive, kill_worker, signal, until};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+/// A directory in which servers of one mode have their sockets.
+struct Runtime {
+    mode: Mode,
+    directory: Scratch,
+}
+
+impl Runtime {
+    fn new(mode: Mode) -> Self {
+        let directory = Scratch::new();
+        std::fs::set_permissions(&*directory, PermissionsExt::from_mode(0o700)).unwrap();
+        Self { mode, directory }
+    }
+
+    /// A server with a socket, whose own client has shaken hands.
+    fn server(&self, arguments: &[&str]) -> Server {
+        let arguments: Vec<_> = ["serve", "--socket"].iter().chain(arguments).copied().collect();
+        let mut server = self.mode.start_with_environment(&arguments, &[("XDG_RUNTIME_DIR", &self.directory)]);
+        server.initialize("2025-11-25");
+        server
+    }
+
+    fn socket(&self, server: &Server) -> PathBuf {
+        self.directory.join(format!("sbcl-mcp/{}.sock", server.pid()))
+    }
+
+    fn join(&self, server: &Server) -> Client {
+        let mut client = Client::connect(&self.socket(server));
+        client.initialize("person");
+        client
+    }
+}
+
+/// A client that has joined.
+struct Client {
+    stream: UnixStream,
+    lines: BufReader<UnixStream>,
+    unclaimed: VecDeque<Value>,
+    next_id: i64,
+}
+
+impl Client {
+    fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap());
+        // The same as the server's own client uses.
+        Self { stream, lines, unclaimed: VecDeque::new(), next_id: 1000 }
+    }
+
+    fn initialize(&mut self, name: &str) -> Value {
+        self.initialize_with(name, json!({}))
+    }
+
+    fn initialize_with(&mut self, name: &str, capabilities: Value) -> Value {
+        let client = json!({"name": name, "version": "1"});
+        let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
+        let answer = self.request("initialize", &params);
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        answer
+    }
+
+    fn send(&mut self, message: &Value) {
+        self.stream.write_all(format!("{message}\n").as_bytes()).unwrap();
+    }
+
+    fn post(&mut self, method: &str, params: &Value) -> i64 {
+        self.next_id += 1;
+        self.send(&json!({"jsonrpc": "2.0", "id": self.next_id, "method": method, "params": params}));
+        self.next_id
+    }
+
+    fn post_call(&mut self, name: &str, arguments: Value) -> i64 {
+        self.post("tools/call", &json!({"name": name, "arguments": arguments}))
+    }
+
+    fn read(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        let read = self.lines.read_line(&mut line).expect("in time");
+        (read > 0).then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
+    }
+
+    fn answer(&mut self, id: i64) -> Value {
+        if let Some(place) = self.unclaimed.iter().position(|message| message["id"] == id) {
+            return self.unclaimed.remove(place).unwrap();
+        }
+        loop {
+            let message = self.read().unwrap_or_else(|| panic!("the end before the answer to {id}"));
+            if message.get("method").is_none() && message["id"] == id {
+                return message;
+            }
+            self.unclaimed.push_back(message);
+        }
+    }
+
+    fn request(&mut self, method: &str, params: &Value) -> Value {
+        let id = self.post(method, params);
+        self.answer(id)
+    }
+
+    fn call(&mut self, name: &str, arguments: Value) -> (String, bool) {
+        let id = self.post_call(name, arguments);
+        outcome(&self.answer(id))
+    }
+
+    /// The text of the next notice of what others, or the image, did.
+    fn notice(&mut self) -> String {
+        let is_notice = |message: &Value| message["method"] == "sbcl-mcp/notice";
+        let message = match self.unclaimed.iter().position(is_notice) {
+            Some(place) => self.unclaimed.remove(place).unwrap(),
+            None => loop {
+                let message = self.read().expect("a notice before the end");
+                if is_notice(&message) {
+                    break message;
+                }
+                self.unclaimed.push_back(message);
+            },
+        };
+        message["params"]["text"].as_str().unwrap().to_owned()
+    }
+
+    #[track_caller]
+    fn good(&mut self, name: &str, arguments: Value) -> String {
+        let (text, is_error) = self.call(name, arguments);
+        assert!(!is_error, "{name}: {text}");
+        text
+    }
+
+    #[track_caller]
+    fn bad(&mut self, name: &str, arguments: Value) -> String {
+        let (text, is_error) = self.call(name, arguments);
+        assert!(is_error, "{name} succeeds: {text}");
+        text
+    }
+
+    #[track_caller]
+    fn evaluate(&mut self, code: &str) -> String {
+        self.good("evaluate-lisp", json!({"code": code}))
+    }
+
+    #[track_caller]
+    fn fail(&mut self, code: &str) -> String {
+        self.bad("evaluate-lisp", json!({"code": code}))
+    }
+
+    fn last_error(&mut self) -> String {
+        self.good("describe-last-error", json!({}))
+    }
+}
+
+#[apply(both_modes)]
+fn the_socket_is_the_users_alone_and_goes_with_the_server(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    let mode = |path: &Path| std::fs::symlink_metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!(mode(socket.parent().unwrap()), 0o700);
+    assert_eq!(mode(&socket), 0o600);
+    assert!(std::fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+    let mut client = runtime.join(&server);
+    assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+    // What the program itself asks before it joins. One that has not said who it is does not count.
+    let mut asking = Client::connect(&socket);
+    assert_eq!(asking.request("sbcl-mcp/status", &json!({}))["result"], json!({"clients": ["raw", "person"]}));
+    assert!(server.finish().status.success());
+    assert!(!socket.exists());
+    // Whoever had joined sees the end of it.
+    assert_eq!(client.read(), None);
+}
+
+#[apply(both_modes)]
+fn the_command_sessions_shows_who_can_be_joined(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let server = runtime.server(&[]);
+    let client = runtime.join(&server);
+    // What a killed server left is nobody.
+    let stale = runtime.directory.join("sbcl-mcp/stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    let list = || {
+        let mut command = Command::new(BINARY);
+        command.arg("sessions").env("XDG_RUNTIME_DIR", &*runtime.directory).env("XDG_STATE_HOME", &*runtime.directory);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let pid = server.pid();
+    let text = list();
+    let expected = format!("\n\nRunning, to be joined:\n{pid}  process {pid}, raw; joined: person\n");
+    assert!(text.ends_with(&expected), "{text}");
+    assert!(!stale.exists());
+    drop(client);
+    assert!(server.finish().status.success());
+    assert!(!list().contains("Running"));
+}
+
+#[apply(both_modes)]
+fn a_signal_takes_the_socket_along_too(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    let _client = runtime.join(&server);
+    signal(server.pid(), "-TERM");
+    assert_eq!(server.end().status.code(), Some(143));
+    assert!(!socket.exists());
+}
+
+#[apply(both_modes)]
+fn without_a_runtime_directory_it_is_one_of_the_users_own(mode: Mode) {
+    let temporary = Runtime::new(mode);
+    let uid = std::fs::metadata(&*temporary.directory).unwrap().uid();
+    let command = || {
+        let mut command = Command::new(BINARY);
+        command.args(["serve", "--socket"]).env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &*temporary.directory);
+        if mode.is_plain() {
+            command.arg("--no-supervisor");
+        }
+        command
+    };
+    let mut server = Server::start_command(&mut command());
+    server.initialize("2025-11-25");
+    let directory = temporary.directory.join(format!("sbcl-mcp-{uid}"));
+    assert_eq!(std::fs::metadata(&directory).unwrap().mode() & 0o7777, 0o700);
+    let mut client = Client::connect(&directory.join(format!("{}.sock", server.pid())));
+    client.initialize("person");
+    assert_eq!(client.evaluate("1"), "=> 1");
+    assert!(server.finish().status.success());
+    // One that others can write to, or that is a link to elsewhere, is refused.
+    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o777)).unwrap();
+    let refused = || {
+        let end = Server::start_command(&mut command()).end();
+        assert!(!end.status.success() && end.stderr.contains("others cannot join"), "{}", end.stderr);
+    };
+    refused();
+    std::fs::remove_dir_all(&directory).unwrap();
+    let elsewhere = temporary.directory.join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &directory).unwrap();
+    refused();
+}
+
+#[apply(both_modes)]
+fn another_user_is_refused(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    if !is_root() {
+        println!("skipped: only root can become another user");
+        assert!(std::env::var_os("CI").is_none(), "not skipped in CI");
+        return;
+    }
+    // The directories keep others out; the kernel's word on who connects does, too, where they did not.
+    for path in [&*runtime.directory, &runtime.directory.join("sbcl-mcp")] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+    let code = "my ($p) = @ARGV; use IO::Socket::UNIX; my $s = IO::Socket::UNIX->new(Peer => $p) or die \"no: $!\"; \
+                print while <$s>;";
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "perl", "-e", code])
+        .arg(&socket)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("this session is another user's"), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    server.goes_on();
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[apply(both_modes)]
+fn as_many_as_may_join(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut clients: Vec<_> = (0..16).map(|_| runtime.join(&server)).collect();
+    let mut late = Client::connect(&runtime.socket(&server));
+    let refusal = late.read().unwrap();
+    assert!(refusal["error"]["message"].as_str().unwrap().contains("16 clients have joined"), "{refusal}");
+    assert_eq!(late.read(), None);
+    // A command says so, and what helps; the list, in place of who they are.
+    let full = "16 clients have joined this session, which is as many as may: one of them has to leave first";
+    for (arguments, status, said) in [
+        (&["eval", "--attach", "1"][..], 3, format!("sbcl-mcp eval: {full}\n")),
+        (&["test", "--attach", "x"], 2, format!("sbcl-mcp test: {full}\n")),
+        (&["repl", "--attach"], 3, format!("sbcl-mcp repl: {full}\n")),
+        (&["sessions"], 0, format!("{0}  process {0}, {full}\n", server.pid())),
+    ] {
+        let mut command = Command::new(BINARY);
+        let output =
+            command.args(arguments).env("XDG_RUNTIME_DIR", &*runtime.directory).stdin(Stdio::null()).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(text.ends_with(&said) && output.status.code() == Some(status), "{arguments:?}: {text}");
+    }
+    drop(clients.pop());
+    until("there is a place", || {
+        let mut another = Client::connect(&runtime.socket(&server));
+        let asked = another.stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"sbcl-mcp/status\"}\n");
+        let mut line = String::new();
+        asked.and(another.lines.read_line(&mut line)).is_ok() && line.contains("result")
+    });
+    for client in &mut clients {
+        assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn each_has_its_own_errors_package_and_variables_under_the_same_ids(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    fail(&mut server, "(error \"the agent's\")");
+    assert!(client.last_error().starts_with("No error information available."));
+    assert_eq!(client.good("error-history", json!({})), "No errors in this session.");
+    assert_eq!(client.evaluate("(defpackage :p (:use :cl)) (in-package :p) (setf *print-base* 2) 5"), "=> 101");
+    let text = server.evaluate("(list (package-name *package*) * 5)");
+    insta::assert_snapshot!(text, @r#"
+    [notice]
+    Another connection (person) defined P.
+
+    => ("COMMON-LISP-USER" NIL 5)
+    "#);
+    fail(&mut server, "(error \"again\")");
+    client.fail("(error \"the person's\")");
+    assert_eq!(client.evaluate("(values)"), "; No values");
+    assert!(client.last_error().starts_with("No error"));
+    assert!(last_error(&mut server).contains("again"));
+    // Looking something up goes by the own package.
+    client.evaluate("(defun own () 1)");
+    assert!(client.good("describe-symbol", json!({"name": "own"})).starts_with("P::OWN"));
+    let text = good(&mut server, "describe-symbol", json!({"name": "own"}));
+    assert!(!text.starts_with("P::OWN ["), "{text}");
+    // The newest evaluation is one's own, though the numbers are everybody's.
+    assert!(good(&mut server, "evaluation", json!({})).contains("(error \"again\")"));
+    assert!(client.good("evaluation", json!({})).contains("(defun own () 1)"));
+    let text = server.evaluate("(fmakunbound 'p::own) 7");
+    insta::assert_snapshot!(text, @r"
+    [notice]
+    Another connection (person) defined P::OWN.
+
+    => 7
+    ");
+}
+
+#[apply(both_modes)]
+fn ids_and_cancellations_are_each_ones_own_under_any_schedule(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let socket = runtime.socket(&server);
+    std::thread::scope(|scope| {
+        for n in 0..3_u64 {
+            let socket = &socket;
+            scope.spawn(move || {
+                let mut client = Client::connect(socket);
+                client.initialize(&format!("client-{n}"));
+                let mut seed = 88_172_645_463_325_252_u64.wrapping_mul(2 * n + 3);
+                let mut failed = None;
+                for round in 0..80_u64 {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    // All use the same ids.
+                    client.next_id = 5000 + i64::try_from(round).unwrap();
+                    match seed % 4 {
+                        0 => {
+                            let text = format!("{n}/{round}");
+                            client.fail(&format!("(error \"{text}\")"));
+                            failed = Some(text);
+                        }
+                        1 => {
+                            let code = format!("(progn (sleep 0.002) (list {n} {round}))");
+                            assert_eq!(client.evaluate(&code), format!("=> ({n} {round})"));
+                            failed = None;
+                        }
+                        2 => {
+                            // What is cancelled is one's own; that one hears no more of it.
+                            let id = client.post_call("evaluate-lisp", json!({"code": "(sleep 5)"}));
+                            let params = json!({"requestId": id});
+                            client.send(
+                                &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}),
+                            );
+                            assert_eq!(client.evaluate(&format!("{round}")), format!("=> {round}"));
+                            failed = None;
+                        }
+                        _ => match &failed {
+                            Some(text) => assert!(client.last_error().contains(text.as_str())),
+                            None => assert!(client.last_error().starts_with("No error")),
+                        },
+                    }
+                }
+                assert!(client.unclaimed.is_empty(), "{:?}", client.unclaimed);
+            });
+        }
+        for round in 0..40 {
+            server.evaluate(&format!("(list :agent {round})"));
+        }
+    });
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn a_held_evaluation_stays_while_a_person_evaluates_and_can_be_taken_over(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let code = "(let ((a 40)) (+ a (restart-case (error \"held\") (use-value (v) v))))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    assert!(text.contains("[Debugger]\nHeld."), "{text}");
+    assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+    let text = client.bad("evaluate-lisp", json!({"code": "(error \"mine\")", "on-error": "debug"}));
+    assert!(text.contains("[Debugger]\nHeld."), "{text}");
+    assert_eq!(good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(+ 2 3)"})).lines().last(), Some("=> 5"));
+    client.good("abort-evaluation", json!({}));
+    assert!(client.bad("frame-locals", json!({"frame": 0})).starts_with("No evaluation is held"));
+    let answer = client.request("sbcl-mcp/take-over", &json!({}));
+    let (text, is_error) = outcome(&answer);
+    assert!(is_error && text.contains("held") && text.contains("[Debugger]\nHeld."), "{text}");
+    assert!(client.last_error().contains("held"));
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "use-value", "values": "2"}));
+    assert!(text.starts_with("No evaluation is held"), "{text}");
+    let text = server.evaluate("1");
+    assert!(text.contains("Another connection (person) took over evaluation "), "{text}");
+    assert_eq!(client.good("invoke-restart", json!({"restart": "use-value", "values": "2"})), "=> 42");
+    // There is nothing more.
+    assert!(outcome(&client.request("sbcl-mcp/take-over", &json!({}))).0.starts_with("No evaluation is held"));
+}
+
+#[apply(both_modes)]
+fn who_leaves_ends_what_is_his_and_nothing_else(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let marker = runtime.directory.join("marker");
+    server.evaluate("(defvar *over* nil)");
+    let held = json!({"code": "(error \"stays\")", "on-error": "debug"});
+    bad(&mut server, "evaluate-lisp", held);
+    let run = format!("(unwind-protect (progn (open {marker:?} :direction :output) (sleep 600)) (setf *over* t))");
+    client.post_call("evaluate-lisp", json!({"code": run, "timeout": 600}));
+    client.post_call("evaluate-lisp", json!({"code": "(setf *over* :never)"}));
+    client.post_call("evaluate-lisp", json!({"code": "(sleep 600)", "background": true}));
+    until("it runs", || marker.exists());
+    drop(client);
+    let text = good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "*over*"}));
+    assert!(text.ends_with("=> T"), "{text}");
+    assert!(last_error(&mut server).contains("stays"));
+    until("nothing runs", || {
+        let (text, _) = server.call_tool("checkpoint", json!({"action": "save", "name": "x"}));
+        !text.contains("an evaluation runs")
+    });
+    let text = server.evaluate("*over*");
+    assert!(text.starts_with("[notice]\nThe evaluation that was held for debugging has been released."), "{text}");
+}
+
+#[apply(both_modes)]
+fn progress_and_output_go_to_who_asked(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let arguments = json!({"code": "(dotimes (i 6) (format t \"tick ~D~%\" i) (sleep 0.2))"});
+    let params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": "t"}});
+    let id = client.post("tools/call", &params);
+    let answer = client.answer(id);
+    assert!(outcome(&answer).0.contains("tick 5"));
+    assert!(client.unclaimed.iter().any(|message| message["method"] == "notifications/progress"));
+    server.goes_on();
+    assert!(server.transcript.iter().all(|message| message["method"] != "notifications/progress"));
+}
+
+#[apply(both_modes)]
+fn a_reset_is_told_to_the_others(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    server.evaluate("(defun f () 1)");
+    client.fail("(error \"before\")");
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains("Session reset."), "{text}");
+    assert!(client.last_error().contains("before"), "nobody clears another's error");
+    let text = client.evaluate("(fboundp 'f)");
+    assert!(text.contains("reset the session: all definitions are gone.") && text.ends_with("=> NIL"), "{text}");
+    assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+    client.evaluate("(defun g () 1)");
+    let text = client.good("reset-session", json!({}));
+    assert!(text.contains("Session reset."), "{text}");
+    let text = server.evaluate("(fboundp 'g)");
+    assert!(text.contains("reset the session: all definitions are gone.") && text.ends_with("=> NIL"), "{text}");
+}
+
+#[test]
+fn each_one_hears_of_a_lost_image_and_goes_on() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let mut idle = runtime.join(&server);
+    server.evaluate("(defpackage :agents (:use :cl)) (in-package :agents) (defun f () 1)");
+    client.evaluate("(defun g () 2)");
+    client.evaluate("(defpackage :persons (:use :cl)) (in-package :persons) (defun h () 3)");
+    idle.fail("(error \"from before\")");
+    let marker = runtime.directory.join("marker");
+    let run = format!("(progn (open {marker:?} :direction :output) (sleep 600))");
+    let running = client.post_call("evaluate-lisp", json!({"code": run, "timeout": 600}));
+    until("it runs", || marker.exists());
+    // Under the same id, behind it.
+    server.send(&json!({"jsonrpc": "2.0", "id": running, "method": "tools/call",
+                        "params": {"name": "evaluate-lisp", "arguments": {"code": "(list (f) (cl-user::g))"}}}));
+    kill_worker(&server);
+    let (text, is_error) = outcome(&client.answer(running));
+    assert!(is_error && text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
+    // That had not begun; it is done by the next image, in the package of its connection.
+    let (text, is_error) = server.outcome(running);
+    assert!(
+        !is_error && text.starts_with("[notice]\nThe Lisp image was killed") && text.ends_with("=> (1 2)"),
+        "{text}"
+    );
+    assert!(client.last_error().contains("IMAGE-LOST"));
+    assert!(last_error(&mut server).starts_with("No error"));
+    assert!(idle.last_error().contains("from before"));
+    let text = idle.evaluate("(list (cl-user::g) (persons::h) (package-name *package*))");
+    assert!(text.contains("The Lisp image was killed") && text.ends_with("=> (2 3 \"COMMON-LISP-USER\")"), "{text}");
+    assert_eq!(client.evaluate("(package-name *package*)"), "=> \"COMMON-LISP-USER\"");
+    // Who leaves while there is no image is not waited for.
+    client.post_call("evaluate-lisp", json!({"code": "(sleep 600)", "timeout": 600}));
+    kill_worker(&server);
+    drop(client);
+    server.goes_on_after_loss();
+    assert!(server.finish().status.success());
+}
+
+#[test]
+fn who_listens_is_told_at_once_of_a_lost_image_and_goes_on_listening() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut listener = Client::connect(&runtime.socket(&server));
+    listener.initialize_with("person", json!({"experimental": {"sbcl-mcp/notice": {}}}));
+    assert_eq!(listener.evaluate("1"), "=> 1");
+    server.evaluate("(defun f () 1)");
+    assert!(listener.notice().ends_with(" defined F."));
+    kill_worker(&server);
+    let text = listener.notice();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("The Lisp image was killed by signal 9 ("), "{text}");
+    assert_eq!(lines[1], "Restored: the one form that defined something.", "{text}");
+    assert!(lines[2].starts_with("Not kept: values that were assigned after") && lines.len() == 3, "{text}");
+    // That was all of it, and the new image goes on telling.
+    assert_eq!(listener.evaluate("(f)"), "=> 1");
+    // Who does not listen reads the same lines with his next answer.
+    let answer = server.evaluate("(defun g () 2)");
+    let expected = format!("[notice]\n{}\n\n=> G", text.replace('\n', "\n  "));
+    assert_eq!(answer, expected);
+    assert!(listener.notice().ends_with(" defined G."));
+    good(&mut server, "reset-session", json!({}));
+    assert!(listener.notice().ends_with(" reset the session: all definitions are gone."));
+    assert_eq!(listener.evaluate("(fboundp 'g)"), "=> NIL");
+    // What is lost with a request of his own is in the answer to that, and nowhere else.
+    let marker = runtime.directory.join("marker");
+    let run = format!("(progn (open {marker:?} :direction :output) (sleep 600))");
+    let running = listener.post_call("evaluate-lisp", json!({"code": run, "timeout": 600}));
+    until("it runs", || marker.exists());
+    kill_worker(&server);
+    assert!(outcome(&listener.answer(running)).0.starts_with("[ERROR] IMAGE-LOST\n"));
+    assert_eq!(listener.evaluate("(+ 1 2)"), "=> 3");
+    assert!(
+        listener.unclaimed.iter().all(|message| message["method"] != "sbcl-mcp/notice"),
+        "{:?}",
+        listener.unclaimed
+    );
+}
+
+trait GoesOn {
+    fn goes_on_after_loss(&mut self);
+}
+
+impl GoesOn for Server {
+    fn goes_on_after_loss(&mut self) {
+        let text = self.evaluate("(+ 1 2)");
+        assert!(text.ends_with("=> 3"), "{text}");
+    }
+}
+
+#[test]
+fn a_line_of_one_client_is_never_taken_for_anothers() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    // As the supervisor would mark them: the end of the first client that joined, and a request of its.
+    server.send_raw(b"@1\n");
+    let message = server.receive().unwrap();
+    assert_eq!(message["error"]["code"], -32700, "{message}");
+    server.send_raw(b"@1 {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n");
+    let message = server.receive().unwrap();
+    assert_eq!(message["error"]["code"], -32700, "{message}");
+    client.stream.write_all(b"@0 {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"}\n").unwrap();
+    let message = client.read().unwrap();
+    assert_eq!(message["error"]["code"], -32700, "{message}");
+    assert_eq!(client.evaluate("1"), "=> 1");
+    server.goes_on();
+}
+
+#[test]
+fn a_socket_that_a_killed_server_left_is_taken() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let server = runtime.server(&[]);
+    let (socket, pid) = (runtime.socket(&server), server.pid());
+    signal(pid, "-KILL");
+    until("it is gone", || !is_alive(pid));
+    drop(server);
+    assert!(socket.exists());
+    // A server whose process has the number that is on it.
+    let code = format!("mv {socket:?} {:?}/$$.sock; exec {BINARY} serve --socket", socket.parent().unwrap());
+    let mut next =
+        Server::start_command(Command::new("sh").args(["-c", &code]).env("XDG_RUNTIME_DIR", &*runtime.directory));
+    next.initialize("2025-11-25");
+    let mut client = runtime.join(&next);
+    assert_eq!(client.evaluate("(+ 1 2)"), "=> 3");
+    assert!(next.finish().status.success());
+    assert_eq!(std::fs::read_dir(runtime.directory.join("sbcl-mcp")).unwrap().count(), 0);
+}
+
+/// An editor's end of a connection to Swank: s-expressions behind their length, six hexadecimal digits.
+struct Editor(TcpStream);
+
+impl Editor {
+    fn ask(&mut self, form: &str, thread: &str, number: u32) {
+        let message = format!("(:emacs-rex {form} \"COMMON-LISP-USER\" {thread} {number})");
+        self.0.write_all(format!("{:06x}{message}", message.len()).as_bytes()).unwrap();
+    }
+
+    /// The next message that begins and ends like this.
+    fn message(&mut self, begin: &str, end: &str) -> String {
+        loop {
+            let mut length = [0; 6];
+            self.0.read_exact(&mut length).expect("in time");
+            let length = usize::from_str_radix(str::from_utf8(&length).unwrap(), 16).unwrap();
+            let mut message = vec![0; length];
+            self.0.read_exact(&mut message).expect("in time");
+            let message = String::from_utf8(message).unwrap();
+            if message.starts_with(begin) && message.ends_with(end) {
+                return message;
+            }
+        }
+    }
+}
+
+#[apply(both_modes)]
+fn an_editor_joins_by_the_users_own_swank(mode: Mode) {
+    if !Path::new("/usr/share/common-lisp/source/slime/swank.asd").exists() {
+        println!("skipped: SLIME's server is not installed (Debian: cl-swank)");
+        assert!(std::env::var_os("CI").is_none(), "not skipped in CI");
+        return;
+    }
+    let mut server = mode.ready();
+    // As docs/attaching.md has it.
+    let code = "(asdf:load-system \"swank\")
+                (setf swank::*global-debugger* nil)
+                (swank:create-server :port 0 :dont-close t)";
+    good(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 300}));
+    let port = server.evaluate("*").trim_start_matches("=> ").parse().unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut editor = Editor(stream);
+    editor.ask("(swank:connection-info)", "t", 1);
+    assert!(editor.message("(:return", " 1)").contains(":ok"));
+    // What one defines the other calls, while the agent is at work.
+    let busy = server.post_running("", "(sleep 1) :agent", 30.0);
+    editor.ask("(swank:interactive-eval \"(defun from-editor () 7)\")", "t", 2);
+    assert!(editor.message("(:return", " 2)").contains(":ok"));
+    // An error of the editor's arrives in its debugger, and nowhere else.
+    editor.ask("(swank:interactive-eval \"(error \\\"the editor's\\\")\")", "t", 3);
+    let debug = editor.message("(:debug ", ")");
+    assert!(debug.contains("the editor's") && debug.contains("SIMPLE-ERROR"), "{debug}");
+    let (text, is_error) = server.outcome(busy);
+    assert!(!is_error && text.ends_with("=> :AGENT"), "{text}");
+    assert_eq!(server.evaluate("(from-editor)"), "=> 7");
+    assert!(last_error(&mut server).starts_with("No error"));
+    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    // And the agent's in its answer.
+    assert!(fail(&mut server, "(/ 1 0)").starts_with("[ERROR] DIVISION-BY-ZERO"));
+    let thread = debug.split(' ').nth(1).unwrap().to_owned();
+    editor.ask("(swank:throw-to-toplevel)", &thread, 4);
+    assert!(editor.message("(:return", " 3)").contains(":abort"));
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn a_client_that_does_not_read_stops_nobody(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    for _ in 0..200 {
+        client.post_call("evaluate-lisp", json!({"code": "(make-string 9000 :initial-element #\\x)"}));
+    }
+    for _ in 0..5 {
+        server.goes_on();
+    }
+    client.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let _ = client.stream.read(&mut [0; 10]);
+}

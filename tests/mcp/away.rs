@@ -1,0 +1,439 @@
+//! The binary away from the machine that built it: alone in an empty directory, with neither the build's cache nor this
+//! source tree in sight, without an environment, for users with and without a home directory.
+//!
+//! Each server runs in a mount namespace of its own, in which what belongs to the build is hidden. Where the system
+//! grants none, the tests say so and pass, except in CI, where they fail.
+
+#![cfg(target_os = "linux")]
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use crate::client::{BINARY, DEADLINE, Scratch, Server, bad, fail, good};
+use serde_json::json;
+
+/// The contribs that the core carries.
+const CONTRIBS: [&str; 12] = [
+    "sb-bsd-sockets",
+    "sb-cltl2",
+    "sb-concurrency",
+    "sb-cover",
+    "sb-grovel",
+    "sb-introspect",
+    "sb-md5",
+    "sb-posix",
+    "sb-queue",
+    "sb-rotate-byte",
+    "sb-rt",
+    "sb-sprof",
+];
+
+/// Makes the namespace and goes on as a program in it. The arguments: `self` or `nobody`, `writable` or `read-only`,
+/// the directories to hide, `--`, the one to keep writable, and the program with its environment.
+const SCRIPT: &str = r#"
+set -e
+user=$1 temporary=$2
+shift 2
+while [ "$1" != -- ]; do
+    mount -t tmpfs -o mode=755 none "$1"
+    shift
+done
+writable=$2
+shift 2
+if [ $temporary = read-only ]; then
+    mount --bind /tmp /tmp
+    mount --bind "$writable" "$writable" 2>/dev/null || true
+    mount -o remount,bind,ro /tmp
+    [ ! -d /dev/shm ] || mount -t tmpfs -o ro,mode=000 none /dev/shm
+fi
+if [ $user = nobody ]; then
+    if setpriv --reuid 54321 --regid 54321 --clear-groups true 2>/dev/null; then
+        exec setpriv --reuid 54321 --regid 54321 --clear-groups env -i "$@"
+    fi
+    exec unshare --user --map-user=54321 --map-group=54321 env -i "$@"
+fi
+exec env -i "$@"
+"#;
+
+/// How a mount namespace can be had: as root, or in a user namespace.
+fn unshare() -> Option<&'static [&'static str]> {
+    static FOUND: OnceLock<Option<&'static [&'static str]>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let ways: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
+        let works = |way: &&&[&str]| {
+            let mut try_it = Command::new("unshare");
+            try_it.args(**way).args(["mount", "-t", "tmpfs", "none", "/mnt"]).stderr(Stdio::null());
+            try_it.status().is_ok_and(|status| status.success())
+        };
+        let found = ways.iter().find(works).copied();
+        if found.is_none() {
+            let complaint = "this system grants no mount namespace (unshare --mount): nothing is tested of the binary \
+                             away from the machine that built it";
+            assert!(std::env::var_os("CI").is_none(), "{complaint}");
+            eprintln!("SKIPPED: {complaint}");
+        }
+        found
+    })
+}
+
+/// Who runs the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum User {
+    /// The one who runs the tests, whose home directory is empty.
+    Oneself,
+    /// One without a passwd entry.
+    Nobody,
+}
+
+/// A directory with nothing in it but the binary, and some for its user.
+struct Place {
+    root: Scratch,
+    user: User,
+    read_only: bool,
+    variables: Vec<(&'static str, PathBuf)>,
+}
+
+impl Place {
+    /// Where there is a namespace to be had.
+    fn new(user: User) -> Option<Self> {
+        unshare()?;
+        let root = Scratch::new();
+        std::fs::set_permissions(&*root, Permissions::from_mode(0o755)).expect("it is ours");
+        let place = Self { root, user, read_only: false, variables: Vec::new() };
+        for directory in ["bin", "home", "tmp", "work"] {
+            let directory = place.at(directory);
+            std::fs::create_dir_all(&directory).expect("the directory is ours");
+            std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("it is ours");
+        }
+        // Written by this process, it could still be open in a child of another test's when it is started.
+        let copied = Command::new("cp").arg(BINARY).arg(place.binary()).status();
+        assert!(copied.expect("cp starts").success(), "there is no room for a copy");
+        place.write_system();
+        Some(place)
+    }
+
+    /// With this variable in the environment.
+    fn with(mut self, name: &'static str, directory: &str) -> Self {
+        self.variables.push((name, self.at(directory)));
+        self
+    }
+
+    /// With a /tmp that cannot be written to but in `work` and `home`, and without /dev/shm.
+    fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn binary(&self) -> PathBuf {
+        self.at("bin/sbcl-mcp")
+    }
+
+    /// A system that uses contribs, and depends on all of them.
+    fn write_system(&self) {
+        let dependencies: String = CONTRIBS.iter().map(|name| format!("\"{name}\" ")).collect();
+        let system = format!("(defsystem \"app\" :depends-on ({dependencies}) :components ((:file \"app\")))");
+        let code = "(defpackage :app (:use :cl) (:export #:user #:digits #:broken))
+(in-package :app)
+(defun user () (sb-posix:getuid))
+(defun digits () (length (sb-md5:md5sum-string \"1\")))
+(defun broken (x)
+  (1+ (/ x (- x x))))
+";
+        std::fs::write(self.at("work/app.asd"), system).expect("the directory is ours");
+        std::fs::write(self.at("work/app.lisp"), code).expect("the directory is ours");
+    }
+
+    /// What belongs to the build: the home directory with all caches in it, this source tree, the target directory.
+    fn hidden(&self) -> Vec<PathBuf> {
+        let target = Path::new(BINARY).ancestors().nth(2).map(Path::to_owned);
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let candidates = [std::env::home_dir(), cache, Some(PathBuf::from(env!("CARGO_MANIFEST_DIR"))), target]
+            .into_iter()
+            .flatten();
+        let mut hidden: Vec<PathBuf> = Vec::new();
+        for directory in candidates.filter_map(|directory| directory.canonicalize().ok()) {
+            assert!(!self.root.starts_with(&directory), "TMPDIR is within {directory:?}, which is to be hidden");
+            // A directory within a hidden one is gone already.
+            if directory != Path::new("/") && !hidden.iter().any(|outer| directory.starts_with(outer)) {
+                hidden.push(directory);
+            }
+        }
+        hidden
+    }
+
+    /// The binary in its namespace.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("unshare");
+        command.args(unshare().expect("there is one")).args(["sh", "-c", SCRIPT, "away"]);
+        command.arg(if self.user == User::Nobody { "nobody" } else { "self" });
+        command.arg(if self.read_only { "read-only" } else { "writable" });
+        command.args(self.hidden()).arg("--").arg(self.at("home"));
+        command.args(self.variables.iter().map(|(name, value)| format!("{name}={}", value.display())));
+        command.arg(self.binary()).args(arguments).current_dir(self.at("work"));
+        command
+    }
+
+    fn server(&self, arguments: &[&str]) -> Server {
+        let mut server = Server::start_command(&mut self.command(arguments));
+        server.initialize("2025-06-18");
+        server
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).stdin(Stdio::null()).output().expect("unshare starts")
+    }
+
+    /// What is in the temporary directory.
+    fn temporary_files(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.at("tmp")).expect("it is there");
+        entries.map(|entry| entry.expect("it is there").path()).collect()
+    }
+}
+
+fn kill(pid: &str) {
+    assert!(Command::new("kill").args(["-9", pid]).status().expect("kill starts").success());
+}
+
+/// The worker's process, as Lisp knows it.
+fn worker(server: &mut Server) -> String {
+    server.evaluate("(sb-posix:getpid)").trim_start_matches("=> ").to_owned()
+}
+
+/// A session's work, from the first evaluation to a new image.
+fn work(server: &mut Server, place: &Place) {
+    server.goes_on();
+    contribs(server);
+    system(server, place);
+    errors(server);
+
+    assert_eq!(
+        good(server, "reset-session", json!({})).lines().next(),
+        Some("Session reset. All definitions cleared.")
+    );
+    assert_eq!(server.evaluate("(list (find-package :app) (fboundp 'broken))"), "=> (NIL NIL)");
+    server.evaluate("(defun answer () 42)");
+    let pid = worker(server);
+    kill(&pid);
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(answer)"}));
+    assert!(text.ends_with("=> 42"), "{text}");
+    assert_ne!(worker(server), pid);
+    assert_eq!(server.evaluate("(asdf:load-system :sb-posix)"), "=> T");
+    load_app(server, place);
+}
+
+/// Every contrib, by REQUIRE and by ASDF; what is not carried says why.
+fn contribs(server: &mut Server) {
+    for name in CONTRIBS {
+        let code = format!(
+            "(list (require {name:?}) (require {:?}) (require :{name}) (asdf:component-name (asdf:find-system {name:?})) \
+             (asdf:system-source-file {name:?}) (asdf:load-system {name:?}) (asdf:load-system {name:?} :force t) \
+             (asdf:component-version (asdf:find-system :{name})))",
+            name.to_uppercase()
+        );
+        let version = sbcl::SBCL_VERSION;
+        assert_eq!(server.evaluate(&code), format!("=> (NIL NIL NIL {name:?} NIL T T {version:?})"));
+    }
+    for code in ["(require :sb-gmp)", "(asdf:load-system \"sb-gmp\")", "(asdf:find-system :sb-gmp)"] {
+        let report = fail(server, code);
+        let reason = "\nSB-GMP is a contrib of SBCL that this image does not carry: it needs the foreign library GMP. Those \
+                      it carries: sb-bsd-sockets, ";
+        assert!(report.contains(reason.trim_start()), "{report}");
+    }
+    for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
+        let report = fail(server, code);
+        let reason =
+            format!("SB-MANUAL is no contrib of SBCL {}. This image carries: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
+        assert!(report.contains(&reason), "{report}");
+    }
+    assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");
+    assert!(!fail(server, "(require :no-such-module)").contains("contrib of SBCL"));
+}
+
+fn load_app(server: &mut Server, place: &Place) {
+    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", place.at("work/app.asd"));
+    assert_eq!(server.evaluate(&code), "=> T");
+}
+
+/// A system that depends on contribs is compiled and loaded, and a file compiled beside its source.
+fn system(server: &mut Server, place: &Place) {
+    load_app(server, place);
+    let user = server.evaluate("(app:user)");
+    assert_eq!(server.evaluate("(app:digits)"), "=> 16");
+    assert_eq!(user == "=> 54321", place.user == User::Nobody, "{user}");
+    let source = place.at("work/app.lisp");
+    let answer = server.evaluate(&format!("(progn (load (compile-file {source:?})) (app:user))"));
+    assert!(answer.ends_with(&user), "{answer}");
+    let code = "(progn (format uiop:*stdout* \"hello~%\") (finish-output uiop:*stdout*) (uiop:command-line-arguments))";
+    insta::assert_snapshot!(server.evaluate(code), @r"
+    [stdout]
+    hello
+
+    => NIL
+    ");
+    // What SBCL knows of where it comes from is nothing of the machine that built it.
+    let code = "(list (sb-int:sbcl-homedir-pathname) (remove-if (lambda (name) (search \"nonexistent\" name)) \
+                (mapcar #'namestring (mapcar #'second (logical-pathname-translations \"SYS\")))) \
+                (remove nil (mapcar #'asdf:system-source-file (remove \"app\" (asdf:registered-systems) :test #'equal))))";
+    assert_eq!(server.evaluate(code), "=> (NIL NIL NIL)");
+    let code = "(let ((found '())) (dolist (code (sb-vm:list-allocated-objects :all :type sb-vm:code-header-widetag) found) \
+                (dotimes (i (sb-kernel:code-n-entries code)) \
+                (let ((name (princ-to-string (sb-kernel:%simple-fun-name (sb-kernel:%code-entry-point code i))))) \
+                (when (search \"/contrib/\" name) (push name found))))))";
+    assert_eq!(server.evaluate(code), "=> NIL");
+}
+
+/// Errors in a file and within ASDF, with frames and places.
+fn errors(server: &mut Server) {
+    let report = fail(server, "(app:broken 5)");
+    assert!(report.starts_with("[ERROR] DIVISION-BY-ZERO\n"), "{report}");
+    assert!(report.contains(": (APP:BROKEN 5)\n"), "{report}");
+    let backtrace = good(server, "get-backtrace", json!({"locals": true}));
+    assert!(backtrace.contains("app.lisp:6: (1+ (/ x (- x x))))"), "{backtrace}");
+    let report = fail(server, "(asdf:load-system \"no-such-system\")");
+    assert!(report.contains("MISSING-COMPONENT"), "{report}");
+    good(server, "get-backtrace", json!({"max-frames": 100, "locals": true}));
+    for name in ["car", "asdf:load-system", "sb-posix:getuid", "app:broken"] {
+        good(server, "describe-symbol", json!({"name": name}));
+    }
+}
+
+/// Nothing that was said names the machine that built the binary.
+fn names_no_builder(server: Server, place: &Place) {
+    let end = server.finish();
+    assert!(end.status.success(), "{}", end.stderr);
+    let said = end.transcript.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n") + &end.stderr;
+    for directory in place.hidden() {
+        // In a container a home directory may be a very short name.
+        let inner = format!("{}/", directory.display());
+        if let Some(at) =
+            said.find(&format!("{inner}.cache/sbcl-mcp")).or_else(|| said.find(env!("CARGO_MANIFEST_DIR")))
+        {
+            panic!("{}", &said[at.saturating_sub(200)..(at + 200).min(said.len())]);
+        }
+    }
+}
+
+#[test]
+fn without_an_environment() {
+    let Some(place) = Place::new(User::Oneself) else { return };
+    for arguments in [&[][..], &["--no-network", "--read-only"]] {
+        let mut server = place.server(arguments);
+        if arguments.is_empty() {
+            work(&mut server, &place);
+        } else {
+            contribs(&mut server);
+            load_app(&mut server, &place);
+        }
+        names_no_builder(server, &place);
+    }
+    let output = place.run(&["eval", "(asdf:load-system :sb-posix)"]);
+    assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), ("=> T\n", Some(0)));
+}
+
+#[test]
+fn for_a_user_without_passwd_entry_and_home() {
+    let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
+    let mut server = place.server(&[]);
+    assert_eq!(server.evaluate("(sb-posix:getenv \"HOME\")"), "=> NIL");
+    assert!(place.temporary_files().is_empty(), "nothing is made before it is needed");
+    let temporary = format!("=> {:?}", format!("{}/", place.at("tmp").display()));
+    assert_eq!(server.evaluate("(namestring (uiop:temporary-directory))"), temporary);
+    work(&mut server, &place);
+    // Compiled files are in one temporary directory, which outlived the worker and ends with the server.
+    let made = place.temporary_files();
+    assert_eq!(made.len(), 1, "{made:?}");
+    let home = format!("=> {:?}\n=> T", format!("{}/", made[0].display()));
+    let code = "(values (namestring (user-homedir-pathname)) \
+                (not (null (directory (merge-pathnames \"**/app.fasl\" uiop:*user-cache*)))))";
+    assert_eq!(server.evaluate(code), home);
+    names_no_builder(server, &place);
+    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+
+    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", place.at("work/app.asd"));
+    for arguments in [&["eval", &code][..], &["eval", "--core", "/nonexistent", "1"]] {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(if arguments.len() > 2 { 3 } else { 0 }), "{output:?}");
+        assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+    }
+    let mut server = place.server(&["--no-supervisor"]);
+    load_app(&mut server, &place);
+    assert_eq!(place.temporary_files().len(), 1);
+    assert!(server.finish().status.success());
+    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn nothing_is_left_behind_when_the_server_is_killed() {
+    let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
+    let mut server = place.server(&[]);
+    load_app(&mut server, &place);
+    assert_eq!(place.temporary_files().len(), 1);
+    kill(&server.pid().to_string());
+    let deadline = Instant::now() + DEADLINE;
+    while !place.temporary_files().is_empty() {
+        assert!(Instant::now() < deadline, "{:?}", place.temporary_files());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn for_a_user_whose_home_cannot_be_written() {
+    let Some(place) = Place::new(User::Nobody) else { return };
+    std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o555)).expect("it is ours");
+    let place = place.with("TMPDIR", "tmp").with("HOME", "home");
+    let mut server = place.server(&[]);
+    assert_eq!(
+        server.evaluate("(namestring (user-homedir-pathname))"),
+        format!("=> {:?}", format!("{}/", place.at("home").display()))
+    );
+    load_app(&mut server, &place);
+    assert_eq!(place.temporary_files().len(), 1);
+    assert!(server.finish().status.success());
+    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn with_a_read_only_tmp_and_without_shared_memory() {
+    let Some(place) = Place::new(User::Oneself) else { return };
+    std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o777)).expect("it is ours");
+    let place = place.read_only().with("HOME", "home");
+    let mut server = place.server(&[]);
+    assert!(
+        bad(&mut server, "evaluate-lisp", json!({"code": "(open \"/tmp/no-sbcl-mcp-file\" :direction :output)"}))
+            .contains("Read-only")
+    );
+    let fasl = "(merge-pathnames \"app.fasl\" (user-homedir-pathname))";
+    let code = format!("(namestring (compile-file {:?} :output-file {fasl}))", place.at("work/app.lisp"));
+    let compiled = server.evaluate(&code);
+    assert!(compiled.ends_with(&format!("=> {:?}", place.at("home/app.fasl"))), "{compiled}");
+    contribs(&mut server);
+    load_app(&mut server, &place);
+    errors(&mut server);
+    names_no_builder(server, &place);
+}
+
+#[test]
+fn with_a_read_only_tmp_and_without_a_home() {
+    let Some(place) = Place::new(User::Nobody).map(Place::read_only) else { return };
+    let mut server = place.server(&[]);
+    server.goes_on();
+    contribs(&mut server);
+    let report =
+        fail(&mut server, &format!("(asdf:load-asd {:?}) (asdf:load-system \"app\")", place.at("work/app.asd")));
+    assert!(report.contains("/tmp/sbcl-mcp-"), "what cannot be made is named: {report}");
+    let report = fail(&mut server, "(error \"boom\")");
+    assert!(report.starts_with("[ERROR] SIMPLE-ERROR\nboom\n"), "{report}");
+    let pid = worker(&mut server);
+    kill(&pid);
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    assert!(text.ends_with("=> 3"), "{text}");
+    assert!(server.finish().status.success());
+}

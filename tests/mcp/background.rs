@@ -1,0 +1,379 @@
+//! Evaluations in the background, over real pipes.
+
+use crate::client::{Server, bad, fail, good, last_error};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+/// Begins an evaluation in the background and returns its number.
+fn begin(server: &mut Server, code: &str) -> u64 {
+    let text = good(server, "evaluate-lisp", json!({"code": code, "background": true}));
+    number(&text)
+}
+
+/// The number in the sentence that an answer ends with.
+#[track_caller]
+fn number(text: &str) -> u64 {
+    let sentence = text.lines().last().unwrap_or_default();
+    let number = sentence.strip_prefix("Evaluation ").and_then(|rest| rest.strip_suffix(" goes on in the background."));
+    number
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("it does not go on in the background:\n{text}"))
+}
+
+fn evaluation(server: &mut Server, id: u64, action: &str) -> (String, bool) {
+    server.call_tool("evaluation", json!({"id": id, "action": action}))
+}
+
+fn wait(server: &mut Server, id: u64) -> (String, bool) {
+    evaluation(server, id, "wait")
+}
+
+/// Waits until an evaluation runs.
+fn await_running(server: &mut Server, id: u64) {
+    while !evaluation(server, id, "status").0.contains("running") {
+        std::thread::yield_now();
+    }
+}
+
+/// A semaphore that code in the background waits for.
+fn gate(server: &mut Server) {
+    server.evaluate("(defvar *gate* (sb-thread:make-semaphore))");
+}
+
+const PASS: &str = "(sb-thread:wait-on-semaphore *gate*)";
+
+#[test]
+fn it_is_answered_at_once_and_waited_for() {
+    let mut server = Server::ready();
+    gate(&mut server);
+    let id = begin(&mut server, &format!("(princ \"before\") (terpri) {PASS} (list 1 2)"));
+    assert_eq!(id, 2);
+    // The next ones have another thread.
+    server.goes_on();
+    while good(&mut server, "evaluation", json!({"id": id, "action": "output"})).ends_with("none.") {}
+    let (status, _) = evaluation(&mut server, id, "status");
+    assert!(status.starts_with("Evaluation 2: running for ") && status.contains(", in the background\n"), "{status}");
+    assert!(status.contains("Output so far: 7 characters"), "{status}");
+    server.evaluate("(sb-thread:signal-semaphore *gate*)");
+    assert_eq!(wait(&mut server, id), ("[stdout]\nbefore\n\n=> (1 2)".to_owned(), false));
+    assert_eq!(wait(&mut server, id), ("[stdout]\nbefore\n\n=> (1 2)".to_owned(), false));
+}
+
+#[test]
+fn the_call_waits_for_as_long_as_it_says() {
+    let mut server = Server::ready();
+    gate(&mut server);
+    // It is over before: it was in the foreground.
+    let foreground = json!({"code": "(defpackage :p (:use :cl)) (in-package :p) (+ 20 1)", "wait": 60});
+    assert_eq!(good(&mut server, "evaluate-lisp", foreground), "=> 21");
+    assert_eq!(server.evaluate("(list (package-name *package*) *)"), "=> (\"P\" 21)");
+    server.evaluate("(in-package :cl-user)");
+    let code =
+        format!("(princ 'so-far) (terpri) (in-package :p) {} :passed", PASS.replace("*gate*", "cl-user::*gate*"));
+    let text = good(&mut server, "evaluate-lisp", json!({"code": code, "wait": 0.3}));
+    let id = number(&text);
+    assert_eq!(text, format!("[stdout]\nSO-FAR\n\nEvaluation {id} goes on in the background."));
+    assert_eq!(
+        server.evaluate("(list (package-name *package*) (sb-thread:thread-name sb-thread:*current-thread*))"),
+        "=> (\"COMMON-LISP-USER\" \"main thread\")"
+    );
+    server.evaluate("(sb-thread:signal-semaphore *gate*)");
+    assert_eq!(wait(&mut server, id), ("[stdout]\nSO-FAR\n\n=> :PASSED".to_owned(), false));
+    // It has left none of its variables behind.
+    assert_eq!(server.evaluate("(package-name *package*)"), "=> \"COMMON-LISP-USER\"");
+}
+
+#[test]
+fn its_variables_are_its_own() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :p (:use :cl)) (in-package :p) (+ 20 1)");
+    let id = begin(&mut server, "(defvar *seen* (list (package-name *package*) *)) (in-package :cl-user) p::*seen*");
+    assert_eq!(wait(&mut server, id).0, "=> (\"P\" 21)");
+    assert_eq!(server.evaluate("(list (package-name *package*) *)"), "=> (\"P\" 21)");
+}
+
+#[test]
+fn a_failure_is_history_at_once_and_the_error_state_once_it_is_delivered() {
+    let mut server = Server::ready();
+    fail(&mut server, "(error \"first\")");
+    let before = last_error(&mut server);
+    let id = begin(&mut server, "(error \"second\")");
+    assert_eq!(last_error(&mut server), before);
+    while !good(&mut server, "error-history", json!({})).contains("second") {}
+    assert_eq!(last_error(&mut server), before);
+    let text = server.evaluate("(+ 1 2)");
+    assert_eq!(text, format!("[notice]\nEvaluation {id}, in the background, failed with SIMPLE-ERROR (E2).\n\n=> 3"));
+    assert!(last_error(&mut server).starts_with("No error information"));
+    let (text, is_error) = wait(&mut server, id);
+    assert!(is_error && text.starts_with("[ERROR] SIMPLE-ERROR\nsecond\n\n[Backtrace]\n"), "{text}");
+    assert!(last_error(&mut server).contains("second"));
+    // Once.
+    server.goes_on();
+    assert!(wait(&mut server, id).1);
+    assert!(last_error(&mut server).starts_with("No error information"));
+    // Nobody needs to be told who is given it first.
+    let id = begin(&mut server, "(error \"unheard\")");
+    while !good(&mut server, "error-history", json!({})).contains("unheard") {}
+    assert!(wait(&mut server, id).0.contains("unheard"));
+    server.goes_on();
+    // Nor who waits for it. An evaluation that let it go on might succeed after it had failed, and
+    // clear the error state.
+    let marker = server.home().join("third");
+    let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"third\")"));
+    let waiting = server.post_call("evaluation", json!({"id": id, "action": "wait"}));
+    std::fs::write(&marker, "").unwrap();
+    let (text, is_error) = server.outcome(waiting);
+    std::fs::remove_file(&marker).unwrap();
+    assert!(is_error && text.contains("third"), "{text}");
+    assert!(last_error(&mut server).contains("third"));
+    server.goes_on();
+}
+
+#[test]
+fn it_can_be_cancelled() {
+    let mut server = Server::ready();
+    let id = begin(&mut server, "(unwind-protect (loop) (print 'cleaned))");
+    await_running(&mut server, id);
+    let (text, is_error) = evaluation(&mut server, id, "cancel");
+    assert!(!is_error && text.contains("failed") && text.contains("CANCELLED (E1)"), "{text}");
+    server.goes_on();
+    // A call that waits takes its evaluation with it.
+    let call = server.post_call("evaluate-lisp", json!({"code": "(loop)", "wait": 60}));
+    await_running(&mut server, id + 2);
+    server.notify("notifications/cancelled", json!({"requestId": call}));
+    let (text, _) = wait(&mut server, id + 2);
+    assert!(text.starts_with("[ERROR] CANCELLED"), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn ten_go_on_at_once_and_there_is_an_end() {
+    let mut server = Server::ready();
+    gate(&mut server);
+    let ids: Vec<_> = (0..16)
+        .map(|n| {
+            begin(&mut server, &format!("(defun made-by-{n} () {n}) (format t \"out ~D\" {n}) {PASS} (made-by-{n})"))
+        })
+        .collect();
+    server.goes_on();
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "background": true}));
+    assert!(
+        text.starts_with("16 evaluations are in the background, which is as many as may be: wait for one"),
+        "{text}"
+    );
+    bad(&mut server, "evaluate-lisp", json!({"code": "1", "wait": 1}));
+    server.evaluate("(sb-thread:signal-semaphore *gate* 16)");
+    for (n, id) in ids.iter().enumerate() {
+        assert_eq!(wait(&mut server, *id), (format!("[stdout]\nout {n}\n\n=> {n}"), false));
+    }
+    assert_eq!(begin(&mut server, "1"), ids[15] + 3);
+}
+
+#[apply(both_modes)]
+fn a_reset_ends_them_with_a_word(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-06-18");
+    let (first, second) = (begin(&mut server, "(loop)"), begin(&mut server, "(loop)"));
+    await_running(&mut server, first);
+    await_running(&mut server, second);
+    let text = good(&mut server, "reset-session", json!({}));
+    let ended = format!("[notice]\nEvaluations {first} and {second}, in the background, have been ended.\n\n");
+    assert_eq!(text, format!("{ended}Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER"));
+    assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
+    let (text, is_error) = evaluation(&mut server, first, "status");
+    assert!(is_error && text.contains("no longer kept"), "{text}");
+}
+
+#[test]
+fn a_lost_image_says_which_were_lost() {
+    let mut server = Server::ready();
+    let id = begin(&mut server, "(loop)");
+    await_running(&mut server, id);
+    let text = fail(&mut server, "(sb-posix:kill (sb-posix:getpid) 9)");
+    assert!(text.contains("IMAGE-LOST"), "{text}");
+    let text = server.evaluate("(+ 1 2)");
+    assert_eq!(text, format!("[notice]\nEvaluation {id}, in the background, has been lost with its image.\n\n=> 3"));
+}
+
+#[test]
+fn one_that_cannot_be_ended_is_told_of() {
+    let code = "(sb-sys:without-interrupts (write-line \"beyond recall\") (finish-output) (loop (sleep 0.01)))";
+    let mut server = Server::ready();
+    let id = begin(&mut server, code);
+    while !evaluation(&mut server, id, "output").0.contains("beyond recall") {
+        std::thread::yield_now();
+    }
+    let text = bad(&mut server, "evaluation", json!({"id": id, "action": "cancel"}));
+    assert_eq!(
+        text,
+        format!(
+            "Evaluation {id}, in the background, has been lost with its image: error-history has what is known of it."
+        )
+    );
+    assert_eq!(bad(&mut server, "evaluation", json!({})), text);
+    let text = server.evaluate("(list 1)");
+    assert!(text.contains("A new image has taken its place."), "{text}");
+    let text = good(&mut server, "error-history", json!({}));
+    assert!(text.contains("CANCELLED"), "{text}");
+    let text = good(&mut server, "describe-last-error", json!({"error-id": 1}));
+    assert!(text.contains("The evaluation was cancelled. It did not end then: its image was replaced."), "{text}");
+    // The same for a time limit.
+    let arguments = json!({"code": code, "background": true, "timeout": 0.1});
+    good(&mut server, "evaluate-lisp", arguments);
+    bad(&mut server, "evaluation", json!({"action": "wait"}));
+    let text = good(&mut server, "error-history", json!({}));
+    assert!(text.contains("TIMEOUT"), "{text}");
+    let text = good(&mut server, "describe-last-error", json!({"error-id": 2}));
+    assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end then: its image was"), "{text}");
+}
+
+#[test]
+fn nothing_there_is_held() {
+    let mut server = Server::ready();
+    for choice in ["debug", "ask"] {
+        let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "background": true, "on-error": choice}));
+        assert!(text.starts_with("An evaluation that may be in the background is not held when it fails"), "{text}");
+    }
+    good(&mut server, "configure-limits", json!({"on-error": "debug"}));
+    let id = begin(&mut server, "(error \"not held\")");
+    let (text, is_error) = wait(&mut server, id);
+    assert!(is_error && !text.contains("[Debugger]"), "{text}");
+    // What is held is released by a new one, and its answer says so.
+    assert!(fail(&mut server, "(error \"held\")").contains("[Debugger]"));
+    let text = good(&mut server, "evaluate-lisp", json!({"code": "(+ 1 2)", "background": true}));
+    assert!(text.starts_with("[notice]\nThe evaluation that was held for debugging has been released.\n\n"), "{text}");
+    let id = number(&text);
+    assert_eq!(wait(&mut server, id).0, "=> 3");
+}
+
+#[test]
+fn who_waits_behind_another_is_told_behind_which() {
+    let mut server = Server::ready();
+    gate(&mut server);
+    let first = server.post_call("evaluate-lisp", json!({"code": PASS, "timeout": 0}));
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}, "_meta": {"progressToken": 7}});
+    let second = server.post("tools/call", call);
+    let message = loop {
+        let message = server.receive().expect("it says something");
+        if message["method"] == "notifications/progress" {
+            break message["params"]["message"].as_str().expect("a text").to_owned();
+        }
+    };
+    assert!(message.starts_with("waiting for evaluation 2, which has run for "), "{message}");
+    evaluation(&mut server, 2, "cancel");
+    assert!(server.outcome(first).1);
+    assert_eq!(server.outcome(second), ("=> 3".to_owned(), false));
+}
+
+#[test]
+fn its_thread_may_be_ended_by_the_code() {
+    let mut server = Server::ready();
+    let id = begin(&mut server, "(sb-thread:abort-thread)");
+    let (text, is_error) = wait(&mut server, id);
+    assert!(is_error && text.starts_with("[ERROR] THREAD-TERMINATED"), "{text}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+    let id = begin(
+        &mut server,
+        "(list (eq sb-thread:*current-thread* (sb-thread:main-thread)) (length (sb-thread:list-all-threads)))",
+    );
+    assert_eq!(wait(&mut server, id).0, "=> (NIL 2)");
+}
+
+mod schedules {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Begin { wait: Option<f64>, loops: bool },
+        Wait(usize),
+        Cancel(usize),
+        Output(usize),
+        Plain,
+        Reset,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let wait = prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.002)), Just(Some(0.02))];
+        prop_oneof![
+            4 => (wait, any::<bool>()).prop_map(|(wait, loops)| Step::Begin { wait, loops }),
+            3 => (0..8_usize).prop_map(Step::Wait),
+            3 => (0..8_usize).prop_map(Step::Cancel),
+            2 => (0..8_usize).prop_map(Step::Output),
+            2 => Just(Step::Plain),
+            1 => Just(Step::Reset),
+        ]
+    }
+
+    /// What is asked for one step, under an id that is returned.
+    fn post(server: &mut Server, step: &Step, begun: &mut u64) -> Option<i64> {
+        let of = |which: usize, begun: u64| begun.saturating_sub(which as u64).max(1);
+        let (name, arguments): (_, Value) = match step {
+            Step::Begin { wait, loops } => {
+                *begun += 1;
+                let n = *begun;
+                let code = if *loops {
+                    format!("(princ {n}) (loop (sleep 0.001))")
+                } else {
+                    format!("(princ {n}) (+ {n} 1000)")
+                };
+                let patience = wait.map_or(json!({"background": true}), |wait| json!({"wait": wait}));
+                let mut arguments = json!({"code": code});
+                arguments.as_object_mut().expect("an object").extend(patience.as_object().expect("an object").clone());
+                ("evaluate-lisp", arguments)
+            }
+            Step::Wait(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "wait", "seconds": 0.01})),
+            Step::Cancel(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "cancel"})),
+            Step::Output(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "output"})),
+            Step::Plain => {
+                *begun += 1;
+                ("evaluate-lisp", json!({"code": "(+ 1 2)"}))
+            }
+            Step::Reset => ("reset-session", json!({})),
+        };
+        Some(server.post_call(name, arguments))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever is begun, waited for, cancelled and reset, without waiting for the answers: each call has exactly one,
+        /// what one evaluation prints or comes to is never another's, and the session goes on.
+        #[test]
+        fn every_call_is_answered_and_nothing_is_mixed_up(
+            steps in prop::collection::vec(step(), 1..25), mode in prop_oneof![Just(Mode::Supervised), Just(Mode::Plain)]
+        ) {
+            let mut server = mode.start();
+            server.initialize("2025-06-18");
+            let mut begun = 0;
+            let mut asked = Vec::new();
+            for step in &steps {
+                let refused = begun;
+                let id = post(&mut server, step, &mut begun).expect("asked");
+                asked.push((id, step.clone(), refused));
+            }
+            let mut last = 0;
+            for (id, step, _) in asked {
+                let (text, _) = server.outcome(id);
+                // Refused for there being too many, it has no number.
+                if matches!(step, Step::Begin { .. }) {
+                    if let Some(line) = text.lines().last().filter(|line| line.ends_with("goes on in the background.")) {
+                        let number: u64 = line.split(' ').nth(1).unwrap().parse().unwrap();
+                        prop_assert!(number > last, "{text}");
+                        last = number;
+                    }
+                    for value in text.lines().filter_map(|line| line.strip_prefix("=> ")) {
+                        let value: u64 = value.parse().unwrap();
+                        prop_assert!(text.contains(&format!("[stdout]\n{}\n", value - 1000)), "{text}");
+                    }
+                }
+            }
+            good(&mut server, "reset-session", json!({}));
+            let text = server.evaluate("(list (+ 1 2) (length (sb-thread:list-all-threads)))");
+            prop_assert!(text.ends_with("=> (3 1)"), "{text}");
+            let end = server.finish();
+            prop_assert!(end.status.success());
+        }
+    }
+}

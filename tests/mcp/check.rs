@@ -1,0 +1,380 @@
+//! `sbcl-mcp check`: where parentheses, strings and comments went wrong, and the repair.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::client::{BINARY, Scratch};
+use sbcl::check::{Severity, check};
+
+fn run(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(BINARY)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that does not read is free not to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+/// Exit status, stdout and stderr.
+fn checked(arguments: &[&str], input: &str) -> (i32, String, String) {
+    let output = run(&[&["check"], arguments].concat(), input);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// What is found in a text, as `line:column: message`, notes after `note: `.
+fn findings(text: &str) -> Vec<String> {
+    let show = |finding: sbcl::check::Finding| {
+        let note = if finding.severity == Severity::Note { "note: " } else { "" };
+        format!("{}:{}: {note}{}", finding.line, finding.column, finding.message)
+    };
+    check(text, &[]).findings.into_iter().map(show).collect()
+}
+
+#[test]
+fn the_indentation_says_where_parentheses_went_wrong() {
+    for (text, expected, repaired) in [
+        (
+            "(defun f (x)\n  (let ((y 1)))\n    (foo x y)))\n\n(defun g ())\n",
+            "2:15: the form that begins at line 2 is probably closed too early: one ) too many at 2:15",
+            "(defun f (x)\n  (let ((y 1))\n    (foo x y)))\n\n(defun g ())\n",
+        ),
+        (
+            "(defun f (x)\n  (list x\n  (g x))\n\n(defun g ())\n",
+            "2:10: the form that begins at line 2 is probably not closed where it ends: one ) missing at 2:10",
+            "(defun f (x)\n  (list x)\n  (g x))\n\n(defun g ())\n",
+        ),
+        (
+            "(defun f (x)\n  (when x\n    (let ((a 1))\n      (list a x",
+            "4:16: the form that begins at line 1 is probably not closed where it ends: 4 ) missing at 4:16",
+            "(defun f (x)\n  (when x\n    (let ((a 1))\n      (list a x))))",
+        ),
+        (
+            "(defun f (x)\n  (print \"one)\n  (print \"two\"))\n\n(defun g () \"three\")\n",
+            "2:14: a string probably begins or ends here: one \" missing at 2:14",
+            "(defun f (x)\n  (print \"one\")\n  (print \"two\"))\n\n(defun g () \"three\")\n",
+        ),
+        (
+            "(defun f (x)\n  x)\n|#\n(defun g ()\n  1)\n",
+            "3:1: one |# too many at 3:1",
+            "(defun f (x)\n  x)\n\n(defun g ()\n  1)\n",
+        ),
+    ] {
+        assert_eq!(findings(text), [expected], "{text}");
+        assert_eq!(check(text, &[]).repaired.as_deref(), Some(repaired), "{text}");
+    }
+}
+
+#[test]
+fn what_reads_is_fine() {
+    for text in [
+        "",
+        "\n",
+        "; ( \" |#\n",
+        "(list #\\( #\\\" #\\; #\\| '|a ( b| \"( ; \\\" )\" #| ( #| \" |# ( |# 1)",
+        "(a . b) #(1 2) #2A((1 2) (3 4)) #'car #.(+ 1 2) #c(1 2) #*0101 #x-ff #1=(a . #1#) #:g #p\"x\" `(a ,b ,@c ,.d)",
+        "  (indented\noddly\n      (but) balanced)\n",
+        "(a #+x b) '#+x b c #+(or x y) #-z b c",
+        "#+nosuch (a ,b #<c> d:e:f #?x) 1",
+        "(defun λ (ü) \"λ(\" ü)",
+        "(eval-when (:load-toplevel)\n(defun f ())\n)\n",
+        "(foo\\(bar a\\;b)\r\n(crlf)\r\n",
+        "(sb-ext:gc) (cl:car x) (uiop:getenv \"x\") (asdf/system:system-source-file 1) :a:b",
+        "(defpackage #:my-app (:use :cl) (:local-nicknames (#:a #:alexandria)))(my-app::f)(a:flatten alexandria:x)",
+        "(set-dispatch-macro-character #\\# #\\? #'f) #?x ,y",
+    ] {
+        assert_eq!(findings(text), [""; 0], "{text}");
+        assert_eq!(check(text, &[]).repaired, None, "{text}");
+    }
+}
+
+#[test]
+fn what_the_reader_refuses() {
+    for (text, expected) in [
+        ("(a ,b)", "1:4: a comma that is in no backquote"),
+        ("`(a ,(b ,c))", "1:9: a comma that is in no backquote"),
+        ("(list #<foo>)", "1:7: #< begins what was printed as an object that cannot be read"),
+        ("(list cl:a:b)", "1:7: too many colons in cl:a:b"),
+        ("(a ...)", "1:4: a token of nothing but dots"),
+        ("(. a)", "1:2: a dot with nothing before it in its list"),
+        ("(a ')", "1:4: ' with nothing after it"),
+        ("(a #+sbcl)", "1:4: a feature expression with nothing after it"),
+        ("(a #+(sbcl) b)", "1:6: a list in a feature expression begins with AND, OR or NOT"),
+        ("(a . )", "1:4: a dot with nothing after it in its list"),
+        ("(a\n #?b #?c)", "2:2: note: SBCL has no reader macro #?: this reads only where one is defined"),
+        (
+            "(defpackage :my-app (:use :cl)) (my-ap::f) (my-ap::g)",
+            "1:34: note: no package MY-AP is known here: what defines it must be loaded before this is read (is MY-APP meant?)",
+        ),
+    ] {
+        assert_eq!(findings(text), [expected], "{text}");
+    }
+    assert_eq!(findings(")"), ["1:1: one ) too many at 1:1"]);
+    // The file's own syntax may make it right.
+    let own = check("(in-readtable :mine)\n(a", &[]);
+    assert!(!own.is_error() && own.repaired.is_none() && own.findings.len() == 1, "{own:?}");
+}
+
+#[test]
+fn files_are_checked_and_repaired() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let directory = Scratch::new();
+    let file = |name: &str| directory.join(name);
+    let name = |path: &Path| path.display().to_string();
+    let (bad, good, link) = (file("bad.lisp"), file("good.lisp"), file("link.lisp"));
+    std::fs::write(&bad, "(defun f (x)\n  (list x\n  (g x))\n(defun g ())\n").unwrap();
+    std::fs::write(&good, "(defun f (x)\n  x)\n").unwrap();
+    std::fs::set_permissions(&bad, std::fs::Permissions::from_mode(0o640)).unwrap();
+    symlink(&bad, &link).unwrap();
+
+    let line =
+        "2:10: error: the form that begins at line 2 is probably not closed where it ends: one ) missing at 2:10\n";
+    assert_eq!(checked(&[&name(&bad), &name(&good)], ""), (1, format!("{}:{line}", name(&bad)), String::new()));
+    assert_eq!(checked(&[&name(&good)], ""), (0, String::new(), String::new()));
+    // The link is in the directory, too, and comes after it.
+    let (status, out, _) = checked(&[&name(&directory)], "");
+    assert_eq!((status, out), (1, format!("{}:{line}{}:{line}", name(&bad), name(&link))));
+    let missing = name(&file("missing.lisp"));
+    let (status, out, complaint) = checked(&[&missing, &name(&good)], "");
+    assert_eq!((status, out.as_str()), (3, ""));
+    assert!(complaint.contains(&missing), "{complaint}");
+
+    let before = std::fs::metadata(&good).unwrap().modified().unwrap();
+    let (status, out, _) = checked(&["--fix", &name(&link), &name(&good)], "");
+    assert_eq!((status, out), (0, format!("{0}:{line}{0}: repaired\n", name(&link))));
+    assert_eq!(std::fs::read_to_string(&bad).unwrap(), "(defun f (x)\n  (list x)\n  (g x))\n(defun g ())\n");
+    assert_eq!(std::fs::metadata(&bad).unwrap().permissions().mode() & 0o7777, 0o640);
+    assert!(link.is_symlink());
+    assert_eq!(std::fs::metadata(&good).unwrap().modified().unwrap(), before);
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 3, "nothing is left behind");
+
+    // What is not UTF-8 is looked at, not written.
+    std::fs::write(&bad, b"(list \"\xe4\"\n").unwrap();
+    let (status, out, _) = checked(&["--fix", &name(&bad)], "");
+    assert_eq!(
+        (status, out),
+        (
+            1,
+            format!(
+                "{}:1:10: error: the form that begins at line 1 is probably not closed where it \
+                                           ends: one ) missing at 1:10\n",
+                name(&bad)
+            )
+        )
+    );
+    assert_eq!(std::fs::read(&bad).unwrap(), b"(list \"\xe4\"\n");
+}
+
+#[test]
+fn stdin_is_checked_and_repaired() {
+    assert_eq!(checked(&["-"], "(a b)\n"), (0, String::new(), String::new()));
+    let message = "<stdin>:1:5: error: the form that begins at line 1 is probably not closed where it ends: one ) missing at \
+                   1:5\n";
+    assert_eq!(checked(&["-"], "(a b\n"), (1, message.to_owned(), String::new()));
+    assert_eq!(checked(&["--fix", "-"], "(a b\n"), (0, "(a b)\n".to_owned(), message.to_owned()));
+    assert_eq!(checked(&[], "").0, 2);
+}
+
+#[test]
+fn packages_of_the_same_system_are_known() {
+    let directory = Scratch::new();
+    std::fs::create_dir(directory.join("src")).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+    write("app.asd", "(defsystem \"app\" :depends-on (\"alexandria\") :components ((:file \"src/package\")))\n");
+    write("src/package.lisp", "(defpackage #:app.core (:use #:cl) (:export #:run))\n");
+    write("src/main.lisp", "(in-package #:app.core)\n(app.core:run)\n(alexandria:flatten 1)\n(app.coer:run)\n");
+    let main = directory.join("src/main.lisp").display().to_string();
+    let expected = format!(
+        "{main}:4:2: note: no package APP.COER is known here: what defines it must be loaded before this is read (is APP.CORE \
+         meant?)\n"
+    );
+    assert_eq!(checked(&[&main], ""), (0, expected, String::new()));
+}
+
+/// Random numbers (xorshift), the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % bound as u64).unwrap()
+    }
+
+    fn place(&mut self, text: &str) -> usize {
+        loop {
+            let at = self.below(text.len() + 1);
+            if text.is_char_boundary(at) {
+                return at;
+            }
+        }
+    }
+}
+
+const WAYS: [(&str, &[&str]); 4] =
+    [("parenthesis", &["(", ")"]), ("quote", &["\""]), ("comment mark", &["|#"]), ("parenthesis moved", &["(", ")"])];
+
+/// Damages a text: way 0 to 8 deletes, inserts or duplicates one of the first three; 9 moves a parenthesis. Returns it and
+/// the lines.
+fn damage(text: &str, way: usize, random: &mut Random) -> Option<(String, Vec<usize>)> {
+    let marks = WAYS[way / 3].1;
+    let line = |text: &str, at: usize| 1 + text[..at].matches('\n').count();
+    let mut damaged = text.to_owned();
+    if way < 9 && way % 3 == 1 {
+        let at = random.place(text);
+        damaged.insert_str(at, marks[random.below(marks.len())]);
+        return Some((damaged, vec![line(text, at)]));
+    }
+    let places: Vec<_> = marks.iter().flat_map(|mark| text.match_indices(mark)).collect();
+    if places.is_empty() {
+        return None;
+    }
+    let (at, mark) = places[random.below(places.len())];
+    if way % 3 == 2 {
+        damaged.insert_str(at, mark);
+        return Some((damaged, vec![line(text, at)]));
+    }
+    damaged.replace_range(at..at + mark.len(), "");
+    let mut lines = vec![line(text, at)];
+    if way == 9 {
+        let to = random.place(&damaged);
+        lines.push(line(&damaged, to));
+        damaged.insert_str(to, mark);
+    }
+    Some((damaged, lines))
+}
+
+fn lisp_files(directory: &Path, files: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            lisp_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "lisp") {
+            files.push(path);
+        }
+    }
+}
+
+/// Which of the files in `directory` SBCL's reader gets through, by name.
+fn readable(directory: &Path) -> Vec<String> {
+    let code = format!(
+        "(let ((*read-suppress* t) (*readtable* (copy-readtable nil)))
+           ;; SBCL skips the two characters while it suppresses, and takes the string's end for its beginning.
+           (set-dispatch-macro-character
+            #\\# #\\\" (lambda (stream quote argument)
+                      (declare (ignore argument))
+                      (unread-char quote stream)
+                      (read stream t nil t)))
+           ;; What the repair of `#+((sbcl)` comes to is balanced, if no feature.
+           (flet ((skip-two (stream sign argument)
+                    (declare (ignore sign argument))
+                    (read stream t nil t)
+                    (read stream t nil t)))
+             (set-dispatch-macro-character #\\# #\\+ #'skip-two)
+             (set-dispatch-macro-character #\\# #\\- #'skip-two))
+           (dolist (file (directory \"{}/*.lisp\"))
+             (when (ignore-errors
+                    (with-open-file (stream file :external-format :utf-8)
+                      (loop until (eq stream (read stream nil stream))))
+                    t)
+               (write-line (pathname-name file)))))",
+        directory.display()
+    );
+    let output = run(&["eval", "--timeout", "0", "--max-answer", "1000000", &code], "");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Breaks each file in ten ways, and looks where the damage is said to be and what the repair comes to. What SBCL's reader
+/// gets through must be fine, and so must every repair.
+fn break_and_check(files: &[PathBuf]) {
+    let directory = Scratch::new();
+    let repaired_directory = Scratch::new();
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut broken, mut placed, mut repaired) = ([0; 4], [0; 4], 0);
+    // What is unbalanced, and so far from being read that a change is on offer.
+    let mut changed = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        let Ok(text) = std::fs::read_to_string(file) else { continue };
+        assert!(!check(&text, &[]).is_error(), "{}", file.display());
+        std::fs::write(directory.join(format!("{number}-whole.lisp")), &text).unwrap();
+        for way in 0..10 {
+            // Much damage is done to comments, where it is none.
+            for _ in 0..5 {
+                let Some((damaged, lines)) = damage(&text, way, &mut random) else { break };
+                let id = format!("{number}-{way}");
+                std::fs::write(directory.join(format!("{id}.lisp")), &damaged).unwrap();
+                let checked = check(&damaged, &[]);
+                if !checked.is_error() {
+                    assert_eq!(checked.repaired, None);
+                    continue;
+                }
+                broken[way / 3] += 1;
+                let first = checked.findings[0].line;
+                placed[way / 3] += usize::from(lines.iter().any(|line| line.abs_diff(first) <= 3));
+                if let Some(text) = checked.repaired {
+                    repaired += 1;
+                    std::fs::write(repaired_directory.join(format!("{id}.lisp")), text).unwrap();
+                    changed.push(id);
+                }
+                break;
+            }
+        }
+    }
+    let read = readable(&directory);
+    let wrongly: Vec<_> = changed.iter().filter(|id| read.contains(id)).collect();
+    let mended = readable(&repaired_directory);
+    // A few files cannot be read where their packages are not.
+    let could = |id: &&String| read.contains(&format!("{}-whole", id.split('-').next().unwrap()));
+    let unrepaired: Vec<_> = changed.iter().filter(could).filter(|id| !mended.contains(id)).collect();
+    let all: usize = broken.iter().sum();
+    let near: usize = placed.iter().sum();
+    for ((way, _), (broken, placed)) in WAYS.iter().zip(broken.iter().zip(placed)) {
+        println!("{way}: {placed} of {broken} within three lines");
+    }
+    println!(
+        "{} files, {all} broken, {near} placed, {repaired} repaired, {} of them not readable",
+        files.len(),
+        unrepaired.len()
+    );
+    assert_eq!(wrongly, [""; 0], "the reader gets through these: {}", directory.display());
+    assert_eq!(unrepaired, [""; 0], "{}", repaired_directory.display());
+    assert!(near * 10 >= all * 9, "{near} of {all}");
+    assert!(repaired * 10 >= all * 9, "{repaired} of {all}");
+    std::fs::remove_dir_all(&repaired_directory).unwrap();
+}
+
+#[test]
+fn damage_is_found_where_it_was_done() {
+    let mut files = Vec::new();
+    lisp_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lisp"), &mut files);
+    files.sort();
+    let mut libraries = Vec::new();
+    lisp_files(Path::new("/usr/share/common-lisp/source"), &mut libraries);
+    libraries.sort();
+    // The same ones wherever the checkout is.
+    files.append(&mut libraries);
+    // Some of them: a debug build takes its time.
+    let files: Vec<_> = files.iter().step_by(files.len().div_ceil(16)).cloned().collect();
+    break_and_check(&files);
+}
+
+/// The same over the Lisp files in the directories of `SBCL_MCP_CHECK_SOURCES`, colons between them.
+#[test]
+#[ignore = "takes minutes, and sources to break"]
+fn damage_is_found_in_all_of_the_sources() {
+    let directories = std::env::var("SBCL_MCP_CHECK_SOURCES").expect("SBCL_MCP_CHECK_SOURCES");
+    let mut files = Vec::new();
+    for directory in directories.split(':') {
+        lisp_files(Path::new(directory), &mut files);
+    }
+    files.sort();
+    break_and_check(&files);
+}

@@ -1,0 +1,372 @@
+//! The command line: what a person sees.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use crate::client::{BINARY, Scratch};
+
+fn run(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(BINARY)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that does not read is free not to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+#[test]
+fn version_and_help_go_to_stdout() {
+    let version = run(&["--version"], "");
+    assert_eq!(stdout(&version), format!("sbcl-mcp {} (SBCL {})\n", sbcl::VERSION, sbcl::SBCL_VERSION));
+    assert!(version.status.success());
+    for arguments in [&["--help"][..], &["serve", "--help"], &["eval", "--help"]] {
+        let help = run(arguments, "");
+        assert!(stdout(&help).contains("--timeout <SECONDS>"), "{}", stdout(&help));
+        assert!(help.status.success());
+    }
+}
+
+#[test]
+fn eval_prints_the_report() {
+    let fine = run(&["eval", "(+ 1 2)"], "");
+    assert_eq!((stdout(&fine), fine.status.code()), ("=> 3\n", Some(0)));
+    let failed = run(&["eval", "(/ 1 0)"], "");
+    assert!(stdout(&failed).starts_with("[ERROR] DIVISION-BY-ZERO\n"), "{}", stdout(&failed));
+    assert_eq!(failed.status.code(), Some(1));
+    let from_stdin = run(&["eval", "-"], "(+ 1\n 2)\n");
+    assert_eq!((stdout(&from_stdin), from_stdin.status.code()), ("=> 3\n", Some(0)));
+    let in_pieces = run(&["eval", "--timeout", "5", "(+ 1", "; a comment ends with its piece", "2)"], "");
+    assert_eq!(stdout(&in_pieces), "=> 3\n");
+    let limited = run(&["eval", "--timeout", "0.2", "(loop)"], "");
+    assert!(stdout(&limited).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&limited));
+    assert_eq!(limited.status.code(), Some(1));
+    let stuck = run(&["eval", "--timeout", "0.2", "(sb-sys:without-interrupts (loop))"], "");
+    assert!(stdout(&stuck).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&stuck));
+    assert!(stdout(&stuck).contains("The Lisp image did not react to being interrupted.\n"), "{}", stdout(&stuck));
+    assert_eq!(stuck.status.code(), Some(1));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_report_that_cannot_be_written_is_status_3() {
+    for code in ["(+ 1 2)", "(/ 1 0)"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = Command::new(BINARY).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains("cannot write the report: No space left on device"), "{complaint}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_status_2() {
+    for arguments in [
+        &["eval"][..],
+        &["no-such-command"],
+        &["--no-such-option"],
+        &["--timeout", "-1"],
+        &["--timeout", "soon"],
+        &["--max-output", "0"],
+        &["--heap", "much"],
+        &["--log", "sbcl=loud"],
+    ] {
+        let output = run(arguments, "");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(stdout(&output), "");
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn options_of_sbcl_are_refused_in_a_line() {
+    for (arguments, option) in [
+        (&["--noinform", "--eval", "1"][..], "--noinform"),
+        (&["--core", "sbcl.core", "--eval", "1"], "--eval"),
+        (&["--script", "x.lisp"], "--script"),
+        (&["--load", "x.lisp"], "--load"),
+        (&["--non-interactive"], "--non-interactive"),
+        (&["--no-userinit"], "--no-userinit"),
+        (&["--dynamic-space-size=1GB"], "--dynamic-space-size"),
+        (&["eval", "--eval", "1"], "--eval"),
+    ] {
+        let output = run(arguments, "");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{arguments:?}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+        assert!(complaint.contains(&format!("it has no option {option}. ")), "{complaint}");
+        assert!(complaint.contains("sbcl-mcp eval CODE"), "{complaint}");
+    }
+    // Code for `eval` may look like anything behind `--`.
+    assert_eq!(stdout(&run(&["eval", "--", "1"], "")), "=> 1\n");
+}
+
+#[test]
+#[cfg(unix)]
+fn what_fails_at_the_start_is_told() {
+    let home = Scratch::new();
+    for (init, reason) in [
+        (
+            "(sb-ext:without-package-locks \
+             (sb-int:encapsulate (find-symbol \"START-LANE\" \"SBCL-HOST\") 'test \
+             (lambda (f lane) f (error \"no lane ~D\" lane))))",
+            "SIMPLE-ERROR: no lane 0",
+        ),
+        ("(sb-thread:abort-thread)", "what starts them was left by a non-local exit"),
+    ] {
+        std::fs::write(home.join(".sbclrc"), init).unwrap();
+        for (arguments, status) in
+            [(&["eval", "--user-init", "1"][..], 3), (&["serve", "--no-supervisor", "--user-init"], 1)]
+        {
+            let output = Command::new(BINARY).args(arguments).env("HOME", &home).stdin(Stdio::null()).output().unwrap();
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), stdout(&output)), (Some(status), ""), "{complaint}");
+            let expected = format!("sbcl-mcp cannot start: SBCL could not start its threads: {reason}");
+            assert!(complaint.contains(&expected), "{complaint}");
+        }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_limit_that_leaves_no_room_is_told_of() {
+    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let script = format!("ulimit -v 4000000; '{program}' eval 1; '{program}' eval --heap 1G --control-stack 64M 1");
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(stdout(&output), "=> 1\n");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("address space") && complaint.contains("3906 MiB"), "{complaint}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_small_stack_of_the_main_thread_will_do() {
+    for (arguments, expected) in [
+        ("--version", sbcl::VERSION),
+        ("eval '(reduce (function *) (list 6 7))'", "=> 42\n"),
+        ("eval --read-only --no-network '(+ 1 2)'", "=> 3\n"),
+        ("doctor --heap 1G", "\nEverything works.\n"),
+        ("serve --no-supervisor </dev/null", ""),
+    ] {
+        let script = format!("ulimit -s 64; exec '{BINARY}' {arguments}");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert!(output.status.success() && stdout(&output).contains(expected), "{arguments}: {output:?}");
+    }
+}
+
+/// From too little address space to enough: it works, or says in a line what is missing.
+#[test]
+#[cfg(target_os = "linux")]
+fn every_limit_is_enough_or_told_of() {
+    let program = env!("CARGO_BIN_EXE_sbcl-mcp");
+    let mut worked = Vec::new();
+    // In MiB. What is too little to load the program is the system's to say.
+    for limit in [300, 600, 800, 900, 1000, 1100, 1200, 1300, 1370, 1390, 1500, 1800, 2500] {
+        let script =
+            format!("ulimit -v {}; exec '{program}' eval --heap 256M --control-stack 16M '(+ 1 2)'", limit << 10);
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            assert_eq!((stdout(&output), &*complaint), ("=> 3\n", ""), "{limit}");
+            worked.push(limit);
+        } else {
+            let told = format!("this process may use {limit} MiB: make them smaller");
+            assert_eq!(output.status.code(), Some(3), "{limit}: {complaint}");
+            assert!(complaint.lines().count() == 1 && complaint.contains(&told), "{limit}: {complaint}");
+            assert!(worked.is_empty(), "{worked:?} was enough, {limit} is not");
+        }
+    }
+    assert!(worked.contains(&1500), "{worked:?}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn eval_can_be_confined() {
+    let code = "(with-open-file (s \"/proc/self/comm\" :direction :output :if-exists :append) (write-line \"x\" s))";
+    assert_eq!(run(&["eval", code], "").status.code(), Some(0));
+    let output = run(&["eval", "--read-only", "--no-network", code], "");
+    assert!(stdout(&output).contains("Permission denied"), "{}", stdout(&output));
+}
+
+#[test]
+fn what_cannot_start_is_status_3() {
+    for (arguments, expected) in [
+        (&["--heap", "5"][..], "heap 5 is out of range: allowed is 128M to 64G"),
+        (&["--heap", "65G"], "heap 65G is out of range: allowed is 128M to 64G"),
+        (&["--control-stack", "1025K"], "control-stack 1025K is out of range: allowed is 2M to 4G"),
+        (&["--core", "/nowhere"], "/nowhere"),
+    ] {
+        let output = run(&[&["eval"], arguments, &["1"]].concat(), "");
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains(expected), "{complaint}");
+    }
+}
+
+/// The lines of a doctor's report that begin with this word, as thing and finding.
+fn found(report: &Output, word: &str) -> Vec<(String, String)> {
+    let lines = stdout(report).lines().filter_map(|line| line.strip_prefix(word));
+    lines.map(|line| (line[..18].trim().to_owned(), line[18..].trim().to_owned())).collect()
+}
+
+#[test]
+fn the_doctor_says_what_there_is() {
+    let report = run(&["doctor", "--heap", "1G"], "");
+    assert_eq!(report.status.code(), Some(0), "{}", stdout(&report));
+    assert!(found(&report, "FAILS").is_empty() && stdout(&report).ends_with("\n\nEverything works.\n"));
+    let fine = found(&report, "ok   ");
+    let is = |what: &str, finding: &str| fine.iter().any(|(thing, text)| thing == what && text.contains(finding));
+    assert!(is("versions", &format!("sbcl-mcp {}, SBCL {}, MCP ", sbcl::VERSION, sbcl::SBCL_VERSION)));
+    assert!(is("versions", "2025-11-25") && is("binary", &format!("{BINARY} (")));
+    assert!(is("address space", "for a heap of 1.0 GiB") && is("evaluation", "(+ 1 2) => 3 in "));
+    assert!(is("ASDF", "compiled files below /"), "{}", stdout(&report));
+    for what in ["start", "open files", "core"] {
+        assert!(is(what, ""), "{what}: {}", stdout(&report));
+    }
+    #[cfg(target_os = "linux")]
+    assert!(is("/proc", "mounted") && is("overcommit", "vm.overcommit_memory is "));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_doctor_says_what_fails_and_what_helps() {
+    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor");
+    let report = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(report.status.code(), Some(1));
+    let fails = found(&report, "FAILS");
+    let things: Vec<_> = fails.iter().map(|(thing, _)| thing.as_str()).collect();
+    assert_eq!(things, ["address space", "start"], "{}", stdout(&report));
+    assert!(fails[1].1.contains("SBCL needs 10880 MiB of address space"), "{}", fails[1].1);
+    assert!(stdout(&report).ends_with("\n\n2 things fail.\n"));
+    // What it says helps.
+    let (_, remedy) = stdout(&report).split_once("-> start it with ").unwrap();
+    let (remedy, _) = remedy.split_once(',').unwrap();
+    let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
+    let report = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(report.status.code(), Some(0), "{remedy}: {}", stdout(&report));
+    let report = Command::new("sh").args(["-c", &format!("ulimit -f 8; exec '{BINARY}' doctor")]).output().unwrap();
+    assert_eq!(found(&report, "FAILS")[0].0, "file size", "{}", stdout(&report));
+}
+
+#[test]
+#[cfg(unix)]
+fn the_doctor_looks_at_directories() {
+    let nowhere = std::path::Path::new("/dev/null/home");
+    let doctor = || {
+        let mut command = Command::new(BINARY);
+        command.args(["doctor", "--heap", "1G"]).stdin(Stdio::null());
+        command
+    };
+    for (variable, value, what) in [
+        ("TMPDIR", "/dev/null/tmp", "TMPDIR"),
+        ("TMPDIR", "/proc", "TMPDIR"),
+        ("XDG_STATE_HOME", "/proc", "checkpoints"),
+    ] {
+        let report = doctor().env(variable, value).output().unwrap();
+        let fails = found(&report, "FAILS");
+        assert_eq!((report.status.code(), fails.len()), (Some(1), 1), "{}", stdout(&report));
+        assert!(fails[0].0 == what && fails[0].1.contains("cannot be written: "), "{fails:?}");
+        assert!(stdout(&report).contains(&format!("-> set {variable} to a directory that can be\n")));
+    }
+    // Without a home directory there is another place for everything.
+    for home in [Some(nowhere), None] {
+        let mut command = doctor();
+        command
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("XDG_CACHE_HOME")
+            .env_remove("HOME")
+            .envs(home.map(|home| ("HOME", home)));
+        let report = command.output().unwrap();
+        assert_eq!(report.status.code(), Some(0), "{}", stdout(&report));
+        if home.is_some() {
+            let notes = found(&report, "note ");
+            let is = |what: &str, text: &str| notes.iter().any(|(thing, found)| thing == what && found.contains(text));
+            assert!(is("home", "/dev/null/home is no directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
+        }
+    }
+    let init = Scratch::new();
+    std::fs::write(init.join(".sbclrc"), "#-quicklisp (when nil (load \"quicklisp/setup.lisp\"))").unwrap();
+    let report = doctor().env("HOME", &init).output().unwrap();
+    let notes = found(&report, "note ");
+    assert!(notes.iter().any(|(what, text)| what == "init file" && text.contains("sets up quicklisp")), "{notes:?}");
+    let report = doctor().arg("--user-init").env("HOME", &init).output().unwrap();
+    assert!(stdout(&report).contains("is loaded (--user-init)"), "{}", stdout(&report));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn on_a_terminal_it_says_what_it_is_and_where() {
+    // `script` gives it a terminal, and passes on what comes to that.
+    let output = Command::new("script").args(["-qec", BINARY, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let text = stdout(&output).replace('\r', "");
+    assert!(text.contains(&format!("sbcl-mcp {} (SBCL {}): ", sbcl::VERSION, sbcl::SBCL_VERSION)), "{text}");
+    let configuration = text.lines().find(|line| line.contains("mcpServers")).unwrap();
+    let configuration: serde_json::Value = serde_json::from_str(configuration).unwrap();
+    assert_eq!(configuration["mcpServers"]["sbcl"], serde_json::json!({"command": BINARY, "args": []}));
+    assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {BINARY}\n")), "{text}");
+}
+
+/// What the help of a command calls options and commands.
+fn words_of_help(arguments: &[&str]) -> Vec<String> {
+    let help = run(&[arguments, &["--help"]].concat(), "");
+    let name = |word: &str| word.split(['[', '=']).next().unwrap_or_default().to_owned();
+    let word = |line: &str| line.split_whitespace().find(|word| word.starts_with("--")).map(name);
+    stdout(&help).lines().filter(|line| line.trim_start().starts_with('-')).filter_map(word).collect()
+}
+
+#[test]
+fn manual_pages_tell_all_that_help_does() {
+    let directory = Scratch::new();
+    let path = directory.to_str().unwrap();
+    assert!(run(&["man", path], "").status.success());
+    for (page, command) in [("sbcl-mcp.1", &[][..]), ("sbcl-mcp-eval.1", &["eval"]), ("sbcl-mcp-check.1", &["check"])] {
+        let text = std::fs::read_to_string(directory.join(page)).unwrap();
+        let plain = text.replace("\\-", "-");
+        assert!(text.contains(&format!(".TH {}", page.trim_end_matches(".1"))), "{text}");
+        for option in words_of_help(command) {
+            assert!(plain.contains(&option), "{option} is not in {page}");
+        }
+    }
+    // Of a hidden command there is no page, nor a word of a hidden option.
+    let mut pages: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path()).collect();
+    pages.sort();
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for hidden in ["worker", "watch\\-interval", "completions"] {
+            assert!(!text.contains(hidden), "{hidden} in {}", page.display());
+        }
+    }
+    let file = run(&["man", "/dev/null/pages"], "");
+    assert_eq!(file.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&file.stderr).starts_with("sbcl-mcp cannot write the manual pages: "));
+}
+
+#[test]
+fn completions_know_every_option_and_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let completions = run(&["completions", shell], "");
+        assert!(completions.status.success());
+        let text = stdout(&completions);
+        for option in [words_of_help(&[]), words_of_help(&["check"])].concat() {
+            assert!(text.contains(option.trim_start_matches('-')), "{option} is not in those of {shell}");
+        }
+        for hidden in ["watch-interval", "worker", "probe"] {
+            assert!(!text.contains(hidden), "{hidden} in those of {shell}");
+        }
+    }
+    // As bash uses them.
+    let script = format!(
+        "source <({BINARY} completions bash); COMP_WORDS=(sbcl-mcp --struct); COMP_CWORD=1; \
+         \"$(complete -p sbcl-mcp | sed 's/.*-F \\([^ ]*\\).*/\\1/')\" sbcl-mcp --struct sbcl-mcp; \
+         echo \"${{COMPREPLY[@]}}\""
+    );
+    let completed = Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
+    assert_eq!(stdout(&completed), "--structured-content\n", "{completed:?}");
+}

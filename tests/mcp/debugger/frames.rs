@@ -1,0 +1,436 @@
+//! Evaluating in a frame, returning from it, and calling its function again.
+
+use super::*;
+
+#[apply(both_modes)]
+fn locals_of_a_frame(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun outer (a) (let ((sum (+ a 1))) (list sum (inner sum))))\n\
+         (defun inner (b) (declare (optimize debug)) (let ((text \"x\")) (cerror \"go\" \"here\") (list b text)))",
+    );
+    let report = hold(&mut server, "(outer 1)");
+    let (inner, outer) = (frame_of(&report, "(INNER 2)"), frame_of(&report, "(OUTER 1)"));
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": inner})), "B = 2\nTEXT = \"x\"");
+    let locals = good(&mut server, "frame-locals", json!({"frame": outer}));
+    assert!(locals.contains("A = ") && locals.contains("SUM = 2"), "{locals}");
+    let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert!(shown.contains("(INNER 2)\n     at evaluation 1, line 2: "), "{shown}");
+    assert!(shown.contains("\n     B = 2\n     TEXT = \"x\"\n"), "{shown}");
+    good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[apply(both_modes)]
+fn locals_that_do_not_print_leave_it_held(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defclass endless () ()) (defmethod print-object ((object endless) stream) (loop))\n\
+         (defun f (x) (declare (optimize debug)) (cerror \"go\" \"held\") (error \"now ~A\" (type-of x)))",
+    );
+    let report = hold(&mut server, "(f 1)");
+    let frame = frame_of(&report, "(F 1)");
+    in_frame(&mut server, frame, "(setf x (make-instance 'endless)) 1");
+    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    let text = bad(&mut server, "frame-locals", json!({"frame": frame}));
+    assert!(text.starts_with("Printing the local variables did not end within the time limit"), "{text}");
+    in_frame(&mut server, frame, "(setf x 2)");
+    assert_eq!(good(&mut server, "frame-locals", json!({"frame": frame})), "X = 2");
+    in_frame(&mut server, frame, "(setf x :symbol)");
+    let next = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(next.contains("[ERROR] SIMPLE-ERROR\nnow KEYWORD\n") && next.ends_with(TOOLS), "{next}");
+}
+
+#[apply(both_modes)]
+fn locals_have_names(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(error \"x ~A\" 1)");
+    let locals = good(&mut server, "frame-locals", json!({"frame": 0}));
+    assert!(!locals.contains("||"), "{locals}");
+}
+
+#[apply(both_modes)]
+fn code_in_a_frame_sees_and_changes_its_locals(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun work (x) (declare (optimize debug))\n  (let ((y (* 2 x))) (cerror \"go\" \"stop\") (list x y)))",
+    );
+    let report = hold(&mut server, "(work 21)");
+    let frame = frame_of(&report, "(WORK 21)");
+    let text = in_frame(&mut server, frame, "(format t \"x is ~A~%\" x) (values (+ x y) :second)");
+    insta::assert_snapshot!(text, @r"
+    [stdout]
+    x is 21
+
+    => 63
+    => :SECOND
+    ");
+    assert_eq!(in_frame(&mut server, frame, "(setf y :changed)"), "=> :CHANGED");
+    assert_eq!(in_frame(&mut server, frame, "; nothing"), "; No values");
+    let locals = good(&mut server, "frame-locals", json!({"frame": frame}));
+    assert_eq!(locals, "X = 21\nY = :CHANGED");
+    let warned = in_frame(&mut server, frame, "(warn \"careful\") x");
+    insta::assert_snapshot!(warned, @r"
+    [warnings]
+    SIMPLE-WARNING: careful
+
+    => 21
+    ");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> (21 :CHANGED)");
+}
+
+#[apply(both_modes)]
+fn an_error_in_a_frame_does_not_lose_the_held_one(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defun work (x) (declare (optimize debug)) (cerror \"go\" \"the held one\") x)");
+    let report = hold(&mut server, "(work 5)");
+    let frame = frame_of(&report, "(WORK 5)");
+    let before = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+    assert!(before.0.contains("\nId: E1\n"), "{}", before.0);
+    for (code, kind) in [
+        ("(car x)", "TYPE-ERROR"),
+        ("(error \"inside\")", "SIMPLE-ERROR"),
+        ("(no-such-function x)", "UNDEFINED-FUNCTION"),
+        ("(list x", "END-OF-FILE"),
+        ("(throw 'nowhere 1)", "SB-INT:SIMPLE-CONTROL-ERROR"),
+    ] {
+        let text = bad(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
+        assert!(text.contains(&format!("[ERROR] {kind}\n")), "{code}: {text}");
+        assert!(!text.contains("[Debugger]"), "{text}");
+        let after = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+        assert_eq!(after, before, "{code}");
+    }
+    let history = good(&mut server, "error-history", json!({}));
+    assert_eq!(history.lines().count(), 6, "{history}");
+    assert!(history.starts_with("E6 "), "{history}");
+    let inside = good(&mut server, "describe-last-error", json!({"error-id": "E3"}));
+    assert!(inside.starts_with("Error: SIMPLE-ERROR\n  inside\n"), "{inside}");
+    assert_eq!(in_frame(&mut server, frame, "x"), "=> 5");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> 5");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+}
+
+#[apply(both_modes)]
+fn a_frame_returns_other_values(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun inner (x) (declare (optimize debug)) (error \"bad ~A\" x))\n\
+         (defun mid (x) (declare (optimize debug)) (multiple-value-list (inner x)))",
+    );
+    let report = hold(&mut server, "(list :got (mid 3))");
+    let frame = frame_of(&report, "(INNER 3)");
+    let failed = bad(&mut server, "return-from-frame", json!({"frame": frame, "code": "(/ x 0)"}));
+    let said = "[notice]\nThe code failed: the frame did not return, and the evaluation is still held.\n\n";
+    assert!(failed.starts_with(&format!("{said}[ERROR] DIVISION-BY-ZERO\n")), "{failed}");
+    let refused = bad(&mut server, "return-from-frame", json!({"frame": 0, "code": "1"}));
+    assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
+    let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(values (* x 10) :two)"}));
+    assert_eq!(text, "=> (:GOT (30 :TWO))");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+}
+
+#[apply(both_modes)]
+fn a_frame_is_called_again_after_a_redefinition(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun inner (x) (declare (optimize debug)) (error \"bad ~A\" x))\n\
+         (defun mid (x) (declare (optimize debug)) (list :mid (inner x)))",
+    );
+    let report = hold(&mut server, "(mid 3)");
+    let frame = frame_of(&report, "(INNER 3)");
+    in_frame(&mut server, frame, "(defun inner (x) (list :fixed x))");
+    assert_eq!(good(&mut server, "restart-frame", json!({"frame": frame})), "=> (:MID (:FIXED 3))");
+    // Called again without having been changed, it fails again.
+    server.evaluate("(defun inner (x) (declare (optimize debug)) (error \"again ~A\" x))");
+    let report = hold(&mut server, "(mid 4)");
+    let again = bad(&mut server, "restart-frame", json!({"frame": frame_of(&report, "(INNER 4)")}));
+    assert!(again.contains("\nagain 4\n") && again.contains("[Debugger]\nHeld."), "{again}");
+}
+
+/// The report of an evaluation that fails in the frame of this call, which is then called again after the repair.
+#[track_caller]
+fn called_again(server: &mut Server, code: &str, call: &str, repair: &str) -> String {
+    let report = hold(server, code);
+    let frame = frame_of(&report, call);
+    if !repair.is_empty() {
+        in_frame(server, frame, repair);
+    }
+    server.call_tool("restart-frame", json!({"frame": frame})).0
+}
+
+#[apply(both_modes)]
+fn methods_are_called_again(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defgeneric area (x))
+         (defmethod area :around ((x integer)) (list :around (call-next-method)))
+         (defmethod area ((x number)) (list :number x (next-method-p)))
+         (defmethod area ((x integer)) (error \"no area of ~a\" x))
+         (defclass point () ((x :initarg :x :accessor x)))
+         (defgeneric (setf place) (value point))
+         (defmethod (setf place) (value (p point)) (if (eql value 1) (error \"not 1\") (setf (slot-value p 'x) value)))
+         (defmethod initialize-instance :after ((p point) &key x) (if (eql x 5) (error \"~a not 5\" p)))
+         (defgeneric kind (x) (:method ((x (eql :a))) (error \"no kind of ~a\" x)))
+         (defgeneric all (x) (:method-combination list))
+         (defmethod all list ((x integer)) (error \"not ~a\" x))
+         (defmethod all list ((x number)) :number)
+         (defvar *seen* '())",
+    );
+    // The innermost method of several, redefined so that it needs the next one, which it did not before.
+    let repair = "(defmethod area ((x integer)) (list :integer x (call-next-method)))";
+    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND (:INTEGER 3 (:NUMBER 3 NIL))))");
+    // An outer one calls what is next by now.
+    server.evaluate("(defmethod area ((x integer)) (error \"no area of ~a\" x))");
+    let repair = "(defmethod area ((x integer)) (* x x))";
+    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA :AROUND (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND 9))");
+    // Methods beside the primary ones.
+    server.evaluate("(defmethod area :after ((x integer)) (error \"after ~a\" x))");
+    let repair = "(defmethod area :after ((x integer)) (push x *seen*))";
+    let text = called_again(&mut server, "(list (area 3) *seen*)", "((:METHOD AREA :AFTER (INTEGER)) 3)", repair);
+    assert_eq!(text, "=> ((:AROUND 9) (3))");
+    let (code, repair) = (
+        "(let ((p (make-instance 'point))) (list (setf (place p) 1) (x p)))",
+        "(defmethod (setf place) (value (p point)) (setf (slot-value p 'x) (list value)))",
+    );
+    assert_eq!(called_again(&mut server, code, "((:METHOD (SETF PLACE) (T POINT)) 1 ", repair), "=> (#1=(1) #1#)");
+    let repair = "(defmethod initialize-instance :after ((p point) &key x) (setf (x p) (list :after x)))";
+    let code = "(x (make-instance 'point :x 5))";
+    let text = called_again(&mut server, code, "((:METHOD INITIALIZE-INSTANCE :AFTER (POINT))", repair);
+    assert_eq!(text, "=> (:AFTER 5)");
+    let repair = "(defmethod kind ((x (eql :a))) (list :kind x))";
+    assert_eq!(
+        called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", repair),
+        "=> ((:KIND :A))"
+    );
+    let repair = "(defmethod all list ((x integer)) :integer)";
+    assert_eq!(
+        called_again(&mut server, "(all 1)", "((:METHOD ALL LIST (INTEGER)) 1)", repair),
+        "=> (:INTEGER :NUMBER)"
+    );
+    // Without a repair it fails again, in the same frames.
+    server.evaluate("(defmethod kind ((x (eql :a))) (error \"no kind of ~a\" x))");
+    let again = called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", "");
+    assert!(again.contains("\n1: ((:METHOD KIND ((EQL :A))) :A)\n") && again.ends_with(TOOLS), "{again}");
+    // A method that is no more.
+    let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
+    in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
+    let text = bad(&mut server, "restart-frame", json!({"frame": frame}));
+    let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no method of its generic function any more.";
+    assert_eq!(text, said);
+    let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(list :instead x)"}));
+    assert_eq!(text, "=> ((:INSTEAD :A))");
+}
+
+#[apply(both_modes)]
+fn a_method_of_another_combination_is_not_called_again(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(define-method-combination each () ((methods ()))
+           `(list ,@(mapcar (lambda (method) `(call-method ,method)) methods)))
+         (defgeneric parts (x) (:method-combination each))
+         (defmethod parts ((x integer)) (error \"not ~a\" x))",
+    );
+    let text = called_again(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
+    let said = "Frame 1 cannot be called again: what comes next to (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
+                combination is not known.";
+    assert_eq!(text, said);
+}
+
+#[apply(both_modes)]
+fn closures_are_called_again_with_what_they_close_over(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defun call (f &rest arguments) (list (apply f arguments)))\n(defvar *calls* 0)");
+    for (code, call, expected) in [
+        (
+            "(let ((n 0)) (list (call (lambda (x) (if (< (incf n) 2) (error \"x\") (list x n))) 5) n))",
+            "((LAMBDA (X)) 5)",
+            "=> (((5 2)) 2)",
+        ),
+        // It closes over nothing.
+        (
+            "(call (lambda (x) (if (< (incf *calls*) 2) (error \"x\") (list :called x))) 5)",
+            "((LAMBDA (X)) 5)",
+            "=> ((:CALLED 5))",
+        ),
+        (
+            "(sort (list 2 1) (lambda (a b) (if (< (incf *calls*) 2) (error \"x\") (< a b))))",
+            "((LAMBDA (A B))",
+            "=> (1 2)",
+        ),
+        (
+            "(let ((n 0)) (call (lambda (&optional (x 2 x-p) &key y) (if (< (incf n) 2) (error \"x\") (list n x x-p y)))))",
+            "((LAMBDA (&OPTIONAL",
+            "=> ((2 2 NIL NIL))",
+        ),
+        // Each has its own.
+        (
+            "(loop for i below 2 collect (let ((m i)) (call (lambda () (if (< (incf *calls*) 2) (error \"x\") m)))))",
+            "((LAMBDA ()))",
+            "=> ((0) (1))",
+        ),
+        (
+            "(let ((x 1)) (flet ((f (y) (incf x) (if (< x 3) (error \"x\") (list x y)))) (list (call #'f :y) x)))",
+            "((FLET F) :Y)",
+            "=> (((3 :Y)) 3)",
+        ),
+        (
+            "(let ((x 1)) (flet ((f (y) (incf x) (if (< x 3) (error \"x\") (list x y)))) \
+             (declare (dynamic-extent #'f)) (list (call #'f :y) x)))",
+            "((FLET F) :Y)",
+            "=> (((3 :Y)) 3)",
+        ),
+        // A function with a name may close over something as well.
+        (
+            "(let ((n 0)) (defun counter (x) (if (< (incf n) 2) (error \"x\") (list n x)))) (counter 1)",
+            "(COUNTER 1)",
+            "=> (2 1)",
+        ),
+    ] {
+        server.evaluate("(setf *calls* 0)");
+        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
+        nothing_is_held(&mut server);
+    }
+}
+
+#[apply(both_modes)]
+fn a_frame_is_called_again_with_what_was_supplied(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *calls* 0)");
+    let fail = "(if (< (incf *calls*) 2) (error \"x\"))";
+    server.evaluate(&format!(
+        "(defun o (a &optional (b 1 b-p) (c 2 c-p)) {fail} (list a b b-p c c-p))
+         (defun k (a &key (b 1 b-p) (c 2)) {fail} (list a b b-p c))
+         (defun r (a &rest more &key (b 1 b-p) &allow-other-keys) {fail} (list a b b-p more))
+         (defmethod m (a &optional (b 1 b-p) &key (c 2 c-p)) {fail} (list a b b-p c c-p))
+         (defun init (a &optional (b (progn {fail} 5))) (list a b))"
+    ));
+    for (code, call, expected) in [
+        ("(o 1)", "(O 1", "=> (1 1 NIL 2 NIL)"),
+        ("(o 1 2)", "(O 1 2", "=> (1 2 T 2 NIL)"),
+        ("(o 1 2 3)", "(O 1 2 3)", "=> (1 2 T 3 T)"),
+        ("(k 1 :c 4)", "(K 1", "=> (1 1 NIL 4)"),
+        ("(k 1 :b 4)", "(K 1", "=> (1 4 T 2)"),
+        ("(r 1 :z 4 :b 3)", "(R 1", "=> (1 3 T (:Z 4 :B 3))"),
+        ("(r 1)", "(R 1", "=> (1 1 NIL NIL)"),
+        ("(m 1)", "((:METHOD M (T)) 1", "=> (1 1 NIL 2 NIL)"),
+        ("(m 1 3 :c 3)", "((:METHOD M (T)) 1", "=> (1 3 T 3 T)"),
+        ("(init 1)", "(INIT 1", "=> (1 5)"),
+    ] {
+        server.evaluate("(setf *calls* 0)");
+        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
+    }
+    // What the function made no use of is not kept.
+    server.evaluate("(defun unused (a b) (declare (ignore b)) (if (< (incf *calls*) 2) (error \"x\") (list a)))");
+    server.evaluate("(setf *calls* 0)");
+    assert_eq!(called_again(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
+    server.evaluate("(setf *calls* 0)");
+    let text = called_again(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
+    assert_eq!(text, "Frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
+}
+
+#[apply(both_modes)]
+fn specials_and_cleanup_forms_come_out_right(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defvar *depth* 0)\n(defvar *log* '())\n(defvar *calls* 0)
+         (defun call (f) (list (funcall f) *depth*))
+         (defun inner ()
+           (let ((*depth* (1+ *depth*)))
+             (unwind-protect (if (< (incf *calls*) 2) (error \"x\") *depth*) (push (list :cleaned *depth*) *log*))))",
+    );
+    let code = "(let ((*depth* 5)) (list (call #'inner) (catch 'out (throw 'out *depth*))))";
+    assert_eq!(called_again(&mut server, code, "(INNER)", ""), "=> ((6 5) 5)");
+    assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6) (:CLEANED 6)))");
+    server.evaluate("(setf *calls* 0 *log* '())");
+    let report = hold(&mut server, code);
+    let arguments = json!({"frame": frame_of(&report, "(INNER)"), "code": "(list :instead *depth*)"});
+    assert_eq!(good(&mut server, "return-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
+    assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6)))");
+}
+
+#[apply(both_modes)]
+fn a_local_function_called_by_its_own_code_is_left_alone(mode: Mode) {
+    let mut server = mode.ready();
+    // The code after the call was never made: the compiler knows that G does not return.
+    server.evaluate("(defun outer (x) (flet ((g (y) (error \"~a ~a\" x y))) (list (g 1))))");
+    let report = hold(&mut server, "(list (outer 2))");
+    let frame = frame_of(&report, "((FLET G :IN OUTER)");
+    let said = format!(
+        "SBCL cannot unwind to frame {frame}: it is a local function that its own code calls directly, and that code \
+         relies on all that the compiler found out about it. The next one out to which it can is {}.",
+        frame + 1
+    );
+    assert_eq!(bad(&mut server, "restart-frame", json!({"frame": frame})), said);
+    let arguments = json!({"frame": frame, "code": "(values 1 2)"});
+    assert_eq!(bad(&mut server, "return-from-frame", arguments), said);
+    let outer = frame_of(&report, "(OUTER 2)");
+    assert_eq!(outer, frame + 1);
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": outer, "code": "(list x)"})), "=> ((2))");
+    // A global function that calls itself is called by its name.
+    server.evaluate("(defvar *fails* t)\n(defun count-down (n) (if (zerop n) (if *fails* (error \"x\") :zero) (list (count-down (1- n)))))");
+    let text = called_again(&mut server, "(count-down 2)", "(COUNT-DOWN 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> ((:ZERO))");
+}
+
+#[apply(both_modes)]
+fn what_a_function_is_declaimed_to_return_is_kept_to(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(declaim (ftype (function (t) fixnum) index))
+         (defun index (x) (if x (error \"x\") 1))
+         (defun element (v) (declare (optimize (speed 3) (safety 0)) (simple-vector v)) (svref v (index v)))",
+    );
+    let report = hold(&mut server, "(element (vector 1 2 3))");
+    let frame = frame_of(&report, "(INDEX");
+    let said = format!("Frame {frame} cannot return this: its function is declaimed to return something else.");
+    for code in ["\"two\"", "(values)", "2.5"] {
+        assert_eq!(bad(&mut server, "return-from-frame", json!({"frame": frame, "code": code})), said);
+    }
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": frame, "code": "2"})), "=> 3");
+}
+
+#[apply(both_modes)]
+fn frames_of_compiled_files_are_called_again_or_say_why_not(mode: Mode) {
+    let mut server = mode.ready();
+    let path = server.home().join("compiled.lisp");
+    let source = "
+        (defvar *fails* t)
+        (defun by-default (x) (list (if *fails* (error \"x\") :fine) x))
+        (defmethod by-method ((x integer)) (list (if *fails* (error \"x\") :fine) x))
+        (defun call (f x) (list (funcall f x)))
+        (defun makes-closure () (let ((n 0)) (lambda (x) (incf n) (list (error \"x\") n x))))
+        (defun without (x) (declare (optimize (debug 0))) (list (by-default x) x))";
+    std::fs::write(&path, source).expect("written");
+    let load = format!("(load (compile-file {:?}))", path.to_str().expect("UTF-8"));
+    server.evaluate(&load);
+    let text = called_again(&mut server, "(by-default 1)", "(BY-DEFAULT 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> (:FINE 1)");
+    server.evaluate("(setf *fails* t)");
+    let text = called_again(&mut server, "(by-method 1)", "((:METHOD BY-METHOD (INTEGER)) 1)", "(setf *fails* nil)");
+    assert_eq!(text, "=> (:FINE 1)");
+    let text = called_again(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
+    let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and only code that was \
+                sent to evaluate-lisp keeps the function object it was called as.";
+    assert_eq!(text, said);
+    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": 1, "code": "7"})), "=> (7)");
+    server.evaluate("(setf *fails* t)");
+    let text = called_again(&mut server, "(list (without 1))", "(WITHOUT", "");
+    let said = "SBCL cannot unwind to frame 2: its code was compiled without what that needs: with (declaim (optimize (debug \
+                2))), and its definition loaded again, it has it.";
+    assert!(text.starts_with(said), "{text}");
+    for kind in ["lisp", "fasl"] {
+        std::fs::remove_file(path.with_extension(kind)).expect("removed");
+    }
+}
+
+#[apply(both_modes)]
+fn a_backtrace_through_local_calls_takes_nothing_for_a_closure(mode: Mode) {
+    let mut server = mode.ready();
+    let code = "(let ((x 0)) (labels ((f (n) (incf x) (if (zerop n) (sb-debug:list-backtrace) (values (f (1- n)))))) \
+                (funcall (first (list #'f)) 5)))";
+    for _ in 0..20 {
+        good(&mut server, "evaluate-lisp", json!({"code": format!("(progn {code} (gc) :listed)")}));
+    }
+    server.goes_on();
+}

@@ -1,0 +1,171 @@
+//! Time limits, timers and heaps around a held evaluation.
+
+use super::*;
+
+/// Evaluates code that must run into its time limit and be held; the report.
+#[track_caller]
+fn hold_overdue(server: &mut Server, code: &str) -> String {
+    let arguments = json!({"code": code, "on-error": "debug", "timeout": 0.3});
+    let report = bad(server, "evaluate-lisp", arguments);
+    assert!(report.contains("[ERROR] TIMEOUT\n") && report.ends_with(TOOLS), "{code} is not held:\n{report}");
+    report
+}
+
+#[apply(both_modes)]
+fn a_timeout_is_held_and_goes_on_where_it_was(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defvar *stop* nil)\n(defvar *cleaned* 0)
+         (defun wait (argument)
+           (unwind-protect (let ((*print-base* 2)) (loop until *stop*) (list argument *print-base*)) (incf *cleaned*)))",
+    );
+    let report = hold_overdue(&mut server, "(list :waited (wait :here))");
+    let restarts = "\n[Debugger]\nHeld. Restarts:\n  1. CONTINUE - Go on.\n  2. RETRY - Evaluate this form again.\n  \
+                    3. ABORT - Return to top level.\n";
+    assert!(report.contains(restarts), "{report}");
+    let frame = frame_of(&report, "(WAIT :HERE)");
+    assert!(last_error(&mut server).starts_with("Error: TIMEOUT\n"));
+    assert!(good(&mut server, "frame-locals", json!({"frame": frame})).contains("ARGUMENT = :HERE"));
+    assert_eq!(in_frame(&mut server, frame, "(list argument *cleaned*)"), "=> (:HERE 0)");
+    // With a new time limit, the one that it had.
+    let again = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(again.contains("time limit of 0.3 seconds") && again.ends_with(TOOLS), "{again}");
+    assert!(in_frame(&mut server, frame_of(&again, "(WAIT :HERE)"), "(setf *stop* t)").ends_with("=> T"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> (:WAITED (:HERE 2))");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    assert_eq!(server.evaluate("*cleaned*"), "=> 1");
+    nothing_is_held(&mut server);
+
+    // The form again.
+    server.evaluate("(setf *stop* nil)");
+    hold_overdue(&mut server, "(setf *cleaned* 0)\n(wait 1)");
+    in_frame(&mut server, 0, "(setf *stop* t)");
+    assert_eq!(restart(&mut server, "RETRY"), "=> (1 2)");
+    assert_eq!(server.evaluate("*cleaned*"), "=> 2");
+    // Given up, by any way.
+    server.evaluate("(setf *stop* nil *cleaned* 0)");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    hold_overdue(&mut server, "(wait 1)");
+    assert_eq!(server.evaluate("*cleaned*"), format!("{RELEASED}=> 3"));
+}
+
+#[apply(both_modes)]
+fn frames_of_what_timed_out_return_and_are_called_again(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun spin (x) (loop (when (eq x :stop) (return x))))\n(defun around (x) (list (spin x) *print-base*))",
+    );
+    for (call, expected) in [("(SPIN 1)", "=> ((:BACK 10))"), ("(AROUND 1)", "=> (:BACK)")] {
+        let report = hold_overdue(&mut server, "(list (let ((*print-base* 10)) (around 1)))");
+        let frame = frame_of(&report, call);
+        let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": ":back"}));
+        assert_eq!(text, expected, "{report}");
+    }
+    for call in ["(SPIN 1)", "(AROUND 1)"] {
+        server.evaluate("(defun spin (x) (loop (when (eq x :stop) (return x))))");
+        let report = hold_overdue(&mut server, "(list (around 1))");
+        let frame = frame_of(&report, call);
+        in_frame(&mut server, frame, "(defun spin (x) (list :new x))");
+        assert_eq!(good(&mut server, "restart-frame", json!({"frame": frame})), "=> (((:NEW 1) 10))");
+    }
+}
+
+#[apply(both_modes)]
+fn what_waits_is_held_and_waits_on(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *semaphore* (sb-thread:make-semaphore))");
+    for code in [
+        "(progn (sleep 1) :slept)",
+        "(progn (sb-ext:run-program \"/bin/sleep\" '(\"1\")) :slept)",
+        "(progn (sb-thread:join-thread (sb-thread:make-thread (lambda () (sleep 1)))) :slept)",
+    ] {
+        hold_overdue(&mut server, code);
+        let mut text = String::new();
+        for _ in 0..100 {
+            text = server.call_tool("invoke-restart", json!({"restart": "CONTINUE"})).0;
+            if !text.contains("[ERROR] TIMEOUT") {
+                break;
+            }
+        }
+        assert_eq!(text, "=> :SLEPT", "{code}");
+    }
+    hold_overdue(&mut server, "(progn (sb-thread:wait-on-semaphore *semaphore*) :woken)");
+    in_frame(&mut server, 0, "(sb-thread:signal-semaphore *semaphore*)");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :WOKEN");
+}
+
+#[apply(both_modes)]
+fn a_timeout_where_nothing_can_be_held_is_a_failure(mode: Mode) {
+    let mut server = mode.ready();
+    // Foreign code may hold locks of its own.
+    let usleep = "(alien-funcall (extern-alien \"usleep\" (function int unsigned)) 5000000)";
+    server.evaluate(&format!("(use-package :sb-alien) (defun foreign () {usleep})"));
+    for code in [usleep, "(foreign)"] {
+        let arguments = json!({"code": code, "on-error": "debug", "timeout": 0.3});
+        let text = bad(&mut server, "evaluate-lisp", arguments);
+        assert!(text.starts_with("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
+        nothing_is_held(&mut server);
+    }
+    // While a value is printed, there is no form to go on with.
+    server.evaluate("(defclass endless () ()) (defmethod print-object ((object endless) stream) (loop))");
+    let code = "(make-instance 'endless)";
+    let text = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug", "timeout": 0.3})).0;
+    assert!(text.contains("[ERROR] TIMEOUT\n") && !text.contains("[Debugger]"), "{text}");
+    nothing_is_held(&mut server);
+    // Code without interrupts is held when it has them again, however often it was interrupted meanwhile.
+    let code = "(let ((end (+ (get-internal-real-time) (* 3/2 internal-time-units-per-second))))
+                  (sb-sys:without-interrupts (loop until (> (get-internal-real-time) end)))
+                  :done)";
+    hold_overdue(&mut server, code);
+    good(&mut server, "configure-limits", json!({"timeout": 30}));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn code_in_a_frame_has_a_time_limit_of_its_own(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") :went-on)");
+    let before = last_error(&mut server);
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
+    assert!(text.contains("[ERROR] TIMEOUT\n") && text.contains("time limit of 0.2 seconds"), "{text}");
+    assert!(!text.contains("[Debugger]"), "{text}");
+    assert_eq!(last_error(&mut server), before);
+    good(&mut server, "configure-limits", json!({"timeout": 0.2}));
+    let slow = json!({"frame": 0, "code": "(progn (sleep 0.5) 1)", "timeout": 10});
+    assert!(good(&mut server, "eval-in-frame", slow).ends_with("=> 1"));
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "1", "timeout": -1}));
+    assert!(text.contains("timeout must be a number of seconds from 0 (for none) to 86400, not -1"), "{text}");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON");
+}
+
+#[apply(both_modes)]
+fn what_is_printed_inside_a_held_evaluation_is_in_the_answer_that_it_belongs_to(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") 1)");
+    let text = good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(princ :o1) (princ :o2)"}));
+    assert!(text.contains("[stdout]\nO1O2\n"), "{text}");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> 1");
+}
+
+#[apply(both_modes)]
+fn what_cleanup_forms_print_and_fail_with_on_release_is_told(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(unwind-protect (unwind-protect (error \"x\") (princ :cleaned)) (error \"in cleanup\"))");
+    let failed = error_id(&mut server);
+    good(&mut server, "abort-evaluation", json!({}));
+    let history = good(&mut server, "error-history", json!({}));
+    assert!(history.lines().next().is_some_and(|line| line.contains("in cleanup")), "{history}");
+    let text = server.evaluate("1");
+    let expected = format!("[notice]\nE{} reached the debugger before: SIMPLE-ERROR. ", failed + 1);
+    assert!(text.starts_with(&expected) && text.contains("[background]\nCLEANED\n"), "{text}");
+}
+
+/// The number of the last error.
+fn error_id(server: &mut Server) -> u64 {
+    let text = last_error(server);
+    text.lines().find_map(|line| line.strip_prefix("Id: E")).expect("an identifier").parse().expect("a number")
+}

@@ -1,0 +1,58 @@
+//! The live debugger: a failed evaluation held where it failed, looked at, repaired and made to go on.
+
+mod frames;
+mod limits;
+mod release;
+mod restarts;
+
+use std::time::{Duration, Instant};
+
+use crate::client::{Server, bad, fail, good, last_error};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \
+     \"debug\" until it goes on, or the next evaluation begins.";
+const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
+const RELEASED: &str = "[notice]\nThe evaluation that was held for debugging has been released.\n\n";
+const TOOLS: &str =
+    "Tools: invoke-restart, frame-locals, eval-in-frame, return-from-frame, restart-frame, abort-evaluation.";
+
+/// Evaluates code that must fail and be held; the report.
+#[track_caller]
+fn hold(server: &mut Server, code: &str) -> String {
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    assert!(is_error && text.contains("\n\n[Debugger]\nHeld. Restarts:\n"), "{code} is not held:\n{text}");
+    text
+}
+
+#[track_caller]
+fn restart(server: &mut Server, restart: impl Into<Value>) -> String {
+    good(server, "invoke-restart", json!({"restart": restart.into()}))
+}
+
+#[track_caller]
+fn restart_with(server: &mut Server, restart: impl Into<Value>, values: &str) -> String {
+    good(server, "invoke-restart", json!({"restart": restart.into(), "values": values}))
+}
+
+#[track_caller]
+fn in_frame(server: &mut Server, frame: u64, code: &str) -> String {
+    good(server, "eval-in-frame", json!({"frame": frame, "code": code}))
+}
+
+#[track_caller]
+fn nothing_is_held(server: &mut Server) {
+    assert_eq!(bad(server, "frame-locals", json!({"frame": 0})), NOTHING_HELD);
+}
+
+/// The number of the frame whose line in the report begins with this call.
+#[track_caller]
+fn frame_of(report: &str, call: &str) -> u64 {
+    let line = report.lines().find_map(|line| {
+        let (number, rest) = line.split_once(": ")?;
+        rest.starts_with(call).then(|| number.parse().ok()).flatten()
+    });
+    line.unwrap_or_else(|| panic!("no frame {call} in\n{report}"))
+}

@@ -1,0 +1,324 @@
+//! What releases a held evaluation, and the errors where none is held.
+
+use super::*;
+
+#[apply(both_modes)]
+fn aborting_runs_the_cleanup_forms(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *cleaned* nil)");
+    hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))\n(setf *cleaned* :wrong)");
+    let before = last_error(&mut server);
+    assert!(in_frame(&mut server, 0, "*cleaned*").ends_with("=> NIL"));
+    assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
+    assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
+    nothing_is_held(&mut server);
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+}
+
+#[apply(both_modes)]
+fn the_restart_abort_releases(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *cleaned* nil)");
+    hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
+    let before = last_error(&mut server);
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
+    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 1);
+    nothing_is_held(&mut server);
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+    // One of the user's is a restart like any other.
+    hold(&mut server, "(list (restart-case (error \"x\") (abort () :mine)))");
+    assert_eq!(restart(&mut server, "ABORT"), "=> (:MINE)");
+    // Cleanup forms that fail, or do not end, are not held again.
+    hold(&mut server, "(unwind-protect (error \"x\") (error \"y\"))");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    nothing_is_held(&mut server);
+    hold(&mut server, "(unwind-protect (error \"x\") (loop))");
+    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    nothing_is_held(&mut server);
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+}
+
+#[apply(both_modes)]
+fn a_new_evaluation_releases_and_says_so(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *cleaned* nil)");
+    hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
+    assert_eq!(server.evaluate("*cleaned*"), format!("{RELEASED}=> :YES"));
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+    nothing_is_held(&mut server);
+    // One that is held in its turn.
+    hold(&mut server, "(error \"first\")");
+    let second = hold(&mut server, "(error \"second\")");
+    assert!(second.starts_with(&format!("{RELEASED}[ERROR] SIMPLE-ERROR\nsecond\n")), "{second}");
+    good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[apply(both_modes)]
+fn inspections_and_limits_do_not_release(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    for (tool, arguments) in [
+        ("describe-last-error", json!({})),
+        ("get-backtrace", json!({})),
+        ("error-history", json!({})),
+        ("list-definitions", json!({})),
+        ("describe-symbol", json!({"name": "car"})),
+        ("configure-limits", json!({"timeout": 20})),
+    ] {
+        good(&mut server, tool, arguments);
+    }
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+}
+
+#[apply(both_modes)]
+fn a_reset_releases(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(error \"x\")");
+    let reset = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+    let text = good(&mut server, "reset-session", json!({}));
+    assert_eq!(text, format!("{RELEASED}{reset}"));
+    nothing_is_held(&mut server);
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    assert_eq!(server.evaluate("2"), "=> 2");
+    assert_eq!(good(&mut server, "reset-session", json!({})), reset);
+    assert_eq!(server.evaluate("3"), "=> 3");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn a_hold_ends_after_its_time(mode: Mode) {
+    let mut server = mode.start_with(&["--hold", "0.5"]);
+    server.initialize("2025-06-18");
+    hold(&mut server, "(error \"x\")");
+    // A question about what is held would have it held for longer.
+    while good(&mut server, "evaluation", json!({})).contains("held") {
+        std::thread::yield_now();
+    }
+    nothing_is_held(&mut server);
+    let text = server.evaluate("1");
+    let said = "[notice]\nThe evaluation that was held for debugging has been released: its time was up.\n\n=> 1";
+    assert_eq!(text, said);
+}
+
+#[apply(both_modes)]
+fn releasing_is_bounded_when_cleanup_forms_loop(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *kept* :here)");
+    hold(&mut server, "(unwind-protect (error \"x\") (loop))");
+    let begin = Instant::now();
+    good(&mut server, "abort-evaluation", json!({}));
+    hold(&mut server, "(unwind-protect (error \"x\") (loop))");
+    assert_eq!(server.evaluate("*kept*"), format!("{RELEASED}=> :HERE"));
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+}
+
+#[apply(both_modes)]
+fn time_limits_do_not_run_while_held_and_begin_anew(mode: Mode) {
+    let mut server = mode.ready();
+    good(&mut server, "configure-limits", json!({"timeout": 1}));
+    hold(&mut server, "(progn (sleep 0.6) (cerror \"go\" \"x\") (sleep 0.6) :done)");
+    // The time itself is what is tested, here and below.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\n") && text.ends_with(TOOLS), "{text}");
+    good(&mut server, "abort-evaluation", json!({}));
+    // What is evaluated in a frame has its own, and the rest stays held.
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
+    assert!(text.contains("[ERROR] TIMEOUT\n"), "{text}");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn what_goes_on_has_its_own_time_limit(mode: Mode) {
+    let mut server = mode.ready();
+    let held = |server: &mut Server, code: &str, timeout: f64| {
+        let arguments = json!({"code": code, "on-error": "debug", "timeout": timeout});
+        assert!(bad(server, "evaluate-lisp", arguments).ends_with(TOOLS));
+    };
+    held(&mut server, "(progn (cerror \"go\" \"x\") (loop))", 0.5);
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
+
+    good(&mut server, "configure-limits", json!({"timeout": 0.5}));
+    server.evaluate("(defun f () (declare (optimize debug)) (cerror \"go\" \"x\") :f)");
+    let slow = "(progn (f) (sleep 1) (cerror \"go\" \"y\") (sleep 1) :done)";
+    held(&mut server, slow, 10.0);
+    // What is evaluated in a frame is an evaluation of its own.
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
+    assert!(bad(&mut server, "return-from-frame", json!({"frame": 1, "code": "1"})).contains("\ny\n"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    // No limit at all, and one that was the session's when it began.
+    held(&mut server, slow, 0.0);
+    assert!(bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})).contains("\ny\n"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
+    good(&mut server, "configure-limits", json!({"timeout": 60}));
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
+}
+
+#[apply(both_modes)]
+fn timers_and_handlers_cannot_end_a_hold(mode: Mode) {
+    let mut server = mode.ready();
+    for code in [
+        // Its handler would unwind.
+        "(handler-case (sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on) (sb-ext:timeout () :timed-out))",
+        // Its handler would throw.
+        "(catch 'out (handler-bind ((sb-ext:timeout (lambda (c) (declare (ignore c)) (throw 'out :thrown))))\n \
+         (sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on)))",
+        // It has no handler.
+        "(sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on)",
+        "(sb-sys:with-deadline (:seconds 0.3) (cerror \"go\" \"held\") :went-on)",
+        "(handler-bind ((error (lambda (c) (unless (search \"held\" (princ-to-string c)) (abort)))))\n  \
+         (cerror \"go\" \"held\") :went-on)",
+    ] {
+        hold(&mut server, code);
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(in_frame(&mut server, 0, "(+ 20 22)").ends_with("=> 42"), "{code}");
+        let inside = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(error \"inside\")"}));
+        assert!(inside.contains("[ERROR] SIMPLE-ERROR\ninside\n"), "{code}: {inside}");
+        assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
+    }
+}
+
+#[apply(both_modes)]
+fn timers_in_the_held_thread_cannot_end_a_hold(mode: Mode) {
+    let mut server = mode.ready();
+    for does in ["(error \"from the timer\")", "(throw 'out :thrown)", "(abort)", "(sb-thread:abort-thread)"] {
+        let code = format!(
+            "(catch 'out (let ((timer (sb-ext:make-timer (lambda () {does}) :thread sb-thread:*current-thread*)))\n  \
+             (sb-ext:schedule-timer timer 0.3) (cerror \"go\" \"held\") :went-on))"
+        );
+        hold(&mut server, &code);
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(in_frame(&mut server, 0, "(+ 20 22)").ends_with("=> 42"), "{code}");
+        assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
+    }
+}
+
+#[apply(both_modes)]
+fn cancelling_what_goes_on_stops_it(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
+    let id = server.post_call("invoke-restart", json!({"restart": "CONTINUE"}));
+    while !good(&mut server, "evaluation", json!({})).contains("running for") {
+        std::thread::yield_now();
+    }
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    server.goes_on();
+    nothing_is_held(&mut server);
+}
+
+#[apply(both_modes)]
+fn giving_up_never_ends_what_runs(mode: Mode) {
+    let mut server = mode.ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.5) :ran)", "on-error": "debug"}));
+    assert_eq!(bad(&mut server, "abort-evaluation", json!({})), NOTHING_HELD);
+    assert_eq!(server.outcome(running), ("=> :RAN".to_owned(), false));
+}
+
+#[test]
+fn what_code_in_a_frame_defines_is_kept_as_that_code() {
+    let mut server = Server::ready();
+    hold(&mut server, "(progn (cerror \"go\" \"x\") (sb-sys:without-interrupts (loop)))");
+    in_frame(&mut server, 1, "(defvar *kept* 7) (setf *kept* 8)\n(defun kept () (list :kept *kept*))");
+    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    in_frame(&mut server, 1, "(+ 1 2)");
+    let lost = "(sb-sys:without-interrupts (loop))";
+    let text = bad(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": 0.3}));
+    assert!(text.contains("The Lisp image did not react to being interrupted"), "{text}");
+    assert!(text.contains("\nRestored: all 2 forms that defined something.\n"), "{text}");
+    assert_eq!(server.evaluate("(kept)"), "=> (:KEPT 7)");
+}
+
+#[apply(both_modes)]
+fn no_code_finds_the_restarts_of_the_server_by_accident(mode: Mode) {
+    let mut server = mode.ready();
+    for code in ["(find-restart 'retry)", "(find-restart 'continue)", "(find-restart :retry)"] {
+        assert_eq!(server.evaluate(code), "=> NIL", "{code}");
+    }
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(invoke-restart 'retry)"}));
+    assert!(text.starts_with("[ERROR] SB-INT:SIMPLE-CONTROL-ERROR\n"), "{text}");
+    // Two of the same name: the inner one by name, each by its number.
+    server.evaluate("(defvar *tries* 0)");
+    let code = "(incf *tries*)\n(progn (incf *tries*) (restart-case (error \"x\") (retry () :report \"Mine.\" :mine)))";
+    let report = hold(&mut server, code);
+    assert!(report.contains("  1. RETRY - Mine.\n  2. RETRY - Evaluate this form again.\n"), "{report}");
+    assert!(bad(&mut server, "invoke-restart", json!({"restart": 2})).ends_with(TOOLS));
+    assert_eq!(restart(&mut server, "RETRY"), "=> :MINE");
+    assert_eq!(server.evaluate("*tries*"), "=> 3");
+}
+
+// ---- What is not there
+
+#[apply(both_modes)]
+fn nothing_is_held_in_plain_words(mode: Mode) {
+    let mut server = mode.ready();
+    for (tool, arguments) in [
+        ("invoke-restart", json!({"restart": 1})),
+        ("frame-locals", json!({"frame": 0})),
+        ("eval-in-frame", json!({"frame": 0, "code": "1"})),
+        ("return-from-frame", json!({"frame": 0, "code": "1"})),
+        ("restart-frame", json!({"frame": 0})),
+        ("abort-evaluation", json!({})),
+    ] {
+        assert_eq!(bad(&mut server, tool, arguments), NOTHING_HELD, "{tool}");
+    }
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn what_is_not_there_is_refused_with_what_is(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    let before = last_error(&mut server);
+    let there_are = "There are: 1 CONTINUE, 2 RETRY, 3 ABORT.";
+    for (restart, named) in
+        [(json!(7), "7"), (json!("7"), "7"), (json!("nope"), "nope"), (json!("cl:continue"), "cl:continue")]
+    {
+        let text = bad(&mut server, "invoke-restart", json!({"restart": restart}));
+        assert_eq!(text, format!("There is no restart {named}. {there_are}"));
+    }
+    for tool in ["frame-locals", "eval-in-frame", "return-from-frame", "restart-frame"] {
+        let mut arguments = json!({"frame": 99});
+        if tool.starts_with("eval") || tool.starts_with("return") {
+            arguments["code"] = json!("1");
+        }
+        let text = bad(&mut server, tool, arguments);
+        assert!(text.starts_with("There is no frame 99. Frames are numbered from 0 to 2"), "{tool}: {text}");
+    }
+    for (tool, arguments, part) in [
+        ("invoke-restart", json!({"restart": 0}), "restart must be a number from 1, or a name"),
+        ("invoke-restart", json!({"restart": true}), "restart must be a string, not true"),
+        ("invoke-restart", json!({"restart": 1, "values": [41]}), "values must be a string"),
+        ("frame-locals", json!({"frame": -1}), "frame must be a frame's number, from 0"),
+        ("frame-locals", json!({"frame": "none"}), "frame must be a frame's number, from 0"),
+        ("eval-in-frame", json!({"frame": 1}), "eval-in-frame needs the argument code"),
+        ("abort-evaluation", json!({"now": true}), "abort-evaluation has no argument"),
+    ] {
+        let text = bad(&mut server, tool, arguments);
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(last_error(&mut server), before);
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+}
+
+#[apply(both_modes)]
+fn markers_in_restarts_and_locals_are_escaped(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defun f (trap) (declare (optimize debug)) (cerror \"go\" \"x\") trap)");
+    let code = "(restart-case (f \"[Debugger]\") (go-on () :report \"[ERROR] really\" 1))";
+    let report = hold(&mut server, code);
+    assert!(report.contains("2. GO-ON - [ERROR\\] really\n"), "{report}");
+    assert_eq!(report.matches("[Debugger]").count(), 1, "{report}");
+    let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert!(shown.contains("TRAP = \"[Debugger\\]\""), "{shown}");
+    good(&mut server, "abort-evaluation", json!({}));
+}

@@ -1,0 +1,459 @@
+//! A held evaluation, and how it resumes by a restart.
+
+use super::*;
+
+#[apply(both_modes)]
+fn the_report_ends_with_the_restarts_and_the_tools(mode: Mode) {
+    let mut server = mode.ready();
+    let code = "(restart-case (error \"boo\") (first-way () :report \"Go the first way\" 1) (second-way (x) x))";
+    let report = hold(&mut server, code);
+    assert!(report.starts_with("[ERROR] SIMPLE-ERROR\nboo\n\n[Backtrace]\n0: (ERROR "), "{report}");
+    let expected = format!(
+        "\n\n[Debugger]\nHeld. Restarts:\n  1. FIRST-WAY - Go the first way\n  2. SECOND-WAY - SECOND-WAY\n  \
+         3. RETRY - Evaluate this form again.\n  4. ABORT - Return to top level.\n{TOOLS}"
+    );
+    assert!(report.ends_with(&expected), "{report}");
+    // Numbered alike wherever they are shown.
+    let restarts = expected.split_once("Restarts:").unwrap().1.split_once("\nTools").unwrap().0;
+    assert!(last_error(&mut server).contains(&format!("Available Restarts:{restarts}\n\n")));
+    let backtrace = good(&mut server, "get-backtrace", json!({}));
+    for line in report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0.lines() {
+        assert!(backtrace.contains(&format!("\n  {line}")), "{line}\n{backtrace}");
+    }
+    assert_eq!(restart(&mut server, 1), "=> 1");
+    nothing_is_held(&mut server);
+    assert!(server.finish().status.success());
+}
+
+#[apply(both_modes)]
+fn only_on_error_debug_holds(mode: Mode) {
+    let mut server = mode.ready();
+    for arguments in [json!({"code": "(error \"x\")"}), json!({"code": "(error \"x\")", "on-error": "abort"})] {
+        let text = bad(&mut server, "evaluate-lisp", arguments);
+        assert!(!text.contains("[Debugger]"), "{text}");
+        nothing_is_held(&mut server);
+    }
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "on-error": "explode"}));
+    assert!(text.contains("on-error must be one of abort, debug, ask"), "{text}");
+    // Nor does what handles its own errors, or only signals.
+    for (code, value) in [
+        ("(handler-case (error \"x\") (error () :handled))", "=> :HANDLED"),
+        ("(progn (signal \"x\") :done)", "=> :DONE"),
+        ("(nth-value 0 (ignore-errors (error \"x\")))", "=> NIL"),
+    ] {
+        assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"})), value);
+    }
+}
+
+#[apply(both_modes)]
+fn cancels_and_exhausted_stacks_and_heaps_are_never_held(mode: Mode) {
+    let mut server = mode.start_with(&["--heap", "512M"]);
+    server.initialize("2025-06-18");
+    let code = "(defun deep (n) (+ 1 (deep n))) (deep 1)";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    assert!(text.contains("[ERROR] SB-KERNEL::CONTROL-STACK-EXHAUSTED\n"), "{text}");
+    assert!(!text.contains("[Debugger]"), "{text}");
+    nothing_is_held(&mut server);
+
+    let code = "(let ((all '())) (loop (push (make-array 100000) all)))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    assert!(text.contains("[ERROR] HEAP-EXHAUSTED\n") && !text.contains("[Debugger]"), "{text}");
+    nothing_is_held(&mut server);
+
+    server.evaluate("(defvar *runs* nil)");
+    let id = server.post_call("evaluate-lisp", json!({"code": "(setf *runs* t) (loop)", "on-error": "debug"}));
+    while !good(&mut server, "list-definitions", json!({"type": "variables"})).contains("*RUNS* = T") {}
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    nothing_is_held(&mut server);
+    assert!(last_error(&mut server).starts_with("Error: CANCELLED\n"));
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn every_kind_of_error_is_held(mode: Mode) {
+    let mut server = mode.ready();
+    for (code, kind) in [
+        ("(/ 1 0)", "DIVISION-BY-ZERO"),
+        ("(break \"here\")", "SIMPLE-CONDITION"),
+        ("(invoke-debugger (make-condition 'simple-error :format-control \"x\"))", "SIMPLE-ERROR"),
+        ("(list 1", "END-OF-FILE"),
+        ("(intern \"X\" :no-such-package)", "PACKAGE-DOES-NOT-EXIST"),
+        ("(make-instance 'no-such-class)", "SB-PCL:CLASS-NOT-FOUND-ERROR"),
+        ("(handler-bind ((error (lambda (c) (error \"in the handler of ~A\" c)))) (error \"x\"))", "SIMPLE-ERROR"),
+    ] {
+        let report = hold(&mut server, code);
+        assert!(report.contains(&format!("[ERROR] {kind}\n")), "{code}: expected {kind}:\n{report}");
+        assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn an_unknown_package_is_held_with_the_two_restarts(mode: Mode) {
+    let mut server = mode.ready();
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "package": "NOPE", "on-error": "debug"}));
+    assert!(text.contains("Restarts:\n  1. RETRY - Evaluate this form again.\n  2. ABORT - "), "{text}");
+    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(make-package \"NOPE\")"}));
+    let text = good(&mut server, "invoke-restart", json!({"restart": "RETRY"}));
+    assert_eq!(text, "=> 1");
+}
+
+// ---- Restarts
+
+#[apply(both_modes)]
+fn an_undefined_function_is_defined_and_called_again(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun price (item) (* 2 (base-price item)))\n(defun total (items) (reduce #'+ (mapcar #'price items)))",
+    );
+    let report = hold(&mut server, "(total (list :tea 5))");
+    assert!(report.contains("[ERROR] UNDEFINED-FUNCTION\n"), "{report}");
+    assert!(report.contains("\n0: (BASE-PRICE :TEA)\n1: (PRICE :TEA)\n"), "{report}");
+    assert!(report.contains("\n  1. CONTINUE - Retry calling BASE-PRICE.\n"), "{report}");
+    // What was it called with?
+    let locals = good(&mut server, "frame-locals", json!({"frame": 1}));
+    assert_eq!(locals, "ITEM = :TEA");
+    assert_eq!(in_frame(&mut server, 1, "(list item)"), "=> (:TEA)");
+    // Frame 0 has no variables: its code is evaluated globally, which is said.
+    let text = in_frame(&mut server, 0, "(defun base-price (item) (if (eq item :tea) 10 item))");
+    let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n";
+    assert_eq!(text, format!("{said}=> BASE-PRICE"));
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> 30");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    nothing_is_held(&mut server);
+}
+
+#[apply(both_modes)]
+fn code_in_a_frame_without_variables_is_said_to_be_evaluated_globally(mode: Mode) {
+    let mut server = mode.ready();
+    let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n=> 3";
+    let report = hold(&mut server, "(defun none () (/ 1 0)) (defun some-are (x) (list (none) x)) (some-are 1)");
+    let frames = report.split_once("[Backtrace]\n").unwrap().1.split_once("\n\n").unwrap().0;
+    for (number, frame) in (0..).zip(frames.lines()) {
+        let own = frame.contains("(SOME-ARE 1)") && !frame.contains("EVAL");
+        let answer = in_frame(&mut server, number, "(+ 1 2)");
+        assert_eq!(answer, if own { "=> 3" } else { said }, "{frame}");
+    }
+    assert!(frames.lines().count() >= 6, "{frames}");
+}
+
+#[apply(both_modes)]
+fn an_undefined_function_is_defined_and_the_form_evaluated_again(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *log* '())\n(defun area (r) (push r *log*) (* 2 (factor r)))");
+    let report = hold(&mut server, "(push :before *log*)\n(+ 1 (area 5))");
+    let frame = frame_of(&report, "(AREA 5)");
+    assert_eq!(in_frame(&mut server, frame, "(defun factor (r) (declare (ignore r)) 10)"), "=> FACTOR");
+    assert_eq!(restart(&mut server, "retry"), "=> 21");
+    // The failing form alone was evaluated again.
+    assert_eq!(server.evaluate("*log*"), "=> (5 5 :BEFORE)");
+}
+
+#[apply(both_modes)]
+fn retry_and_abort_are_among_the_restarts_of_any_number(mode: Mode) {
+    let mut server = mode.ready();
+    for count in [97, 98, 99, 10_000] {
+        let code = format!(
+            "(labels ((f (n) (if (zerop n) (error \"deep\") (restart-case (f (1- n)) (foo () 1))))) (f {count}))"
+        );
+        let report = bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+        let own = format!(
+            "\n  {}. RETRY - Evaluate this form again.\n  {}. ABORT - Return to top level.\n",
+            count + 1,
+            count + 2
+        );
+        for text in [report, last_error(&mut server)] {
+            assert!(text.contains(&own), "{text}");
+            let omitted = count - 98;
+            assert_eq!(text.contains(&format!("\n  [... {omitted} more restarts omitted]")), omitted > 0, "{text}");
+            assert_eq!(text.contains("\n  98. FOO - FOO\n"), count >= 98, "{text}");
+        }
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "no-such"}));
+        assert!(text.ends_with(&format!(" FOO, {} RETRY, {} ABORT.", count + 1, count + 2)), "{text}");
+        good(&mut server, "invoke-restart", json!({"restart": count + 2}));
+    }
+    // There is little room: they are the last to go.
+    good(&mut server, "configure-limits", json!({"max-answer": 6_000}));
+    let text = fail(
+        &mut server,
+        "(labels ((f (n) (if (zerop n) (error (make-string 3000 :initial-element #\\x))
+                             (restart-case (f (1- n)) (foo () :report \"This says at some length what it does.\" 1)))))
+           (f 200))",
+    );
+    assert!(text.starts_with("[ERROR]"), "{text}");
+    let text = last_error(&mut server);
+    assert!(text.contains("\n  201. RETRY - ") && text.contains("\n  202. ABORT - "), "{text}");
+    assert!(text.chars().count() <= 6_000 && text.contains(" more restarts omitted]"), "{text}");
+}
+
+#[apply(both_modes)]
+fn restarts_take_values(mode: Mode) {
+    let mut server = mode.ready();
+    for (code, name, values, expected) in [
+        ("(+ 1 *no-such-variable*)", json!("USE-VALUE"), "41", "=> 42"),
+        ("(+ 1 *no-such-variable*)", json!("use-value"), "(* 6 7)", "=> 43"),
+        ("(+ 1 *stored-variable*)", json!("STORE-VALUE"), "(+ 1 1)", "=> 3"),
+        ("(list (no-such-function 1 2))", json!("use-value"), "#'+", "=> (3)"),
+        ("(let ((x 5)) (check-type x string) x)", json!("store-value"), "\"five\"", "=> \"five\""),
+        ("(let ((k 3)) (ccase k (1 :one)))", json!("store-value"), "1", "=> :ONE"),
+        ("(restart-case (error \"x\") (two (a b) (list a b)))", json!("two"), "1 (list 2)", "=> (1 (2))"),
+        ("(restart-case (error \"x\") (many (&rest all) all))", json!(1), "", "=> NIL"),
+        (
+            "(restart-case (error \"x\") (many (&rest all) all))",
+            json!("1"),
+            "'a \"b c\" ; no more\n 3",
+            "=> (A \"b c\" 3)",
+        ),
+        ("(restart-case (error \"x\") (more (&key a b) (list a b)))", json!("MORE"), ":b 2", "=> (NIL 2)"),
+        ("(restart-case (error \"x\") (some (v) (values v v)))", json!("some"), "1", "=> 1\n=> 1"),
+        ("(progn (cerror \"Go on\" \"x\") :done)", json!("continue"), "", "=> :DONE"),
+        ("(progn (break) :done)", json!("continue"), "", "=> :DONE"),
+    ] {
+        hold(&mut server, code);
+        let (text, _) = server.call_tool("invoke-restart", json!({"restart": name, "values": values}));
+        // The compiler's complaint about the missing function comes with the end of the evaluation.
+        let answer = text.rsplit_once("\n\n").map_or(&*text, |(_, last)| last);
+        assert_eq!(answer, expected, "{code} {name} {values}:\n{text}");
+        nothing_is_held(&mut server);
+    }
+    assert_eq!(server.evaluate("*stored-variable*"), "=> 2");
+}
+
+#[apply(both_modes)]
+fn an_unbound_slot_is_filled(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defclass point () ((x :accessor x)))\n(defvar *p* (make-instance 'point))");
+    hold(&mut server, "(list (x *p*) (x *p*))");
+    assert_eq!(restart_with(&mut server, "STORE-VALUE", "(+ 3 4)"), "=> (7 7)");
+    assert_eq!(server.evaluate("(slot-value *p* 'x)"), "=> 7");
+    server.evaluate("(slot-makunbound *p* 'x)");
+    hold(&mut server, "(x *p*)");
+    assert_eq!(restart_with(&mut server, "USE-VALUE", "8"), "=> 8");
+    assert_eq!(server.evaluate("(slot-boundp *p* 'x)"), "=> NIL");
+    // Or the slot is filled by hand, and the form evaluated again.
+    hold(&mut server, "(1+ (x *p*))");
+    assert!(in_frame(&mut server, 0, "(setf (x *p*) 1)").ends_with("=> 1"));
+    assert_eq!(restart(&mut server, "RETRY"), "=> 2");
+}
+
+#[apply(both_modes)]
+fn a_missing_slot_is_added_to_the_class(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defclass thing () ())\n(defvar *t* (make-instance 'thing))");
+    let report = hold(&mut server, "(slot-value *t* 'size)");
+    assert!(report.contains("[ERROR] SB-PCL::MISSING-SLOT\n"), "{report}");
+    in_frame(&mut server, 0, "(defclass thing () ((size :initform 9)))");
+    assert_eq!(restart(&mut server, "RETRY"), "=> 9");
+}
+
+#[apply(both_modes)]
+fn an_assertion_without_places_goes_on_when_it_holds(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *ready* nil)");
+    hold(&mut server, "(assert *ready*)\n:asserted");
+    let again = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(again.contains("[ERROR] SIMPLE-ERROR\n") && again.contains("[Debugger]\nHeld."), "{again}");
+    in_frame(&mut server, 0, "(setf *ready* t)");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> :ASSERTED");
+}
+
+#[apply(both_modes)]
+fn an_assertion_with_places_takes_their_new_values(mode: Mode) {
+    let mut server = mode.ready();
+    let one = "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)";
+    hold(&mut server, one);
+    // SBCL's own prompt asks, and gets the values for an answer.
+    let asked = "[stdout]\nThe old value of N is 1.\nDo you want to supply a new value?  (y or n) \n\
+                 Type a form to be evaluated:\n\n=> 2";
+    assert_eq!(restart_with(&mut server, "CONTINUE", "2"), asked);
+    hold(&mut server, one);
+    let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "3"}));
+    assert!(still.contains("\nn is 3\n"), "{still}");
+    // Without a new value the place keeps the one it has.
+    let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(still.contains("\nn is 3\n") && still.ends_with(TOOLS), "{still}");
+    let failed = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "(car 1)"}));
+    assert!(failed.starts_with("[notice]\n`values` failed: ") && failed.contains("[ERROR] TYPE-ERROR\n"), "{failed}");
+    let many = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2 3"}));
+    let said = "The restart CONTINUE takes up to 1 value; 2 were given: give them in `values`, as Lisp expressions.";
+    assert_eq!(many, said);
+    assert!(restart_with(&mut server, "CONTINUE", "(1+ 1)").ends_with("\n\n=> 2"));
+
+    let two = "(let ((a 1) (b (list 2))) (assert (and (eql a 5) (eql (car b) 6)) (a (car b))) (list a b))";
+    hold(&mut server, two);
+    let still = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "5"}));
+    assert!(still.contains("\nThe assertion "), "{still}");
+    assert!(restart_with(&mut server, "CONTINUE", "5 6").ends_with("\n\n=> (5 (6))"));
+    hold(&mut server, "(let ((n 1)) (assert (null n) (n)) :null)");
+    assert!(restart_with(&mut server, "CONTINUE", "nil").ends_with("\n\n=> :NULL"));
+    // Each value is evaluated once, and any object will do.
+    server.evaluate("(defvar *evaluated* 0)");
+    hold(&mut server, "(let ((f nil)) (assert (functionp f) (f)) (funcall f))");
+    let values = "(let ((n (incf *evaluated*))) (lambda () n))";
+    assert!(restart_with(&mut server, "CONTINUE", values).ends_with("\n\n=> 1"));
+    // A place that prints with commas, blanks and full stops is one.
+    hold(
+        &mut server,
+        "(let ((h (make-hash-table :test 'equal))) (assert (gethash \"a, b.\" h) ((gethash \"a, b.\" h))) :set)",
+    );
+    let many = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1 2"}));
+    assert!(many.starts_with("The restart CONTINUE takes up to 1 value; 2 were given"), "{many}");
+    assert!(restart_with(&mut server, "CONTINUE", "1").ends_with("\n\n=> :SET"));
+    hold(&mut server, "(assert (= 1 2))");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
+    assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
+}
+
+#[apply(both_modes)]
+fn an_assertion_that_nobody_holds_still_asks(mode: Mode) {
+    let mut server = mode.ready();
+    let asks = "(handler-bind ((simple-error #'continue)) (let ((n 1)) (assert (= n 2) (n)) n))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": asks}));
+    assert!(text.contains("[ERROR] END-OF-FILE\n"), "{text}");
+    // A stream of the code's own is asked as it would be by SBCL.
+    let own = "(let ((n 1) (*query-io* (make-two-way-stream (make-string-input-stream \"y 2\") *standard-output*))) \
+               (assert (= n 2) (n)) n)";
+    hold(&mut server, own);
+    assert!(restart_with(&mut server, "CONTINUE", "7").ends_with("\n\n=> 2"));
+    // Nor do the values that one got reach the next.
+    hold(&mut server, &format!("(let ((n 1)) (assert (= n 2) (n)) (list n {asks}))"));
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "2"}));
+    assert!(text.contains("[ERROR] END-OF-FILE\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn the_next_error_is_held_again(mode: Mode) {
+    let mut server = mode.ready();
+    let code = "(format t \"before~%\")\n(list (restart-case (error \"one\") (use-it (x) x))\n \
+                (progn (format t \"between~%\") (restart-case (error \"two\") (use-it (x) x))))";
+    let first = hold(&mut server, code);
+    assert!(first.starts_with("[stdout]\nbefore\n\n[ERROR] SIMPLE-ERROR\none\n"), "{first}");
+    let second = bad(&mut server, "invoke-restart", json!({"restart": "use-it", "values": "1"}));
+    assert!(second.starts_with("[stdout]\nbetween\n\n[ERROR] SIMPLE-ERROR\ntwo\n"), "{second}");
+    assert!(second.ends_with(TOOLS), "{second}");
+    assert!(last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  two\n"));
+    assert_eq!(restart_with(&mut server, "use-it", "2"), "=> (1 2)");
+    assert_eq!(last_error(&mut server), NO_ERROR);
+    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 2);
+}
+
+#[apply(both_modes)]
+fn the_next_error_knows_its_form(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, ":first\n\n(progn (cerror \"go\" \"one\")\n  (error \"two\"))");
+    assert!(last_error(&mut server).contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"));
+    bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    let text = last_error(&mut server);
+    assert!(text.contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn failing_values_of_a_restart_leave_it_held(mode: Mode) {
+    let mut server = mode.ready();
+    hold(&mut server, "(restart-case (error \"held\") (take (x) x))");
+    let before = last_error(&mut server);
+    for (values, kind) in [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(list 1", "END-OF-FILE")] {
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "take", "values": values}));
+        let said = "[notice]\n`values` failed: the restart was not invoked, and the evaluation is still held.\n\n";
+        assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
+    }
+    assert_eq!(last_error(&mut server), before);
+    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 3);
+    assert_eq!(restart_with(&mut server, "take", ":taken"), "=> :TAKEN");
+}
+
+#[apply(both_modes)]
+fn a_restart_that_returns_leaves_it_held(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *called* 0)");
+    hold(&mut server, "(restart-bind ((count-me (lambda () (incf *called*)))) (error \"x\"))");
+    let said = "[notice]\nThe restart returned: the evaluation is still held.\n\n; No values";
+    assert_eq!(restart(&mut server, "count-me"), said);
+    assert!(in_frame(&mut server, 0, "*called*").ends_with("=> 1"));
+    good(&mut server, "abort-evaluation", json!({}));
+}
+
+#[apply(both_modes)]
+fn a_restart_without_its_values_is_refused_and_stays(mode: Mode) {
+    let mut server = mode.ready();
+    let give = ": give them in `values`, as Lisp expressions.";
+    let takes = |what: &str| format!("The restart {what}");
+    for (code, name, refusals, values, expected) in [
+        (
+            "(+ 1 *no-such-variable*)",
+            "use-value",
+            vec![("", "USE-VALUE takes 1 value"), ("1 2", "USE-VALUE takes 1 value; 2 were given")],
+            "41",
+            "=> 42",
+        ),
+        (
+            "(let ((x 5)) (check-type x string) x)",
+            "store-value",
+            vec![("", "STORE-VALUE takes 1 value")],
+            "\"a\"",
+            "=> \"a\"",
+        ),
+        ("(no-such-function 1)", "return-value", vec![("; none", "RETURN-VALUE takes values")], ":back", "=> :BACK"),
+        ("(restart-case (error \"x\") (take (x) x))", "take", vec![("", "TAKE takes 1 value")], "1", "=> 1"),
+        (
+            "(block b (restart-bind ((pair (lambda (a &optional b) (return-from b (list a b))))) (error \"x\")))",
+            "pair",
+            vec![("", "PAIR takes 1 to 2 values"), ("1 2 3", "PAIR takes 1 to 2 values; 3 were given")],
+            "1",
+            "=> (1 NIL)",
+        ),
+        (
+            "(block b (restart-bind ((some (lambda (a &rest more) (return-from b (list a more))))) (error \"x\")))",
+            "some",
+            vec![("", "SOME takes at least 1 value")],
+            "1 2",
+            "=> (1 (2))",
+        ),
+    ] {
+        hold(&mut server, code);
+        let before = last_error(&mut server);
+        for (values, said) in refusals {
+            let text = bad(&mut server, "invoke-restart", json!({"restart": name, "values": values}));
+            assert_eq!(text, takes(said) + give, "{code} {values}");
+        }
+        assert_eq!(last_error(&mut server), before);
+        let text = restart_with(&mut server, name, values);
+        assert!(text.ends_with(expected), "{code}: {text}");
+    }
+    let interpreted = "(restart-case (error \"x\") (take (x) x))";
+    server.evaluate(&format!("(defun interpreted () (let ((*evaluator-mode* :interpret)) (eval '{interpreted})))"));
+    hold(&mut server, "(interpreted)");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "TAKE"}));
+    assert_eq!(text, format!("The restart TAKE takes 1 value{give}"));
+    assert_eq!(restart_with(&mut server, "TAKE", "1"), "=> 1");
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE", "values": "1"}));
+    assert_eq!(text, "The restart CONTINUE takes no values; 1 was given.");
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+}
+
+#[apply(both_modes)]
+fn a_restart_that_asks_nobody_finds_its_own_values(mode: Mode) {
+    let mut server = mode.ready();
+    let code =
+        |interactive: &str| format!("(restart-case (error \"x\") (take (x) :interactive (lambda () {interactive}) x))");
+    hold(&mut server, &code("(list 5)"));
+    assert_eq!(restart(&mut server, "take"), "=> 5");
+    hold(&mut server, &code("(list 5)"));
+    assert_eq!(restart_with(&mut server, "take", "6"), "=> 6");
+    for interactive in ["(list (read *query-io*))", "(error \"not me\")", "7", "(list 1 2)", "(read-line)"] {
+        hold(&mut server, &code(interactive));
+        let text = bad(&mut server, "invoke-restart", json!({"restart": "take"}));
+        assert!(text.starts_with("The restart TAKE takes 1 value"), "{interactive}: {text}");
+        assert_eq!(restart_with(&mut server, "take", "6"), "=> 6");
+    }
+}
+
+#[apply(both_modes)]
+fn the_evaluation_goes_on_with_its_own_handlers(mode: Mode) {
+    let mut server = mode.ready();
+    let code = "(handler-case (progn (sb-int:with-float-traps-masked () (break \"here\")) (error \"later\")) \
+                (error (c) (format nil \"handled: ~A\" c)))";
+    hold(&mut server, code);
+    assert_eq!(restart(&mut server, "CONTINUE"), "=> \"handled: later\"");
+}

@@ -1,0 +1,481 @@
+//! The same code through the binary and through the SBCL that its core was made with: the verdicts have to agree.
+//!
+//! A file in `tests/differential/` holds a theme. In it, a line `== name` begins a case; the lines after it are the
+//! code of one call of evaluate-lisp. A line `--` begins another call. Lines that begin with one of these words say
+//! more:
+//!
+//! - `fresh:` both sides start anew before this case; otherwise it goes on where the one before left off
+//! - `each:` every line after it is a call of its own
+//! - `differs:` how the contract has the binary answer something else here; then it has to
+//!
+//! A line that begins with `#;` is a comment. `@SCRATCH@` in code stands for a directory that is empty when each
+//! side begins. The programs of `tests/corpus/` run through the same comparison.
+//!
+//! A verdict is the answer of evaluate-lisp without its backtrace, and the restarts. `driver.lisp` gives bare SBCL's in
+//! the same layout. What cannot be the same twice is made so in [`normalized`], and nowhere else.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use crate::client::{Scratch, Server};
+use sbcl::report::unescape_markers;
+use sbcl_core::{Bare, Recipe};
+use serde_json::json;
+
+/// What stands in code for the directory that it may write to.
+const SCRATCH: &str = "@SCRATCH@";
+
+/// How long bare SBCL may take for a call.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The end of each answer of the driver's.
+const ANSWER_END: char = '\u{1f}';
+
+/// The SBCL to compare with. None with `SBCL_MCP_PREBUILT`, which has a library and a core only.
+static BARE: LazyLock<Option<Bare>> = LazyLock::new(|| {
+    let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    recipe.build().expect("what the binary was built with is there").bare
+});
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+}
+
+// Cases
+
+#[derive(Debug, Default)]
+struct Case {
+    name: String,
+    calls: Vec<String>,
+    fresh: bool,
+    differs: Option<String>,
+    /// Each line is a call.
+    each: bool,
+}
+
+fn load(theme: &str) -> Vec<Case> {
+    let path = directory("differential").join(theme).with_extension("txt");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut cases: Vec<Case> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if line.starts_with("#;") {
+            continue;
+        }
+        if let Some(name) = line.strip_prefix("== ") {
+            cases.push(Case { name: name.trim().to_owned(), calls: vec![String::new()], ..Case::default() });
+            continue;
+        }
+        let Some(case) = cases.last_mut() else {
+            assert!(line.trim().is_empty(), "{theme}: line {} stands before the first case", number + 1);
+            continue;
+        };
+        if line.is_empty() {
+            continue;
+        }
+        if line == "--" || (case.each && !case.calls.last().is_some_and(String::is_empty)) {
+            case.calls.push(String::new());
+        }
+        if line == "--" {
+            continue;
+        }
+        if line.starts_with("each:") {
+            case.each = true;
+        } else if line.starts_with("fresh:") {
+            case.fresh = true;
+        } else if let Some(why) = line.strip_prefix("differs:") {
+            case.differs = Some(why.trim().to_owned());
+        } else {
+            let code = case.calls.last_mut().expect("never empty");
+            code.push_str(line);
+            code.push('\n');
+        }
+    }
+    cases
+}
+
+/// A program of the corpus as a case: its code, and where it stands in [`CORPUS_DIFFERS`].
+fn load_corpus(theme: &str) -> Vec<Case> {
+    let path = directory("corpus").join(theme).with_extension("txt");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut cases: Vec<Case> = Vec::new();
+    let mut in_code = false;
+    for line in text.lines().filter(|line| !line.starts_with("#;")) {
+        if let Some(name) = line.strip_prefix("== ") {
+            let differs = CORPUS_DIFFERS.iter().find(|(known, _)| *known == name.trim());
+            cases.push(Case {
+                name: name.trim().to_owned(),
+                calls: vec![String::new()],
+                differs: differs.map(|(_, why)| (*why).to_owned()),
+                ..Case::default()
+            });
+            in_code = true;
+        } else if line.starts_with("type:") {
+            in_code = false;
+        } else if let (true, Some(case)) = (in_code, cases.last_mut()) {
+            case.calls[0].push_str(line);
+            case.calls[0].push('\n');
+        }
+    }
+    cases
+}
+
+/// Programs of the corpus on which bare SBCL is no judge, and why.
+const CORPUS_DIFFERS: &[(&str, &str)] = &[
+    ("too many arguments", IGNORES),
+    ("a compiled call with too many arguments", IGNORES),
+    ("with-input-from-string end", "evaluated code is compiled with more debug: the stream is on the heap"),
+    ("remove-method of no method", METHODS),
+    ("find-method that is not there", METHODS),
+    (
+        "an undefined type in a structure",
+        "how often it is told depends on the compilation unit, which is the call here",
+    ),
+    ("a very long message", "a limit of the contract"),
+    ("a report function that recurses", "another stack is exhausted first: theirs differ in size"),
+    ("a restart test that fails", "bare SBCL meets the failing test again when it lists the restarts"),
+    ("the debugger disabled", "bare SBCL ends"),
+    ("an array larger than the heap", HEAP),
+    ("a string larger than the heap", HEAP),
+    ("an array larger than any heap in a function", HEAP),
+    ("joining a thread that failed", "bare SBCL's debugger waits for the user in that thread"),
+];
+
+const IGNORES: &str = "evaluated code is compiled with more debug: SBCL offers to ignore arguments";
+const METHODS: &str = "the core has more methods of PRINT-OBJECT, and the message counts them";
+const HEAP: &str = "the heaps differ in size, and the message has it";
+
+// Bare SBCL
+
+/// A bare SBCL that runs `driver.lisp`.
+struct Driver {
+    child: Child,
+    stdin: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Driver {
+    fn start(bare: &Bare, captures: &Path) -> Self {
+        for name in ["stdout", "stderr"] {
+            std::fs::write(captures.join(name), "").expect("a file to capture in");
+        }
+        let mut child = Command::new(&bare.program)
+            .arg("--core")
+            .arg(&bare.core)
+            .args(["--noinform", "--disable-ldb", "--no-sysinit", "--no-userinit", "--load"])
+            .arg(directory("differential/driver.lisp"))
+            .args(["--eval", "(differential::serve)", "--quit"])
+            .env("SBCL_HOME", &bare.home)
+            .env("DIFFERENTIAL_STDOUT", captures.join("stdout"))
+            .env("DIFFERENTIAL_STDERR", captures.join("stderr"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("bare SBCL starts");
+        let stdin = child.stdin.take().expect("a pipe");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            loop {
+                let mut answer = Vec::new();
+                match stdout.read_until(ANSWER_END as u8, &mut answer) {
+                    Ok(1..) if answer.pop() == Some(ANSWER_END as u8) => {}
+                    _ => break,
+                }
+                let mut newline = [0];
+                let text = String::from_utf8_lossy(&answer).trim_end_matches('\n').to_owned();
+                if stdout.read_exact(&mut newline).is_err() || sender.send(text).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { child, stdin, answers }
+    }
+
+    fn is_gone(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    /// The verdict on code; that it ended or hangs is one, too.
+    fn verdict(&mut self, code: &str) -> String {
+        const GONE: &str = "SBCL is gone, or does not answer";
+        let literal = format!("\"{}\"\n", code.replace('\\', "\\\\").replace('"', "\\\""));
+        if self.stdin.write_all(literal.as_bytes()).and_then(|()| self.stdin.flush()).is_err() {
+            return GONE.to_owned();
+        }
+        self.answers.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            GONE.to_owned()
+        })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+// The binary
+
+/// The binary's verdict on code, in the driver's layout.
+fn verdict(server: &mut Server, code: &str) -> String {
+    let (answer, is_error) = server.call_tool("evaluate-lisp", json!({ "code": code }));
+    if !is_error {
+        return answer;
+    }
+    let mut verdict = answer.split("\n\n[Backtrace]").next().unwrap_or_default().to_owned();
+    let (described, _) = server.call_tool("describe-last-error", json!({}));
+    let restarts = described.lines().skip_while(|line| !line.starts_with("Available Restarts:")).skip(1);
+    verdict.push_str("\n\n[Restarts]");
+    for line in restarts.take_while(|line| !line.is_empty()) {
+        let line = line.trim_start();
+        let line = line
+            .split_once(". ")
+            .filter(|(number, _)| number.parse::<u32>().is_ok())
+            .map_or(line, |(_, restart)| restart);
+        _ = write!(verdict, "\n{line}");
+    }
+    verdict
+}
+
+// Comparing
+
+/// A verdict without what cannot be the same twice: what the server itself says, addresses, numbers of threads and of
+/// symbols without a package, the names of the standard streams, the places of warnings and of what is missing at the
+/// end of the code, which only the contract has.
+fn normalized(verdict: &str) -> String {
+    let verdict = &*unescape_markers(verdict);
+    let verdict = match verdict.strip_prefix("[notice]") {
+        Some(text) => text.split_once("\n\n").map_or("", |(_, rest)| rest),
+        None => verdict,
+    };
+    let mut section = "";
+    let mut result = String::with_capacity(verdict.len());
+    for line in verdict.lines() {
+        if let Some(name) =
+            ["[stdout]", "[stderr]", "[warnings]", "[ERROR]"].iter().find(|name| line.starts_with(**name))
+        {
+            section = name;
+        }
+        if section == "[ERROR]" && HINTS.iter().any(|hint| line.starts_with(hint)) {
+            continue;
+        }
+        let line = if section == "[warnings]" { without_place(line) } else { line };
+        // A line of a message that looks like a value.
+        let line = match line.strip_prefix('\\') {
+            Some(rest) if rest.trim_start_matches('\\').starts_with("=> ") => rest,
+            _ => line,
+        };
+        push_without_identity(&mut result, line);
+        result.push('\n');
+    }
+    STANDARD_STREAMS.iter().fold(result, |text, name| text.replace(name, "#<a standard stream>"))
+}
+
+/// How the lines begin that the binary adds to a condition's own message.
+const HINTS: [&str; 9] = [
+    "The code ends at line ",
+    "The reader had come to line ",
+    "Did you mean ",
+    "By the indentation, line ",
+    "In /",
+    "What there is of ",
+    "CONTINUE takes the new definition",
+    "RECKLESSLY-CONTINUE takes it as if",
+    "The object was made by an earlier definition",
+];
+
+/// How the standard streams print: the binary's are its own, and bare SBCL's differ by how they are reached.
+const STANDARD_STREAMS: [&str; 9] = [
+    "#<SBCL-HOST::EMPTY-STREAM {}>",
+    "#<SBCL-HOST::HOST-STREAM {}>",
+    "#<HOST-STREAM {}>",
+    "#<CONCATENATED-STREAM :STREAMS NIL {}>",
+    "#<SYNONYM-STREAM :SYMBOL SB-SYS:*STDIN* {}>",
+    "#<SYNONYM-STREAM :SYMBOL SB-SYS:*STDOUT* {}>",
+    "#<SYNONYM-STREAM :SYMBOL SB-SYS:*STDERR* {}>",
+    "#<SB-SYS:FD-STREAM for \"standard input\" {}>",
+    "#<SB-SYS:FD-STREAM for \"standard output\" {}>",
+];
+
+/// A warning without its place, ` (line 3)` or ` (src/a.lisp:12, in (DEFUN F))`.
+fn without_place(line: &str) -> &str {
+    let is_place = |text: &str| {
+        let place = text.split([',', ')']).next().unwrap_or("");
+        let number = place.strip_prefix("line ").or_else(|| place.split_once(':').map(|(_, number)| number));
+        text.ends_with(')') && number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let starts = line.match_indices(" (").find(|(start, _)| is_place(&line[start + 2..]));
+    starts.map_or(line, |(start, _)| &line[..start])
+}
+
+/// Appends a line without addresses, `{1001234ABC}`, and without the numbers of threads, `tid=123`, and of symbols
+/// without a package, `#:G123`.
+fn push_without_identity(result: &mut String, line: &str) {
+    let mut rest = line;
+    while let Some(start) = ["{", "#:", "tid="].iter().filter_map(|what| rest.find(what)).min() {
+        let (before, from) = rest.split_at(start);
+        result.push_str(before);
+        if let Some(thread) = from.strip_prefix("tid=") {
+            result.push_str("tid=");
+            rest = thread.trim_start_matches(|c: char| c.is_ascii_digit());
+        } else if let Some(symbol) = from.strip_prefix("#:") {
+            let end = symbol.find(|c: char| !c.is_ascii_alphanumeric() && !"-*+%!?<>=/".contains(c));
+            let (name, after) = symbol.split_at(end.unwrap_or(symbol.len()));
+            result.push_str("#:");
+            result.push_str(name.trim_end_matches(|c: char| c.is_ascii_digit()));
+            rest = after;
+        } else {
+            result.push('{');
+            let address = from[1..].trim_start_matches(|c: char| c.is_ascii_hexdigit());
+            let is_address = address.starts_with('}') && from.len() - address.len() > 5;
+            rest = if is_address { address } else { &from[1..] };
+        }
+    }
+    result.push_str(rest);
+}
+
+/// Bare SBCL's verdict without the compiler's own words on stderr, which the contract keeps out of answers.
+fn without_chatter(verdict: &str) -> String {
+    let Some((before, rest)) = split_at_line(verdict, "[stderr]") else { return verdict.to_owned() };
+    let end = ["[warnings]", "[ERROR] ", "=> ", "; No values"].iter().filter_map(|next| find_line(rest, next)).min();
+    let (stderr, after) = rest.split_at(end.unwrap_or(rest.len()));
+    let is_chatter = |line: &str| line.starts_with(';') || line.ends_with("disabled: proceed with caution");
+    let lines: Vec<&str> = stderr.lines().skip(1).collect();
+    if !lines.iter().any(|line| is_chatter(line)) {
+        return verdict.to_owned();
+    }
+    let own: Vec<&str> = lines.into_iter().filter(|line| !is_chatter(line) && !line.is_empty()).collect();
+    let own = if own.is_empty() { String::new() } else { format!("[stderr]\n{}\n\n", own.join("\n")) };
+    format!("{before}{own}{after}")
+}
+
+fn find_line(text: &str, prefix: &str) -> Option<usize> {
+    if text.starts_with(prefix) { Some(0) } else { text.find(&format!("\n{prefix}")).map(|before| before + 1) }
+}
+
+fn split_at_line<'a>(text: &'a str, prefix: &str) -> Option<(&'a str, &'a str)> {
+    find_line(text, prefix).map(|start| text.split_at(start))
+}
+
+/// Where the two sides write: one path for both, for paths are printed, so they take turns.
+struct Workplace(Scratch);
+
+impl Workplace {
+    fn new() -> Self {
+        let path = Scratch::new();
+        path.directory("captures");
+        Self(path)
+    }
+
+    /// The directory for the code, empty.
+    fn emptied(&self) -> String {
+        let files = self.0.join("files");
+        let _ = std::fs::remove_dir_all(&files);
+        std::fs::create_dir(&files).expect("a scratch directory");
+        files.to_string_lossy().into_owned()
+    }
+}
+
+/// Runs cases on both sides; each difference as a text.
+fn differences(cases: &[Case], bare: &Bare) -> Vec<String> {
+    let scratch = Workplace::new();
+    let mut found = Vec::new();
+    // Both sides of a stretch of cases share their state, one after the other, for they share the directory.
+    for stretch in cases.chunk_by(|_, next| !next.fresh) {
+        let code = |call: &str, files: &str| call.trim_end().replace(SCRATCH, files);
+        let files = scratch.emptied();
+        let mut server = Server::ready();
+        let ours: Vec<Vec<String>> = stretch
+            .iter()
+            .map(|case| case.calls.iter().map(|call| normalized(&verdict(&mut server, &code(call, &files)))).collect())
+            .collect();
+        drop(server);
+        let files = scratch.emptied();
+        let mut driver = Driver::start(bare, &scratch.0.join("captures"));
+        for (case, ours) in stretch.iter().zip(ours) {
+            if driver.is_gone() {
+                driver = Driver::start(bare, &scratch.0.join("captures"));
+            }
+            let judged: Vec<String> = case
+                .calls
+                .iter()
+                .map(|call| normalized(&without_chatter(&driver.verdict(&code(call, &files)))))
+                .collect();
+            match (&case.differs, ours == judged) {
+                (None, false) => found.push(difference(case, &ours, &judged)),
+                (Some(why), true) => found.push(format!("== {}\nno longer differs ({why})\n", case.name)),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+fn difference(case: &Case, ours: &[String], judged: &[String]) -> String {
+    let mut text = format!("== {}\n", case.name);
+    for ((call, ours), judged) in case.calls.iter().zip(ours).zip(judged) {
+        if ours != judged {
+            _ = writeln!(text, "{call}-- bare SBCL:\n{}-- the binary:\n{}", shown(judged), shown(ours));
+        }
+    }
+    text
+}
+
+/// A verdict with its long lines cut.
+fn shown(verdict: &str) -> String {
+    verdict.lines().fold(String::new(), |text, line| text + &line.chars().take(500).collect::<String>() + "\n")
+}
+
+fn run(theme: &str, cases: &[Case]) {
+    assert!(!cases.is_empty(), "{theme} holds no case");
+    let Some(bare) = &*BARE else {
+        eprintln!("skipped: {} names no bare SBCL to compare with", sbcl_core::settings::PREBUILT);
+        return;
+    };
+    let found = differences(cases, bare);
+    assert!(found.is_empty(), "{} of {} cases of {theme} differ:\n\n{}", found.len(), cases.len(), found.join("\n"));
+}
+
+macro_rules! themes {
+    ($($theme:ident)*; $($programs:ident)*) => {
+        $(#[test] fn $theme() { run(stringify!($theme), &load(stringify!($theme))); })*
+
+        mod corpus {
+            use super::{load_corpus, run};
+
+            $(#[test] fn $programs() {
+                run(concat!("corpus-", stringify!($programs)), &load_corpus(stringify!($programs)));
+            })*
+        }
+
+        #[test]
+        fn no_file_is_forgotten() {
+            for (name, known) in
+                [("differential", &[$(stringify!($theme)),*][..]), ("corpus", &[$(stringify!($programs)),*][..])]
+            {
+                for entry in std::fs::read_dir(directory(name)).expect("the cases are there") {
+                    let path = entry.expect("its entries can be read").path();
+                    let Some(theme) = path.file_name().and_then(|file| file.to_str()?.strip_suffix(".txt")) else {
+                        continue;
+                    };
+                    assert!(known.contains(&theme), "no test runs {}", path.display());
+                }
+            }
+        }
+    };
+}
+
+themes! {
+    compiler session evaluation objects symbols numbers sequences files printer system;
+    arithmetic types control packages reader files streams parsing sequences storage compiling macros clos printing
+    threads foreign nested user_defined
+}

@@ -1,0 +1,54 @@
+//! The Lisp libraries that Debian installs, and a cache with their compiled files for each test that loads them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use serde_json::json;
+
+use crate::client::{Scratch, Server};
+
+/// Where Debian installs Lisp systems.
+pub(crate) const INSTALLED: &str = "/usr/share/common-lisp/source";
+
+/// The systems that tests load, each by the name of its directory.
+const SYSTEMS: [&str; 5] = ["alexandria", "esrap", "fiveam", "rt", "slime"];
+
+/// True when the Lisp system in this directory is installed. A test that needs another one is left out, but not in CI.
+pub(crate) fn installed(system: &str) -> bool {
+    let there = Path::new(INSTALLED).join(system).exists();
+    assert!(there || std::env::var_os("CI").is_none(), "scripts/setup.sh test installs {system}");
+    if !there {
+        eprintln!("{system} is not installed: left out");
+    }
+    there
+}
+
+/// A cache directory with the compiled files of [`SYSTEMS`]. They are compiled once, whatever uses them, and kept with the
+/// build.
+static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-libraries");
+    if !kept.exists() {
+        let cache = Scratch::below_target();
+        let mut server = Server::start_with_environment(&[], &[("XDG_CACHE_HOME", &cache.directory("cache"))]);
+        server.initialize("2025-11-25");
+        for system in SYSTEMS.into_iter().filter(|system| installed(system)) {
+            let system = if system == "slime" { "swank" } else { system };
+            let code = format!("(handler-bind ((warning #'muffle-warning)) (asdf:load-system {system:?}))");
+            let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 600}));
+            assert!(!is_error, "{text}");
+        }
+        server.finish();
+        // Another test program may have been first.
+        let _ = std::fs::rename(cache.join("cache"), &kept);
+    }
+    kept
+});
+
+/// A cache directory of a test's own in which the installed libraries are compiled.
+pub(crate) fn cache() -> Scratch {
+    let cache = Scratch::new();
+    let copied = Command::new("cp").args(["-a"]).arg(COMPILED.join(".")).arg(&cache).status();
+    assert!(copied.expect("cp starts").success(), "the compiled libraries can be copied");
+    cache
+}

@@ -1,0 +1,810 @@
+//! The tool load: systems through ASDF, and files.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use crate::client::{BINARY, Scratch, Server, bad, good};
+use sbcl_core::Recipe;
+use serde_json::json;
+
+/// A directory with systems, and one for their fasls. Both are removed at the end.
+struct Place {
+    root: Scratch,
+}
+
+impl Place {
+    fn new() -> Self {
+        let root = Scratch::new();
+        for directory in ["work", "cache", "home"] {
+            root.directory(directory);
+        }
+        Self { root }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.join("work").join(name)
+    }
+
+    /// Writes a file of the working directory, with directories.
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) -> &Self {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+        std::fs::write(path, text).expect("a file");
+        self
+    }
+
+    /// A system of these files, loaded in this order.
+    fn system(&self, name: &str, files: &[(&str, &str)]) -> &Self {
+        let components: Vec<_> = files.iter().map(|(file, _)| format!("(:file \"{file}\")")).collect();
+        let definition = format!("(defsystem \"{name}\" :serial t :components ({}))", components.join(" "));
+        self.write(&format!("{name}/{name}.asd"), definition);
+        for (file, text) in files {
+            self.write(&format!("{name}/{file}.lisp"), text);
+        }
+        self
+    }
+
+    /// Makes all files seem older, so that what is written from now on is newer: dates have whole seconds.
+    fn age(&self) {
+        fn age(directory: &Path) {
+            for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    age(&path);
+                } else {
+                    let date = entry.metadata().and_then(|metadata| metadata.modified()).expect("a date");
+                    let file = File::options().append(true).open(path).expect("a file");
+                    file.set_modified(date - Duration::from_secs(100)).expect("it is ours");
+                }
+            }
+        }
+        age(&self.root);
+    }
+
+    /// A program that works here and has its fasls and its home here.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.root.join("work"));
+        command.env("XDG_CACHE_HOME", self.root.join("cache")).env("HOME", self.root.join("home"));
+        command
+    }
+
+    /// Has the fasls of a system made by another image, some time ago.
+    fn build(&self, system: &str) -> &Self {
+        load(&mut self.server(), json!({"system": system, "directory": system}));
+        self.age();
+        self
+    }
+
+    fn server(&self) -> Server {
+        self.server_with(&[])
+    }
+
+    fn server_with(&self, arguments: &[&str]) -> Server {
+        let mut server = Server::start_command(self.command(BINARY).args(arguments));
+        server.initialize("2025-11-25");
+        server
+    }
+}
+
+/// Loads what must come to load.
+#[track_caller]
+fn load(server: &mut Server, arguments: serde_json::Value) -> String {
+    without_times(&good(server, "load", arguments))
+}
+
+/// Loads what must fail.
+#[track_caller]
+fn fails(server: &mut Server, arguments: serde_json::Value) -> String {
+    bad(server, "load", arguments)
+}
+
+/// An answer with its seconds as `T s`.
+fn without_times(text: &str) -> String {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    for line in &mut lines {
+        if let Some((before, seconds)) = line.rsplit_once(", ").filter(|(_, last)| last.ends_with(" s"))
+            && seconds.trim_end_matches(" s").parse::<f64>().is_ok()
+        {
+            *line = format!("{before}, T s");
+        }
+    }
+    lines.join("\n")
+}
+
+/// What is in front of an answer's backtrace.
+fn front(text: &str) -> &str {
+    text.split("\n\n[Backtrace]").next().unwrap_or(text)
+}
+
+const PACKAGE: &str = "(defpackage :app (:use :cl) (:export #:run))";
+
+/// A system that loads.
+fn app(place: &Place) {
+    place.system(
+        "app",
+        &[
+            ("package", PACKAGE),
+            ("a", "(in-package :app)\n\n(defun add (x)\n  (1+ x))\n"),
+            ("b", "(in-package :app)\n\n(defun run ()\n  (add 1))\n"),
+        ],
+    );
+}
+
+// ---- Systems
+
+#[test]
+fn a_system_is_loaded_from_its_directory() {
+    let place = Place::new();
+    app(&place);
+    let mut server = place.server();
+    let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
+    assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    // Functions know where they are.
+    server.evaluate("(handler-bind ((error #'invoke-debugger)) 1)");
+    let frames = bad(&mut server, "evaluate-lisp", json!({"code": "(app::add :x)"}));
+    assert!(frames.contains("(APP::ADD :X)"), "{frames}");
+    let frames = good(&mut server, "get-backtrace", json!({}));
+    assert!(frames.contains("at app/a.lisp:4: (1+ x))"), "{frames}");
+    // What is up to date says so, and its directory stays known.
+    assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
+    // The next image finds the fasls.
+    place.age();
+    let mut server = place.server();
+    let text = load(&mut server, json!({"path": "app/app.asd"}));
+    assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
+    assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    // A changed file is seen, with what comes after it.
+    place.write("app/a.lisp", "(in-package :app)\n\n(defun add (x)\n  (+ 10 x))\n");
+    let text = load(&mut server, json!({"system": ":APP"}));
+    assert_eq!(text, "Loaded app: 2 files, 2 compiled, T s");
+    assert_eq!(server.evaluate("(app:run)"), "=> 11");
+}
+
+#[test]
+fn the_definition_is_found_above_below_and_by_what_it_says() {
+    let place = Place::new();
+    app(&place);
+    place.write("app/deep/down/x.txt", "");
+    place.write(
+        "several/several.asd",
+        "(defsystem \"several\")\n(defsystem \"several/tests\" :components ((:file \"t\")))",
+    );
+    place.write("odd/odd.asd", "(defsystem \"odd\")\n(asdf:defsystem #:other-name)");
+    place.write("several/t.lisp", "(defun cl-user::from-tests () :tests)");
+    for arguments in [
+        json!({"system": "app", "directory": "app/deep/down"}),
+        json!({"system": "app", "directory": "."}),
+        json!({"system": "app"}),
+        json!({"path": "app"}),
+        json!({"directory": "app"}),
+        json!({"path": place.path("app/app.asd")}),
+        json!({"system": "#:APP", "directory": place.path("app")}),
+    ] {
+        let text = load(&mut place.server(), arguments.clone());
+        assert!(text.ends_with("\nDefined in app/app.asd"), "{arguments}: {text}");
+    }
+    let mut server = place.server();
+    let text = load(&mut server, json!({"system": "several/tests", "directory": "several"}));
+    assert_eq!(text, "Loaded several/tests: 1 file, 1 compiled, T s\nDefined in several/several.asd");
+    assert_eq!(server.evaluate("(from-tests)"), "=> :TESTS");
+    let text = load(&mut server, json!({"system": "other-name", "directory": "odd"}));
+    assert!(
+        text.starts_with("other-name is up to date: 0 files, T s\nDefined in odd/odd.asd\n\n[warnings]\n"),
+        "{text}"
+    );
+    assert_eq!(text.matches("contains definition for system").count(), 1, "{text}");
+    // Several in one directory.
+    place.write("several/more.asd", "(defsystem \"more\")");
+    let text = fails(&mut server, json!({"path": "several"}));
+    assert!(text.ends_with("has several .asd files: name a system of more, several."), "{text}");
+    for (arguments, message) in [
+        (json!({}), "load needs the argument system or path."),
+        (json!({"system": "a", "path": "b"}), "load takes system or path, not both."),
+        (json!({"system": "app", "directory": "nowhere"}), "directory: there is no directory "),
+        (json!({"system": "app", "force": "yes"}), "load: force must be one of none, self, all, not \"yes\"."),
+    ] {
+        let text = fails(&mut server, arguments);
+        assert!(text.starts_with(message), "{text}");
+    }
+}
+
+#[test]
+fn warnings_name_file_line_column_and_form() {
+    let place = Place::new();
+    place.system(
+        "notes",
+        &[
+            ("a", "(defpackage :notes (:use :cl))\n(in-package :notes)\n\n(defun pad (n)\n  (let ((m 1))\n    (nowhere)))\n"),
+            (
+                "b",
+                "(in-package :notes)\n(format t \"progress~%\")\n(defun call ()\n  (pad))\n\
+                 (define-condition mine (warning) ())\n(warn 'mine)",
+            ),
+        ],
+    );
+    let mut server = place.server();
+    let text = load(&mut server, json!({"system": "notes", "directory": "notes"}));
+    let expected = "Loaded notes: 2 files, 2 compiled, 5 warnings, T s
+Defined in notes/notes.asd
+
+[stdout]
+progress
+
+[warnings]
+notes/a.lisp:5:9 in (DEFUN PAD): STYLE-WARNING: The variable M is defined but never used.
+notes/a.lisp:4:1 in (DEFUN PAD): STYLE-WARNING: The variable N is defined but never used.
+notes/b.lisp:4:3 in (DEFUN CALL): STYLE-WARNING: The function PAD is called with zero arguments, but wants exactly one.
+notes/b.lisp:6:1 in (WARN): NOTES::MINE: Condition NOTES::MINE was signalled.
+notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES::NOWHERE";
+    assert_eq!(text, expected);
+    // Long output is cut: the evaluation has it.
+    place.write("notes/long.lisp", "(dotimes (i 1000) (format t \"line ~d~%\" i))");
+    let text = load(&mut server, json!({"path": "notes/long.lisp"}));
+    assert!(text.starts_with("Loaded notes/long.lisp: 1 file, T s\n\n[stdout]\nline 0\n"), "{text}");
+    assert!(text.len() < 2_000 && text.contains("\"action\": \"output\"") && text.ends_with("line 999"), "{text}");
+}
+
+#[test]
+fn what_fails_names_file_line_form_and_condition() {
+    let place = Place::new();
+    let mut server = place.server();
+    let package = ("p", "(defpackage :broken (:use :cl))");
+    let cases: &[(&str, &[u8], &[&str])] = &[
+        (
+            "unfinished",
+            b"(in-package :broken)\n\n(defun f ()\n  (let ((x 1))\n    x)\n",
+            &[
+                "COMPILE-FILE-ERROR",
+                "unfinished/a.lisp:3:1 in (DEFUN F): COMPILE-TIME-ERROR: READ error",
+                "end of file",
+                "\nBy the indentation, line 5: ",
+            ],
+        ),
+        (
+            "bad-macro",
+            b"(in-package :broken)\n(defmacro bad () (error \"from the macro\"))\n(defun f ()\n  (list 1)\n  (bad))\n",
+            &[
+                "bad-macro/a.lisp:5:3 in (DEFUN F): COMPILE-TIME-ERROR: during macroexpansion of (BAD)",
+                "from the macro",
+            ],
+        ),
+        (
+            "full-warning",
+            b"(in-package :broken)\n(defun f ()\n  (car 2))\n",
+            &["full-warning/a.lisp:3:3 in (DEFUN F): WARNING: Constant 2 conflicts with its asserted type LIST."],
+        ),
+        (
+            "no-package",
+            b"(in-package :broken)\n(defun f ()\n  (no-such-package:f))\n",
+            &[
+                "no-package/a.lisp:2:1 in (DEFUN F): COMPILE-TIME-ERROR: READ error",
+                "Package NO-SUCH-PACKAGE does not exist",
+            ],
+        ),
+        (
+            "latin",
+            b"(in-package :broken)\n(defun f ()\n  \"caf\xe9\")\n",
+            &["latin/a.lisp:2:1 in (DEFUN F): COMPILE-TIME-ERROR: READ error", ":UTF-8 stream decoding error"],
+        ),
+        (
+            "at-load",
+            b"(in-package :broken)\n(defun f (x)\n  (/ 1 x))\n\n(defvar *f*\n  (f 0))\n",
+            &["[ERROR] DIVISION-BY-ZERO", "\nIn at-load/a.lisp:6, in (DEFVAR *F*)."],
+        ),
+    ];
+    for (name, text, expected) in cases {
+        place.system(name, &[package, ("a", "")]);
+        place.write(&format!("{name}/a.lisp"), text);
+        let arguments = json!({"system": name, "directory": name});
+        // Again, too: what does not compile leaves nothing behind that loads.
+        for _ in 0..2 {
+            let answer = fails(&mut server, arguments.clone());
+            for part in *expected {
+                assert!(front(&answer).contains(part), "{name} lacks {part:?}:\n{answer}");
+            }
+            assert!(!answer.contains("EVAL"), "{answer}");
+            assert!(answer.matches("in (DEFUN F)").count() <= 1, "each is told once:\n{answer}");
+            let described = good(&mut server, "describe-last-error", json!({}));
+            let last = expected.last().unwrap().trim();
+            assert!(described.contains(last), "{described}");
+            assert!(described.contains(". RETRY - ") && described.contains(". ABORT - "), "{described}");
+        }
+        place.age();
+        place.write(&format!("{name}/a.lisp"), "(in-package :broken)\n(defun f () :mended)\n");
+        load(&mut server, arguments);
+        assert_eq!(server.evaluate("(broken::f)"), "=> :MENDED", "{name}");
+        assert!(crate::client::last_error(&mut server).starts_with("No error information available."));
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_with_who_wants_it() {
+    let place = Place::new();
+    let mut server = place.server();
+    place.write("no-file/no-file.asd", "(defsystem \"no-file\" :components ((:file \"gone\")))");
+    let text = fails(&mut server, json!({"system": "no-file", "directory": "no-file"}));
+    assert!(front(&text).contains("no-file/gone.lisp"), "{text}");
+    assert!(front(&text).contains("ASDF was compiling #<CL-SOURCE-FILE \"no-file\" \"gone\">."), "{text}");
+
+    place.write("wants/wants.asd", "(defsystem \"wants\" :depends-on (\"no-fiel\"))");
+    let text = fails(&mut server, json!({"system": "wants", "directory": "wants"}));
+    let expected = "[ERROR] ASDF/FIND-COMPONENT:MISSING-DEPENDENCY\n\
+                    Component \"no-fiel\" not found, required by #<SYSTEM \"wants\">\nDid you mean no-file?\nNot found in ";
+    assert!(text.starts_with(expected), "{text}");
+    assert!(front(&text).ends_with("\nNeither Quicklisp nor OCICL is installed for this user, to fetch it."), "{text}");
+
+    let text = fails(&mut server, json!({"system": "wnats"}));
+    assert!(
+        text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\nComponent \"wnats\" not found\n"),
+        "{text}"
+    );
+    assert!(text.contains("\nDid you mean wants?\nNot found in "), "{text}");
+    assert!(
+        text.contains(&format!("{}, above it and one level below", place.path("").display()).replace("/,", ",")),
+        "{text}"
+    );
+
+    place.write(
+        "circle/circle.asd",
+        "(defsystem \"circle\" :components ((:file \"a\" :depends-on (\"b\")) (:file \"b\" :depends-on (\"a\"))))",
+    );
+    place.write("circle/a.lisp", "1").write("circle/b.lisp", "1");
+    let text = fails(&mut server, json!({"system": "circle", "directory": "circle"}));
+    assert!(text.starts_with("[ERROR] ASDF/ACTION:CIRCULAR-DEPENDENCY\nCircular dependency: "), "{text}");
+
+    place.write("bad-asd/bad-asd.asd", "(defsystem \"bad-asd\"\n  :components ((:file \"a\"))\n");
+    let text = fails(&mut server, json!({"system": "bad-asd", "directory": "bad-asd"}));
+    assert!(text.starts_with("[ERROR] ASDF/FIND-SYSTEM:LOAD-SYSTEM-DEFINITION-ERROR\n"), "{text}");
+    assert!(front(&text).contains("bad-asd/bad-asd.asd") && front(&text).contains("end of file"), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn quicklisp_is_asked_for_what_asdf_does_not_find() {
+    let place = Place::new();
+    app(&place);
+    place.write("app/app.asd", "(defsystem \"app\" :depends-on (\"fetched\"))");
+    place.write("dist/fetched/fetched.asd", "(defsystem \"fetched\" :components ((:file \"f\")))");
+    place.write("dist/fetched/f.lisp", "(defun cl-user::fetched () :fetched)");
+    let dist = place.path("dist/fetched/");
+    std::fs::write(
+        place.root.join("home/.sbclrc"),
+        format!(
+            "(defpackage :ql (:use :cl) (:export #:quickload))
+             (defun ql:quickload (name &key silent)
+               (unless (and silent (string= name \"fetched\")) (error \"~a is in no dist\" name))
+               (push #p\"{}\" asdf:*central-registry*)
+               (asdf:load-system name))",
+            dist.display()
+        ),
+    )
+    .expect("the home is ours");
+    let mut server = place.server_with(&["--user-init"]);
+    let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert!(text.starts_with("Loaded app: 1 file, 1 compiled, T s\nWith fetched\n"), "{text}");
+    assert_eq!(server.evaluate("(fetched)"), "=> :FETCHED");
+    let text = fails(&mut server, json!({"system": "unheard-of"}));
+    assert!(text.contains("unheard-of is in no dist"), "{text}");
+}
+
+// ---- Files
+
+#[test]
+fn a_source_file_is_compiled_form_by_form() {
+    let place = Place::new();
+    place.write("one.lisp", "(defun later ()\n  (defined-below))\n\n(defun defined-below ()\n  (error \"here\"))\n");
+    let mut server = place.server();
+    assert_eq!(load(&mut server, json!({"path": "one.lisp"})), "Loaded one.lisp: 1 file, T s");
+    assert_eq!(server.evaluate("(compiled-function-p #'later)"), "=> T");
+    bad(&mut server, "evaluate-lisp", json!({"code": "(later)"}));
+    let frames = good(&mut server, "get-backtrace", json!({}));
+    assert!(frames.contains("(DEFINED-BELOW)\n     at one.lisp:5: (error \"here\"))"), "{frames}");
+    // What the compiler makes a run-time error of loads, as under bare SBCL.
+    place.write("two.lisp", "(defmacro bad () (error \"macro\"))\n(defun two ()\n  (bad))\n");
+    let text = load(&mut server, json!({"path": "two.lisp"}));
+    assert!(text.starts_with("Loaded two.lisp: 1 file, 1 compile-time error, T s\n\n[warnings]\ntwo.lisp:3:3 in (DEFUN TWO): COMPILE-TIME-ERROR: "), "{text}");
+    // Errors have their place.
+    place.write("three.lisp", "(defvar *a* 1)\n\n(defun three ()\n  (car *a*))\n(defvar *b*\n  (three))\n");
+    let text = fails(&mut server, json!({"path": "three.lisp"}));
+    assert!(
+        front(&text).contains("[ERROR] TYPE-ERROR\nThe value 1 is not of type LIST\nIn three.lisp:5, in (DEFVAR *B*)."),
+        "{text}"
+    );
+    let text = fails(&mut server, json!({"path": "nowhere.lisp"}));
+    assert!(text.starts_with("[ERROR] ") && text.contains("nowhere.lisp"), "{text}");
+    // The package is the call's, and the session's stays.
+    place.write("four.lisp", "(defun four () 4)");
+    server.evaluate("(defpackage :other (:use :cl))");
+    load(&mut server, json!({"path": "four.lisp", "package": "OTHER"}));
+    assert_eq!(server.evaluate("(list (other::four) (package-name *package*))"), "=> (4 \"COMMON-LISP-USER\")");
+}
+
+#[test]
+fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
+    let place = Place::new();
+    place.write("one.lisp", "(defun one () 1)");
+    let mut server = place.server();
+    server.evaluate(&format!("(compile-file {:?})", place.path("one.lisp")));
+    assert_eq!(load(&mut server, json!({"path": "one.fasl"})), "Loaded one.fasl: 1 file, T s");
+    assert_eq!(server.evaluate("(one)"), "=> 1");
+    let date = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).expect("a date");
+    // What depends on a fasl that is newer would be compiled, too.
+    let overwrite = |path: &Path, bytes: &[u8], date: SystemTime| {
+        std::fs::write(path, bytes).expect("it is ours");
+        File::options().append(true).open(path).expect("a file").set_modified(date).expect("it is ours");
+    };
+    let spoil = |path: &Path| {
+        let mut fasl = std::fs::read(path).expect("a fasl");
+        let version = b"2.6.4";
+        let places: Vec<_> = (0..fasl.len()).filter(|&at| fasl[at..].starts_with(version)).collect();
+        assert!(!places.is_empty());
+        for at in places {
+            fasl[at..at + version.len()].copy_from_slice(b"1.0.0");
+        }
+        overwrite(path, &fasl, date(path));
+    };
+    spoil(&place.path("one.fasl"));
+    place.write("one.lisp", "(defun one () :anew)");
+    let text = load(&mut server, json!({"path": "one.fasl"}));
+    assert!(text.contains("one.fasl was made by another SBCL: its source was loaded in its place."), "{text}");
+    assert_eq!(server.evaluate("(one)"), "=> :ANEW");
+
+    app(&place);
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    let find = Command::new("find").arg(place.root.join("cache")).args(["-name", "a.fasl"]).output().expect("find");
+    let fasl = String::from_utf8(find.stdout).expect("a name");
+    let fasl = Path::new(fasl.trim());
+    let compiled = date(fasl);
+    spoil(fasl);
+    let mut server = place.server();
+    let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{text}");
+    assert_eq!(server.evaluate("(app:run)"), "=> 2");
+
+    // Nothing, a part of the header, code that ends too early.
+    let whole = std::fs::read(fasl).expect("a fasl");
+    for length in [0, 20, 200, whole.len() / 2, whole.len() - 1] {
+        overwrite(fasl, &whole[..length], compiled);
+        let mut server = place.server();
+        let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+        assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{length}: {text}");
+        assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    }
+    overwrite(fasl, &whole[..200], compiled);
+    let text = fails(&mut place.server(), json!({"path": fasl}));
+    assert!(front(&text).contains("a.fasl"), "{text}");
+    overwrite(&place.path("one.fasl"), &whole[..200], compiled);
+    let text = load(&mut server, json!({"path": "one.fasl"}));
+    assert!(text.contains("one.fasl is not whole: its source was loaded in its place."), "{text}");
+    assert_eq!(server.evaluate("(one)"), "=> :ANEW");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_where_its_parentheses_went_wrong() {
+    let place = Place::new();
+    let mut server = place.server();
+    place.write("few.lisp", "(defun a (x)\n  (list x)\n\n(defun b (y)\n  (list y))\n");
+    place.write("many.lisp", "(defun a (x)\n  (list x)))\n\n(defun b (y)\n  (list y))\n");
+    place.write("fine.lisp", "(defun a () (with-input-from-string (in \"(\") (read in)))\n(a)\n");
+    for (file, hint) in [
+        (
+            "few.lisp",
+            Some("line 2: the form that begins at line 1 is probably not closed where it ends: one ) missing at 2:11"),
+        ),
+        ("many.lisp", Some("line 2: one ) too many at 2:12")),
+        ("fine.lisp", None),
+    ] {
+        let text = fails(&mut server, json!({"path": file}));
+        let said = text.lines().find_map(|line| line.strip_prefix("By the indentation, "));
+        assert_eq!(said, hint, "{text}");
+    }
+}
+
+// ---- Loading again
+
+#[test]
+fn what_is_left_of_the_old_version_is_named() {
+    let place = Place::new();
+    let before = "(in-package :app)
+(defvar *limit* 10)
+(defvar *same* 1)
+(defparameter *parameter* 1)
+(defun gone () 1)
+(defun old-name () 2)
+(defmacro gone-macro () 3)
+(defgeneric meth (x))
+(defmethod meth ((x integer)) 1)
+(defmethod meth ((x string)) 2)
+(defclass shape () ())
+(defun moved () 1)
+";
+    let after = "(in-package :app)
+;; (defvar *limit* 15)
+(defvar *limit* (* 2
+                   10))
+(defvar *same*   1 \"Documented.\")
+(defparameter *parameter* 2)
+(defun new-name () 2)
+(defgeneric meth (x))
+(defmethod meth ((x integer)) 1)
+";
+    place.system("app", &[("package", PACKAGE), ("a", before), ("b", "(in-package :app)")]).build("app");
+    let mut server = place.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    place.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
+    let text = load(&mut server, json!({"system": "app"}));
+    let expected = "[notice]
+APP::*LIMIT* keeps the value that it had: its DEFVAR in app/a.lisp has changed, and gives none to a variable that has one. \
+                    (setf APP::*LIMIT* (* 2                    10)) does.
+app/a.lisp no longer defines what is still there from before: function APP::GONE, function APP::OLD-NAME, macro \
+                    APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
+
+Loaded app: 2 files, 2 compiled, T s";
+    assert_eq!(text, expected);
+    assert_eq!(server.evaluate("(list app::*limit* app::*parameter* (app::moved))"), "=> (10 2 2)");
+    // Told once: nothing has changed since.
+    let text = load(&mut server, json!({"system": "app", "force": "self"}));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
+    // Files, too; and what is gone is not told of.
+    place.write("f.lisp", "(defvar *v* 1)\n(defun f () 1)\n(defun g () 1)");
+    load(&mut server, json!({"path": "f.lisp"}));
+    server.evaluate("(makunbound '*v*) (fmakunbound 'g)");
+    place.write("f.lisp", "(defvar *v* 2)");
+    let text = load(&mut server, json!({"path": "f.lisp"}));
+    insta::assert_snapshot!(text, @r"
+    [notice]
+    f.lisp no longer defines what is still there from before: function F.
+
+    Loaded f.lisp: 1 file, T s
+    ");
+    assert_eq!(server.evaluate("*v*"), "=> 2");
+}
+
+// ---- The session
+
+#[test]
+fn the_error_state_is_as_of_an_evaluation() {
+    let place = Place::new();
+    app(&place);
+    place
+        .write("bad.lisp", "(error \"first\")")
+        .write("held.lisp", "(defvar *x* (restart-case (error \"held\") (use-value (v) v)))");
+    let mut server = place.server();
+    fails(&mut server, json!({"path": "bad.lisp"}));
+    assert!(crate::client::last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  first\n"));
+    let shown = good(&mut server, "evaluation", json!({}));
+    assert!(shown.contains("(cl:load #P\"") && shown.contains("bad.lisp"), "{shown}");
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert!(crate::client::last_error(&mut server).starts_with("No error information available."));
+    // Held where it fails, and gone on with.
+    let text = fails(&mut server, json!({"path": "held.lisp", "on-error": "debug"}));
+    assert!(text.contains("\n[Debugger]\nHeld. Restarts:\n  1. USE-VALUE"), "{text}");
+    let text = good(&mut server, "invoke-restart", json!({"restart": "USE-VALUE", "values": "7"}));
+    assert!(without_times(&text).ends_with("Loaded held.lisp: 1 file, T s"), "{text}");
+    assert_eq!(server.evaluate("*x*"), "=> 7");
+    // A time limit, and the user's printer variables.
+    place.write("slow.lisp", "(loop)");
+    let text = fails(&mut server, json!({"path": "slow.lisp", "timeout": 0.3}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
+    server.evaluate("(setf *print-base* 2 *print-radix* t *print-case* :capitalize *print-length* 1 *read-base* 3)");
+    let text = load(&mut server, json!({"system": "app", "force": "all"}));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
+    // After a reset nothing is known of files that were loaded.
+    good(&mut server, "reset-session", json!({}));
+    let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_was_loaded_is_there_again_after_the_image_is_lost() {
+    let place = Place::new();
+    app(&place);
+    place.write("one.lisp", "(defun one () 1)");
+    let mut server = place.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    load(&mut server, json!({"path": "one.lisp"}));
+    crate::processes::kill_worker(&server);
+    assert!(server.evaluate("(list (app:run) (one))").ends_with("=> (2 1)"));
+    assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
+}
+
+#[test]
+fn progress_names_the_files() {
+    let place = Place::new();
+    app(&place);
+    // A report comes every quarter of a second.
+    place.write("app/b.lisp", "(in-package :app)\n(eval-when (:compile-toplevel) (sleep 1.5))\n(defun run () (add 1))");
+    let mut server = place.server();
+    let arguments = json!({"system": "app", "directory": "app"});
+    let id = server.post("tools/call", json!({"name": "load", "arguments": arguments, "_meta": {"progressToken": 5}}));
+    let mut told = String::new();
+    let answer = loop {
+        let message = server.receive().expect("an answer");
+        if message["id"] == id {
+            break message;
+        }
+        assert_eq!(message["method"], "notifications/progress", "{message}");
+        told += message["params"]["message"].as_str().unwrap_or_default();
+    };
+    assert!(answer["result"]["content"][0]["text"].as_str().unwrap().starts_with("Loaded app: 3 files"), "{answer}");
+    assert!(told.contains("compiling app/a.lisp\nloading app/a.lisp\ncompiling app/b.lisp"), "{told}");
+}
+
+#[test]
+fn what_was_loaded_is_structured_content_too() {
+    let place = Place::new();
+    app(&place);
+    let mut server = place.server_with(&["--structured-content"]);
+    let call =
+        |server: &mut Server, arguments| server.request("tools/call", json!({"name": "load", "arguments": arguments}));
+    let answer = call(&mut server, json!({"system": "app", "directory": "app"}));
+    let mut loaded = answer["result"]["structuredContent"]["loaded"].clone();
+    assert!(loaded["seconds"].take().as_f64().is_some_and(|seconds| seconds >= 0.0));
+    let expected = json!({"name": "app", "files": 3, "compiled": 3, "upToDate": false, "seconds": null, "systems": [],
+                          "definition": "app/app.asd"});
+    assert_eq!(loaded, expected);
+    let answer = call(&mut server, json!({"system": "app"}));
+    assert_eq!(answer["result"]["structuredContent"]["loaded"]["upToDate"], true);
+    place.write("app/b.lisp", "(in-package :app)\n(defun run () (car 1))");
+    let answer = call(&mut server, json!({"system": "app", "force": "self"}));
+    let content = &answer["result"]["structuredContent"];
+    assert!(
+        content.get("loaded").is_none() && content["error"]["type"] == "UIOP/LISP-BUILD:COMPILE-FILE-ERROR",
+        "{content}"
+    );
+    let warning = &content["warnings"][0];
+    assert_eq!(
+        (&warning["file"], &warning["line"], &warning["column"], &warning["form"], &warning["type"]),
+        (&json!("app/b.lisp"), &json!(2), &json!(15), &json!("(DEFUN RUN)"), &json!("WARNING"))
+    );
+}
+
+// ---- Where things cannot be written
+
+#[test]
+fn systems_load_where_nothing_can_be_written() {
+    let place = Place::new();
+    app(&place);
+    // Fasls go to the cache: the directory may be read-only, and there may be no home.
+    let mut command = place.command(BINARY);
+    command.env_remove("HOME").env("XDG_CACHE_HOME", place.path("app/app.asd/no-directory"));
+    let mut server = Server::start_command(&mut command);
+    server.initialize("2025-11-25");
+    let text = load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert!(text.starts_with("Loaded app: 3 files, 3 compiled, T s"), "{text}");
+    let mut names: Vec<_> =
+        std::fs::read_dir(place.path("app")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.lisp", "app.asd", "b.lisp", "package.lisp"]);
+    // A user's own output translations hold.
+    let translations = place.root.join("home/.config/common-lisp");
+    std::fs::create_dir_all(&translations).unwrap();
+    let fasls = place.root.join("fasls");
+    std::fs::write(
+        translations.join("asdf-output-translations.conf"),
+        format!("(:output-translations (t {fasls:?}) :ignore-inherited-configuration)"),
+    )
+    .unwrap();
+    let mut server = place.server();
+    load(&mut server, json!({"system": "app", "directory": "app"}));
+    assert!(fasls.is_dir());
+}
+
+// ---- Beside bare SBCL
+
+/// What bare SBCL makes of loading a system: the value of (load-verdict) in `VERDICT`.
+const VERDICT: &str = "(defun load-verdict (directory name)
+  (let ((asdf:*central-registry* (list directory))
+        (*standard-output* (make-broadcast-stream))
+        (*error-output* (make-broadcast-stream)))
+    (handler-case (progn (asdf:load-system name)
+                         (format nil \"loaded~{ ~a~}\"
+                                 (sort (loop for symbol being the present-symbols of (or (find-package :v) :keyword)
+                                             when (and (find-package :v) (fboundp symbol)) collect (symbol-name symbol))
+                                       #'string<)))
+      (error (condition) (let ((*package* (find-package :keyword))) (format nil \"~s\" (type-of condition)))))))";
+
+#[test]
+fn verdicts_are_those_of_bare_sbcl() {
+    let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
+        eprintln!("skipped: there is no bare SBCL to compare with");
+        return;
+    };
+    let package = "(defpackage :v (:use :cl))\n(in-package :v)\n";
+    for (name, text) in [
+        ("fine", "(defun f () 1)\n(defmacro m () 2)"),
+        ("style", "(defun f (x) (g))"),
+        ("warned", "(defun f () (car 1))"),
+        ("macro", "(defmacro m () (error \"x\"))\n(defun f () (m))"),
+        ("reader", "(defun f () (nowhere:f))"),
+        ("unfinished", "(defun f () (list 1)"),
+        ("loading", "(defun f () (/ 1 0))\n(f)"),
+        ("compile-time", "(eval-when (:compile-toplevel) (error \"x\"))"),
+        ("full-warn", "(eval-when (:compile-toplevel) (warn \"x\"))\n(defun f () 1)"),
+        ("load-warn", "(warn \"x\")\n(defun f () 1)"),
+        ("redefines", "(defun f () 1)\n(defun f () 2)"),
+        ("arguments", "(defun f (x) x)\n(defun g () (f))"),
+        ("constant", "(defconstant +c+ (list 1))\n(defconstant +c+ (list 2))"),
+        ("inline-type", "(declaim (ftype (function (fixnum) fixnum) f))\n(defun f (x) \"no\")"),
+    ] {
+        let place = Place::new();
+        place.system(name, &[("a", &format!("{package}{text}"))]);
+        let directory = format!("{}/", place.path(name).display());
+        let code = format!("{VERDICT} (load-verdict #p{directory:?} {name:?})");
+        let output = place
+            .command(&bare.program)
+            .arg("--core")
+            .arg(&bare.core)
+            .args(["--noinform", "--disable-ldb", "--no-sysinit", "--no-userinit", "--non-interactive"])
+            .args(["--eval", "(require :asdf)", "--eval"])
+            .arg(format!("(progn {VERDICT})"))
+            .arg("--eval")
+            .arg(format!("(progn (terpri) (princ (load-verdict #p{directory:?} {name:?})) (terpri))"))
+            .env("SBCL_HOME", &bare.home)
+            .env("XDG_CACHE_HOME", place.root.join("bare"))
+            .stderr(Stdio::null())
+            .output()
+            .expect("bare SBCL starts");
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let verdict = printed.lines().rev().find(|line| !line.is_empty()).unwrap_or_default().to_owned();
+        let mut server = place.server();
+        let (text, is_error) = server.call_tool("load", json!({"system": name, "directory": name}));
+        if is_error {
+            let kind = text.split("[ERROR] ").nth(1).and_then(|rest| rest.lines().next()).expect("an error");
+            let kind =
+                server.evaluate(&format!("(let ((*package* (find-package :keyword))) (prin1-to-string '{kind}))"));
+            assert_eq!(kind, format!("=> {verdict:?}"), "{name}:\n{text}");
+        } else {
+            // Loaded already: the verdict is what there is.
+            assert_eq!(server.evaluate(&code).lines().last(), Some(&*format!("=> {verdict:?}")), "{name}:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn libraries_load_as_they_do() {
+    let libraries = [
+        ("alexandria", "(alexandria:flatten '(1 (2)))", "=> (1 2)"),
+        ("cl-ppcre", "(cl-ppcre:scan \"b\" \"abc\")", "=> 1"),
+    ];
+    let there =
+        libraries.iter().filter(|(name, ..)| Path::new(&format!("/usr/share/common-lisp/systems/{name}.asd")).exists());
+    let mut count = 0;
+    for (name, code, value) in there {
+        let place = Place::new();
+        let mut server = place.server();
+        let text = load(&mut server, json!({"system": name}));
+        assert!(text.contains(&format!("Loaded {name}: ")) && text.contains(" compiled, "), "{text}");
+        assert!(!text.contains("[stdout]") && !text.contains("[stderr]"), "{text}");
+        assert!(server.evaluate(code).starts_with(value));
+        let text = load(&mut server, json!({"system": name}));
+        assert!(text.starts_with(&format!("{name} is up to date: ")), "{text}");
+        count += 1;
+    }
+    if count == 0 {
+        eprintln!("skipped: none of these libraries is installed");
+    }
+}
+
+#[test]
+fn a_load_goes_on_in_the_background() {
+    let place = Place::new();
+    app(&place);
+    let mut server = place.server();
+    let text = good(&mut server, "load", json!({"system": "app", "directory": "app", "background": true}));
+    assert!(text.starts_with("Evaluation 1 goes on in the background."), "{text}");
+    let text = without_times(&good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 60})));
+    assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
+    assert_eq!(server.evaluate("(app:run)"), "=> 2");
+    // What is over in time is answered as ever.
+    let text = load(&mut server, json!({"system": "app", "wait": 60}));
+    assert_eq!(text, "app is up to date: 3 files, T s");
+}

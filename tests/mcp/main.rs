@@ -1,0 +1,39 @@
+//! Everything that drives the server's binary: one module a theme. `cargo test --release --test mcp debugger::` runs one,
+//! `cargo test --release --test mcp plain` what runs without a supervisor.
+
+mod client;
+mod libraries;
+mod mode;
+mod processes;
+
+mod answers;
+mod ask;
+mod attach;
+mod away;
+mod background;
+mod check;
+mod checkpoints;
+mod command_line;
+mod commands;
+mod confinement;
+mod debugger;
+mod differential;
+mod error_details;
+mod finding;
+mod fuzz;
+mod loading;
+mod mcp_protocol;
+mod places;
+mod programs;
+mod recording;
+mod recovery;
+mod repl;
+mod sessions;
+mod soak;
+mod states;
+mod structured;
+mod supervisor;
+mod survival;
+mod testing;
+mod tracing;
+mod transport;

@@ -1,0 +1,810 @@
+//! The protocol, line by line, against the real binary.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::client::{BINARY, DEADLINE, Scratch, Server, outcome};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+
+const TOOLS: [&str; 23] = [
+    "evaluate-lisp",
+    "load",
+    "describe-last-error",
+    "get-backtrace",
+    "error-history",
+    "invoke-restart",
+    "frame-locals",
+    "eval-in-frame",
+    "return-from-frame",
+    "restart-frame",
+    "abort-evaluation",
+    "run-tests",
+    "evaluation",
+    "list-definitions",
+    "describe-symbol",
+    "find-symbols",
+    "find-references",
+    "macroexpand",
+    "trace-calls",
+    "profile",
+    "checkpoint",
+    "reset-session",
+    "configure-limits",
+];
+
+const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
+
+// ---- Revisions and what the server says of itself
+
+#[apply(both_modes)]
+fn shakes_hands_in_every_revision(mode: Mode) {
+    for revision in REVISIONS {
+        let mut server = mode.start();
+        let result = server.initialize(revision);
+        assert_eq!(result["protocolVersion"], revision);
+        assert_eq!(result["serverInfo"]["name"], "sbcl-mcp");
+        assert_eq!(result["serverInfo"]["version"], env!("CARGO_PKG_VERSION"));
+        assert!(result["serverInfo"]["title"].is_string());
+        assert!(result["capabilities"]["tools"].is_object());
+        let instructions = result["instructions"].as_str().unwrap();
+        assert!(instructions.contains("describe-last-error") && instructions.len() <= 2_000, "{}", instructions.len());
+        server.goes_on();
+        assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+        assert!(server.finish().status.success());
+    }
+}
+
+#[apply(both_modes)]
+fn offers_a_revision_it_has_for_one_it_has_not(mode: Mode) {
+    for revision in ["1999-01-01", "2026-07-28", "3000-01-01", "?"] {
+        let mut server = mode.start();
+        assert_eq!(server.initialize(revision)["protocolVersion"], "2025-11-25", "{revision}");
+        server.goes_on();
+    }
+}
+
+#[apply(both_modes)]
+fn works_without_a_handshake_in_the_latest_revision(mode: Mode) {
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let mut server = mode.start();
+    let discovered = server.request("server/discover", json!({"_meta": meta}));
+    let result = &discovered["result"];
+    assert!(result["supportedVersions"].as_array().unwrap().contains(&json!("2026-07-28")), "{discovered}");
+    assert!(result["instructions"].is_string(), "{discovered}");
+
+    let listed = server.request("tools/list", json!({"_meta": meta}));
+    assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), TOOLS.len(), "{listed}");
+    for (code, expected) in [("(+ 1 2)", "=> 3"), ("; nothing", "; No values")] {
+        let call = json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": meta});
+        let answer = server.request("tools/call", call);
+        assert_eq!(outcome(&answer), (expected.to_owned(), false));
+        assert_eq!(answer["result"]["resultType"], "complete");
+    }
+    // A call straight away, and one that does not say what it speaks.
+    let mut direct = mode.start();
+    let call = json!({"name": "describe-last-error", "arguments": {}, "_meta": meta});
+    assert_eq!(outcome(&direct.request("tools/call", call)).0, NO_ERROR);
+    let unsaid = direct.request("tools/call", json!({"name": "describe-last-error", "arguments": {}}));
+    assert_eq!(unsaid["error"]["code"], -32602, "{unsaid}");
+}
+
+#[apply(both_modes)]
+fn lists_its_tools(mode: Mode) {
+    let mut server = mode.ready();
+    let first = server.request("tools/list", json!({}));
+    let tools = first["result"]["tools"].as_array().unwrap();
+    let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert_eq!(names, TOOLS);
+    for tool in tools {
+        assert!(tool["description"].as_str().unwrap().len() > 80, "{tool}");
+        assert_eq!(tool["inputSchema"]["type"], "object");
+        assert!(tool["inputSchema"].get("additionalProperties").is_none(), "{tool}");
+        for (name, schema) in tool["inputSchema"]["properties"].as_object().unwrap() {
+            assert!(schema["type"].is_string() && schema["description"].is_string(), "{name}: {schema}");
+        }
+        let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+        let name = tool["name"].as_str().unwrap();
+        let evaluates = ["evaluate-lisp", "load", "run-tests", "trace-calls", "profile"];
+        let changes = ["evaluation", "checkpoint", "reset-session"].contains(&name)
+            || evaluates.contains(&name)
+            || debugs.contains(&name);
+        let configures = name == "configure-limits";
+        assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
+        assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
+    }
+    assert_eq!(tools[0]["inputSchema"]["required"], json!(["code"]));
+    assert_eq!(tools[0]["_meta"]["anthropic/alwaysLoad"], true);
+    assert_eq!(server.request("tools/list", json!({}))["result"], first["result"]);
+    // As clients write it that have nothing to say.
+    server.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
+    assert_eq!(server.answer("list")["result"], first["result"]);
+    assert_eq!(server.request("tools/list", json!({"cursor": "x"}))["error"]["code"], -32602);
+}
+
+// ---- Before the opening request
+
+#[apply(both_modes)]
+fn nothing_before_the_opening_request_ends_it(mode: Mode) {
+    let mut server = mode.start();
+    server.notify("notifications/initialized", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": 1}));
+    server.notify("no/such/thing", json!({}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 5, "result": {}}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 5, "error": {"code": 1, "message": "x"}}));
+    server.send_raw(b"\nrubbish\n");
+    assert_eq!(server.receive().unwrap()["error"]["code"], -32700);
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    let early = server.request("tools/call", json!({"name": "describe-last-error"}));
+    assert_eq!(early["error"]["code"], -32602, "{early}");
+    for params in [json!({}), json!([]), json!("x"), json!({"protocolVersion": 1}), Value::Null] {
+        let answer = server.request("initialize", params);
+        assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    }
+    assert_eq!(server.initialize("2025-06-18")["protocolVersion"], "2025-06-18");
+    server.goes_on();
+    assert!(server.finish().status.success());
+}
+
+// ---- Lines that are no messages
+
+#[apply(both_modes)]
+fn malformed_json_is_answered(mode: Mode) {
+    let mut server = mode.ready();
+    for (line, id) in [
+        ("rubbish", Value::Null),
+        ("{", Value::Null),
+        ("\"", Value::Null),
+        ("\u{1}\u{2}", Value::Null),
+        (r#"{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"#, json!(17)),
+        (r#"{"jsonrpc":"2.0","method":"ping","params":{"id":3},,"id":"seven"}"#, json!("seven")),
+        (r#"{"jsonrpc":"2.0","id":18,"method":"ping"} trailing"#, json!(18)),
+        (r#"{"jsonrpc":"2.0","id":19,"method":"tools/call","params":{"name":"\ud800"}}"#, json!(19)),
+        (&format!(r#"{{"jsonrpc":"2.0","id":20,"method":"x","params":{}"#, "[".repeat(100_000)), json!(20)),
+    ] {
+        server.send_raw(format!("{line}\n").as_bytes());
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32700, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("not valid JSON"), "{answer}");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn invalid_utf8_is_answered(mode: Mode) {
+    let mut server = mode.ready();
+    let mut line = br#"{"jsonrpc":"2.0","id":31,"method":"tools/call","params":{"name":"evaluate-lisp","arguments":{"code":"(print \""#.to_vec();
+    line.extend([0xff, 0xfe, 0x80]);
+    line.extend(b"\\\")\"}}}\n");
+    server.send_raw(&line);
+    let answer = server.answer(31);
+    assert_eq!(answer["error"]["code"], -32700, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("not valid UTF-8"), "{answer}");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn json_that_is_no_request_is_answered(mode: Mode) {
+    let mut server = mode.ready();
+    for (message, id) in [
+        (json!(null), Value::Null),
+        (json!(7), Value::Null),
+        (json!("ping"), Value::Null),
+        (json!([]), Value::Null),
+        (json!({}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": 1}), json!(1)),
+        (json!({"jsonrpc": "2.0", "id": 2, "method": 3}), json!(2)),
+        (json!({"jsonrpc": "1.0", "id": 3, "method": "ping"}), json!(3)),
+        (json!({"id": "4", "method": "ping"}), json!("4")),
+        (json!({"jsonrpc": "2.0", "id": null, "method": "ping"}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": {}, "method": "ping"}), Value::Null),
+        (json!({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}), json!(1.5)),
+        (json!({"jsonrpc": "2.0", "id": 5, "method": "ping", "result": {}}), json!(5)),
+    ] {
+        server.send(&message);
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{message}: {answer}");
+        assert_eq!(answer["id"], id, "{message}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().len() > 10, "{answer}");
+    }
+    let unknown = server.request("no/such/method", json!({}));
+    assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn answers_to_nothing_are_ignored(mode: Mode) {
+    let mut server = mode.ready();
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": {}}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": 5}));
+    server.send(&json!({"jsonrpc": "2.0", "id": [], "error": 5}));
+    server.send(&json!({"jsonrpc": "2.0", "id": 99, "error": {"code": -1, "message": "no"}}));
+    server.notify("no/such/notification", json!({"x": 1}));
+    server.notify("notifications/progress", json!({"wrong": true}));
+    server.notify("notifications/cancelled", json!({"requestId": 12345}));
+    server.notify("notifications/cancelled", json!({"requestId": {}}));
+    server.notify("notifications/cancelled", json!({}));
+    server.notify("notifications/roots/list_changed", json!({}));
+    server.goes_on();
+    let end = server.finish();
+    assert_eq!(end.transcript.len(), 2, "{:?}", end.transcript);
+}
+
+#[apply(both_modes)]
+fn blank_lines_and_line_ends_do_not_matter(mode: Mode) {
+    let mut server = mode.ready();
+    server.send_raw(b"\n\r\n  \t \n");
+    server.send_raw(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\r\n");
+    server.send_raw(b"\xEF\xBB\xBF {\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"ping\"} \n");
+    server.send_raw(b"{\"jsonrpc\":\"2.0\",\"id\":3,\"met");
+    server.send_raw(b"hod\":\"ping\"}\n{\"jsonrpc\":\"2.0\",\"id\":4,\"method\":\"ping\"}\n{\"json");
+    for id in 1..=4 {
+        assert_eq!(server.receive().unwrap(), json!({"jsonrpc": "2.0", "id": id, "result": {}}));
+    }
+    server.send_raw(b"rpc\":\"2.0\",\"id\":5,\"method\":\"ping\"}\n");
+    assert_eq!(server.answer(5)["result"], json!({}));
+    server.goes_on();
+}
+
+// ---- Long lines
+
+#[apply(both_modes)]
+fn a_long_line_is_answered(mode: Mode) {
+    let mut server = mode.ready();
+    let long = "x".repeat(20 << 20);
+    assert_eq!(server.evaluate(&format!("(length \"{long}\")")), format!("=> {}", long.len()));
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn a_line_that_is_too_long_is_refused_by_its_id(mode: Mode) {
+    let mut server = mode.ready();
+    let chunk = "x".repeat(1 << 20);
+    // First the id at the end, as some clients write it, then at the beginning, then nowhere.
+    for (begin, end, id) in [
+        (r#"{"method":"ping","params":{"id":1,"text":""#, r#""},"jsonrpc":"2.0","id":"late"}"#, json!("late")),
+        (r#"{"jsonrpc":"2.0","id":52,"method":"ping","params":{"text":""#, r#""}}"#, json!(52)),
+        ("", "", Value::Null),
+    ] {
+        server.send_raw(begin.as_bytes());
+        for _ in 0..70 {
+            server.send_raw(chunk.as_bytes());
+        }
+        server.send_raw(end.as_bytes());
+        server.send_raw(b"\n");
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("64 MiB"), "{answer}");
+    }
+    server.goes_on();
+}
+
+/// The id is in the part that one image reads, or in the part that the next one does; other requests wait meanwhile.
+#[test]
+fn a_line_that_is_too_long_stays_so_when_the_process_becomes_another() {
+    let mut server = Mode::Plain.start();
+    server.initialize("2025-11-25");
+    let chunk = "x".repeat(1 << 20);
+    for (begin, end, id) in [
+        (r#"{"jsonrpc":"2.0","id":52,"method":"ping","params":{"text":""#, r#""}}"#, json!(52)),
+        (r#"{"method":"ping","params":{"id":1,"text":""#, r#""},"jsonrpc":"2.0","id":"late"}"#, json!("late")),
+    ] {
+        let code = "(sb-sys:without-interrupts (loop))";
+        let stuck = server.post_call("evaluate-lisp", json!({"code": code, "timeout": 2}));
+        let queued = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+        server.send_raw(begin.as_bytes());
+        for _ in 0..66 {
+            server.send_raw(chunk.as_bytes());
+        }
+        let text = outcome(&server.answer(stuck)).0;
+        assert!(text.contains("did not react to being interrupted"), "{text}");
+        assert!(outcome(&server.answer(queued)).0.ends_with("=> 3"));
+        server.send_raw(format!("{end}\n").as_bytes());
+        let answer = server.receive().unwrap();
+        assert_eq!(answer["error"]["code"], -32600, "{answer}");
+        assert_eq!(answer["id"], id, "{answer}");
+    }
+    server.goes_on();
+}
+
+// ---- Calls with wrong arguments
+
+#[apply(both_modes)]
+fn calls_that_do_not_fit_are_invalid_params(mode: Mode) {
+    let mut server = mode.ready();
+    for params in [
+        Value::Null,
+        json!([]),
+        json!("evaluate-lisp"),
+        json!({}),
+        json!({"name": 5}),
+        json!({"name": null, "arguments": {}}),
+        json!({"name": "evaluate-lisp", "arguments": "(+ 1 2)"}),
+        json!({"name": "evaluate-lisp", "arguments": ["(+ 1 2)"]}),
+        json!({"name": "evaluate-lisp", "arguments": {"code": "1"}, "_meta": 5}),
+        json!({"name": "no-such-tool", "arguments": {}}),
+    ] {
+        let answer = server.request("tools/call", params.clone());
+        assert_eq!(answer["error"]["code"], -32602, "{params}: {answer}");
+    }
+    // An unknown tool: near names, and all there are.
+    for (name, near) in [
+        ("evaluate-lips", " Did you mean evaluate-lisp"),
+        ("Evaluate_Lisp", " Did you mean evaluate-lisp"),
+        ("get_backtrace", " Did you mean get-backtrace? "),
+        ("describe-sybmol", " Did you mean describe-symbol"),
+        ("frobnicate", " There are: "),
+    ] {
+        let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
+        let message = answer["error"]["message"].as_str().expect("a sentence");
+        assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
+        assert!(message.contains(" There are: evaluate-lisp, load, describe-last-error, "), "{message}");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn wrong_values_are_explained(mode: Mode) {
+    let mut server = mode.ready();
+    for (tool, arguments, words) in [
+        ("evaluate-lisp", json!({}), vec!["needs the argument code", "code, package, timeout, capture-time"]),
+        ("evaluate-lisp", json!({"code": null}), vec!["needs the argument code"]),
+        ("evaluate-lisp", json!({"cod": "1"}), vec!["needs the argument code", "\"cod\""]),
+        ("describe-symbol", json!({"package": "CL"}), vec!["needs the argument name"]),
+        ("evaluate-lisp", json!({"code": true}), vec!["code must be a string", "not true"]),
+        ("evaluate-lisp", json!({"code": ["(+ 1 2)"]}), vec!["code must be a string"]),
+        ("evaluate-lisp", json!({"code": "1", "package": []}), vec!["package must be a string"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": -1}), vec!["timeout", "-1", "0 (for none)", "86400"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": 1e9}), vec!["timeout", "86400"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": "soon"}), vec!["timeout must be a number", "86400", "soon"]),
+        ("evaluate-lisp", json!({"code": "1", "capture-time": "yes"}), vec!["capture-time must be true or false"]),
+        ("evaluate-lisp", json!({"code": "1", "tiemout": 1}), vec!["\"tiemout\"", "It takes: code, package, timeout"]),
+        ("get-backtrace", json!({"max-frames": 0}), vec!["max-frames must be a whole number from 1", "not 0"]),
+        ("get-backtrace", json!({"max-frames": -3}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"max-frames": 1.5}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"max-frames": "five"}), vec!["whole number from 1"]),
+        ("get-backtrace", json!({"frames": 5}), vec!["\"frames\"", "It takes: max-frames, from, locals, error-id."]),
+        ("list-definitions", json!({"type": "methods"}), vec!["one of all, functions, variables, macros, classes"]),
+        ("list-definitions", json!({"type": 1}), vec!["one of all"]),
+        ("describe-symbol", json!({"name": {}}), vec!["name must be a string"]),
+        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes: error-id."]),
+        ("describe-last-error", json!({"error-id": "E9"}), vec!["no error \"E9\"", "no errors in this session"]),
+        ("error-history", json!({"x": 1}), vec!["\"x\"", "It takes: limit."]),
+        ("error-history", json!({"limit": 201}), vec!["limit must be a whole number from 1 to 200", "not 201"]),
+        ("evaluation", json!({"action": "stop"}), vec!["one of status, wait, output, cancel"]),
+        ("evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
+        ("invoke-restart", json!({"restart": 0}), vec!["a number from 1, or a name"]),
+        ("frame-locals", json!({"frame": -1}), vec!["a frame's number, from 0"]),
+        ("frame-locals", json!({"frame": 1}), vec!["No evaluation is held"]),
+        ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),
+        ("configure-limits", json!({"timeout": -0.5}), vec!["timeout", "86400"]),
+        ("configure-limits", json!({"timeout": 90_000}), vec!["timeout", "86400"]),
+        ("configure-limits", json!({"max-output": 0}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": -1}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": 2.5}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-output": 1e12}), vec!["max-output", "1 to 10000000"]),
+        ("configure-limits", json!({"max-answer": 5_999}), vec!["max-answer", "6000 to 1000000"]),
+        ("configure-limits", json!({"max-answer": 1_000_001}), vec!["max-answer", "6000 to 1000000"]),
+        ("configure-limits", json!({"on-error": "explode"}), vec!["one of abort, debug, ask"]),
+    ] {
+        let (text, is_error) = server.call_tool(tool, arguments.clone());
+        assert!(is_error, "{tool} {arguments}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{tool} {arguments}: {text}");
+        }
+    }
+    let (text, _) = server.call_tool("get-backtrace", json!({"max_frames": "5.0", "locals": "false", "error-id": ""}));
+    assert_eq!(text, NO_ERROR);
+    assert_eq!(server.evaluate("\u{feff}(+ 1 2)"), "=> 3");
+    assert_eq!(server.call_tool("evaluate-lisp", json!({"code": 7, "package": ""})), ("=> 7".to_owned(), false));
+    let (limits, is_error) = server.call_tool("configure-limits", json!({}));
+    insta::assert_snapshot!(limits, @r"
+    Current limits:
+      timeout: 30 seconds
+      max-output: 1000000 characters
+      max-answer: 9500 characters
+      on-error: abort
+    ");
+    assert!(!is_error);
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn optional_arguments_may_be_null(mode: Mode) {
+    let mut server = mode.ready();
+    let arguments = json!({"code": "(+ 1 2)", "package": null, "timeout": null, "capture-time": null});
+    assert_eq!(server.call_tool("evaluate-lisp", arguments), ("=> 3".to_owned(), false));
+    assert_eq!(server.call_tool("get-backtrace", json!({"max-frames": null})), (NO_ERROR.to_owned(), false));
+    let id = server.post("tools/call", json!({"name": "describe-last-error", "arguments": null}));
+    assert_eq!(server.outcome(id), (NO_ERROR.to_owned(), false));
+    assert!(!server.call_tool("list-definitions", json!({"type": null})).1);
+}
+
+#[apply(both_modes)]
+fn code_without_a_form_and_an_unknown_package(mode: Mode) {
+    let mut server = mode.ready();
+    for code in ["", "   \n", "; only a comment"] {
+        assert_eq!(server.evaluate(code), "; No values");
+    }
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "NO-SUCH-PACKAGE"}));
+    assert!(is_error && text.starts_with("[ERROR] ") && text.contains("PACKAGE"), "{text}");
+    server.goes_on();
+}
+
+// ---- Order, concurrency, cancellation
+
+#[apply(both_modes)]
+fn evaluations_run_in_the_order_of_their_lines(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *n* 0)");
+    let mut lines = String::new();
+    for id in 1..=500 {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(incf *n*)"}});
+        lines += &format!("{}\n", json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    }
+    server.send_raw(lines.as_bytes());
+    for id in 1..=500 {
+        assert_eq!(outcome(&server.answer(id)).0, format!("=> {id}"));
+    }
+}
+
+#[apply(both_modes)]
+fn the_rest_answers_while_an_evaluation_runs(mode: Mode) {
+    let mut server = mode.ready();
+    let (_, failed) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    assert!(failed);
+    let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    assert!(server.request("tools/list", json!({}))["result"]["tools"].is_array());
+    assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: DIVISION-BY-ZERO"));
+    assert!(server.call_tool("get-backtrace", json!({})).0.starts_with("Backtrace for DIVISION-BY-ZERO"));
+    assert!(server.call_tool("configure-limits", json!({"timeout": 5})).0.contains("timeout: 5 seconds"));
+    assert!(!server.call_tool("list-definitions", json!({})).1);
+    assert!(server.call_tool("describe-symbol", json!({"name": "car"})).0.starts_with("COMMON-LISP:CAR [FUNCTION]"));
+    server.notify("notifications/cancelled", json!({"requestId": long}));
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn a_cancelled_request_gets_no_answer(mode: Mode) {
+    let mut server = mode.ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let last = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    server.request("ping", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": queued, "reason": "changed my mind"}));
+    server.notify("notifications/cancelled", json!({"requestId": running}));
+    server.notify("notifications/cancelled", json!({"requestId": running}));
+    assert_eq!(server.outcome(last), ("=> 3".to_owned(), false));
+
+    let alone = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    server.request("ping", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": alone}));
+    // The error state follows once the code has been stopped.
+    let is_cancelled =
+        |server: &mut Server| server.call_tool("describe-last-error", json!({})).0.starts_with("Error: CANCELLED");
+    let end = Instant::now() + DEADLINE;
+    while !is_cancelled(&mut server) {
+        assert!(Instant::now() < end, "it goes on");
+    }
+    server.goes_on();
+    let end = server.finish();
+    for id in [running, queued, alone] {
+        assert!(end.transcript.iter().all(|message| message["id"] != id), "{id} was answered");
+    }
+}
+
+#[apply(both_modes)]
+fn an_id_is_used_once_at_a_time(mode: Mode) {
+    let mut server = mode.ready();
+    let ping = json!({"jsonrpc": "2.0", "id": "same", "method": "ping"});
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(loop)", "timeout": 600}});
+    server.send(&json!({"jsonrpc": "2.0", "id": "same", "method": "tools/call", "params": params}));
+    server.send(&ping);
+    assert_eq!(server.answer("same")["error"]["code"], -32600);
+    server.notify("notifications/cancelled", json!({"requestId": "same"}));
+    server.goes_on();
+    server.send(&ping);
+    assert_eq!(server.answer("same")["result"], json!({}));
+    // A number and its digits are two ids.
+    server.send_raw(
+        b"{\"jsonrpc\":\"2.0\",\"id\":\"7\",\"method\":\"ping\"}\n{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n",
+    );
+    assert_eq!(server.answer(7)["result"], json!({}));
+    assert_eq!(server.answer("7")["result"], json!({}));
+}
+
+/// Evaluations that are over at once, and such that outlast the patience of the thread that reads.
+const SHORT_AND_LONG: [&str; 4] =
+    ["(+ 1 2)", "(progn (sleep 0.001) 3)", "(progn (sleep 0.002) 3)", "(progn (sleep 0.004) 3)"];
+
+#[apply(both_modes)]
+fn an_id_is_free_once_it_is_answered(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-11-25");
+    for code in SHORT_AND_LONG.iter().cycle().take(400) {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
+        assert_eq!(outcome(&server.answer(1)).0, "=> 3", "{code}");
+        let params = json!({"name": "describe-last-error", "arguments": {}});
+        server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
+        assert_eq!(outcome(&server.answer(1)).0, NO_ERROR, "after {code}");
+    }
+}
+
+#[apply(both_modes)]
+fn a_call_may_be_cancelled_as_it_ends(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-11-25");
+    let step = Duration::from_micros(100);
+    let (mut answered, mut wait) = (0, 30 * step);
+    for _ in 0..200 {
+        let call = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.003) :slept)"}));
+        std::thread::sleep(wait);
+        server.notify("notifications/cancelled", json!({"requestId": call}));
+        let ping = server.post("ping", json!({}));
+        let first = server.receive().expect("an answer");
+        if first["id"] == call {
+            assert_eq!(outcome(&first).0, "=> :SLEPT");
+            assert_eq!(server.answer(ping)["result"], json!({}));
+            answered += 1;
+            wait = wait.saturating_sub(step);
+        } else {
+            assert_eq!(first["id"], ping);
+            wait += step;
+        }
+    }
+    // Both happen: the cancellation was kept close to the answer.
+    assert!((1..200).contains(&answered), "{answered} of 200 were answered");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn nothing_is_reported_of_what_is_answered(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-11-25");
+    for round in 0..20 {
+        // It ends about when what it printed is reported.
+        let seconds = 0.245 + f64::from(round) * 0.0005;
+        let arguments = json!({"code": format!("(progn (print :here) (sleep {seconds}) 3)")});
+        let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": round}});
+        let id = server.post("tools/call", call);
+        while server.receive().expect("an answer")["id"] != id {}
+        let ping = server.post("ping", json!({}));
+        assert_eq!(server.receive().expect("an answer")["id"], ping, "round {round}");
+    }
+}
+
+#[apply(both_modes)]
+fn progress_is_reported_to_those_who_ask(mode: Mode) {
+    let mut server = mode.ready();
+    let arguments = json!({"code": "(sleep 5.5)"});
+    let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": "tell me"}});
+    let id = server.post("tools/call", call);
+    let mut reports = Vec::new();
+    let answer = loop {
+        let message = server.receive().unwrap();
+        if message["id"] == id {
+            break message;
+        }
+        assert_eq!(message["method"], "notifications/progress", "{message}");
+        assert_eq!(message["params"]["progressToken"], "tell me", "{message}");
+        reports.push(message["params"]["progress"].as_f64().unwrap());
+    };
+    assert_eq!(outcome(&answer).0, "=> NIL");
+    assert!(!reports.is_empty() && reports.is_sorted(), "{reports:?}");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn output_is_reported_as_it_comes(mode: Mode) {
+    let mut server = mode.ready();
+    let arguments = json!({"code": "(format t \"begun~%\") (sleep 1.2) (format t \"ended~%\") (sleep 1.2)"});
+    let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": 7}});
+    let id = server.post("tools/call", call);
+    let mut messages = Vec::new();
+    let answer = loop {
+        let message = server.receive().unwrap();
+        if message["id"] == id {
+            break message;
+        }
+        assert_eq!(message["params"]["progressToken"], 7, "{message}");
+        messages.push(message["params"]["message"].as_str().unwrap().trim().to_owned());
+    };
+    assert_eq!(messages, ["begun", "ended"]);
+    assert!(outcome(&answer).0.contains("[stdout]"), "{answer}");
+    server.goes_on();
+}
+
+// ---- Batches
+
+#[apply(both_modes)]
+fn a_batch_is_answered_in_one_line(mode: Mode) {
+    let mut server = mode.start();
+    server.initialize("2025-03-26");
+    let call = |id: i64, code: &str| {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    server.send(&json!([
+        call(1, "(+ 1 2)"),
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+        {"jsonrpc": "2.0", "id": 2, "method": "ping"},
+        7,
+        [],
+        {"jsonrpc": "2.0", "id": 2, "method": "ping"},
+        {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {}},
+        call(4, "(/ 1 0)"),
+        call(5, "(loop)"),
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}},
+    ]));
+    let line = server.receive().unwrap();
+    let answers = line.as_array().unwrap();
+    assert_eq!(answers.len(), 7, "{line}");
+    let of = |id: Value| answers.iter().filter(move |answer| answer["id"] == id).collect::<Vec<_>>();
+    assert_eq!(outcome(of(json!(1))[0]), ("=> 3".to_owned(), false));
+    assert_eq!(of(json!(2)).len(), 2);
+    assert!(of(json!(2)).iter().any(|answer| answer["result"] == json!({})));
+    assert!(of(json!(2)).iter().any(|answer| answer["error"]["code"] == -32600));
+    assert_eq!(of(Value::Null).len(), 2);
+    assert_eq!(of(json!(3))[0]["error"]["code"], -32602);
+    assert!(outcome(of(json!(4))[0]).1);
+
+    // A batch that wants no answers gets none.
+    server.send(&json!([{"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}]));
+    server.goes_on();
+    server.finish();
+}
+
+// ---- The end
+
+#[apply(both_modes)]
+fn what_was_asked_before_the_end_is_answered(mode: Mode) {
+    let mut server = mode.start();
+    server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params":
+        {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}}));
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}));
+    // The last line has no newline.
+    let last = json!({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call});
+    server.send_raw(last.to_string().as_bytes());
+    server.close();
+    assert_eq!(server.answer(1)["result"]["protocolVersion"], "2025-06-18");
+    assert_eq!(outcome(&server.answer(2)).0, "=> 3");
+    assert_eq!(outcome(&server.answer(3)).0, "=> 3");
+    let end = server.end();
+    assert!(end.status.success());
+    assert_eq!(end.stderr, "");
+}
+
+#[apply(both_modes)]
+fn files_and_null_devices_are_as_good_as_pipes(mode: Mode) {
+    let directory = Scratch::new();
+    let (input, output) = (directory.join("in"), directory.join("out"));
+    let client =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}});
+    let lines = [
+        json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}),
+        json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}),
+    ];
+    std::fs::write(&input, lines.map(|line| format!("{line}\n")).concat()).unwrap();
+    let run = |stdin: Stdio, stdout: Stdio| {
+        let status = Command::new(BINARY)
+            .args(mode.options())
+            .stdin(stdin)
+            .stdout(stdout)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+    };
+    run(File::open(&input).unwrap().into(), File::create(&output).unwrap().into());
+    let answers: Vec<Value> =
+        std::fs::read_to_string(&output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 2);
+    assert_eq!(outcome(&answers[1]).0, "=> 3");
+
+    run(File::open(&input).unwrap().into(), Stdio::null());
+    run(Stdio::null(), Stdio::null());
+    run(Stdio::null(), File::create(&output).unwrap().into());
+    assert_eq!(std::fs::read(&output).unwrap(), b"");
+}
+
+#[apply(both_modes)]
+fn the_end_of_input_ends_it_whatever_runs(mode: Mode) {
+    let mut server = mode.ready();
+    let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    server.close();
+    // No answer would be worse than this one.
+    for id in [long, queued] {
+        let answer = server.answer(id);
+        assert!(answer["error"]["message"].as_str().unwrap().contains("shutting down"), "{answer}");
+    }
+    assert_eq!(server.end().status.code(), Some(0));
+}
+
+#[apply(both_modes)]
+fn signals_end_it_whatever_runs(mode: Mode) {
+    for (signal, number) in [("TERM", 15), ("INT", 2), ("HUP", 1)] {
+        for code in [None, Some("(loop)")] {
+            let mut server = mode.ready();
+            if let Some(code) = code {
+                server.post_call("evaluate-lisp", json!({"code": code, "timeout": 0}));
+            }
+            assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+            let kill = format!("kill -{signal} {}", server.pid());
+            assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+            assert_eq!(server.end().status.code(), Some(128 + number), "{signal}");
+        }
+    }
+}
+
+#[apply(both_modes)]
+fn a_client_that_is_gone_ends_it(mode: Mode) {
+    let mut server = mode.start_unread(&[]);
+    server.stop_reading();
+    server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}));
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(0), "{}", end.stderr);
+}
+
+#[apply(both_modes)]
+fn a_client_that_does_not_read_blocks_nothing(mode: Mode) {
+    let mut server = mode.start_unread(&["--max-answer", "1000000"]);
+    let client =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client}));
+    // Far more than a pipe holds. That the last line is taken shows that the server goes on reading.
+    let code = r#"(progn (write-string (make-string 90000 :initial-element #\x)) (values))"#;
+    for id in 1..=200 {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        server.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    }
+    server.send_raw(&vec![b' '; 1 << 20]);
+    server.send_raw(b"\n");
+    server.read_on();
+    for id in 0..=200 {
+        let answer = server.answer(id);
+        assert!(id == 0 || outcome(&answer).0.contains(&"x".repeat(90_000)), "{id}");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn what_others_write_to_stdout_does_not_reach_the_client(mode: Mode) {
+    let mut server = mode.ready();
+    for code in [
+        r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "write" (function sb-alien:long sb-alien:int sb-alien:c-string sb-alien:long)) 1 (format nil "stray~%") 6) 3)"#,
+        r#"(progn (sb-ext:run-program "/bin/echo" '("stray") :output t) 3)"#,
+        r#"(progn (with-open-file (out "/dev/stdout" :direction :output :if-exists :append) (write-line "stray" out)) 3)"#,
+    ] {
+        assert!(server.evaluate(code).ends_with("=> 3"), "{code}");
+    }
+    server.goes_on();
+    let end = server.finish();
+    assert!(end.status.success());
+}
+
+#[apply(both_modes)]
+fn a_server_that_cannot_start_says_why(mode: Mode) {
+    let mut server = mode.start_with(&["--heap", "1M"]);
+    let answer = server.request("ping", json!({}));
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("cannot start") && message.contains("heap"), "{answer}");
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(1));
+    assert!(end.stderr.contains("heap"), "{}", end.stderr);
+}

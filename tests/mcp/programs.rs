@@ -1,0 +1,156 @@
+//! Programs that the user's code starts: where their output goes, and that they end when they have to.
+
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use crate::client::{DEADLINE, Server, bad, fail, good};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::json;
+
+const NOTICE: &str = "[notice]\nWhat a program run with :output t or :error t prints is not captured: it goes to the \
+                      server's stderr. With :output *standard-output* it comes here.\n\n";
+
+/// The processes whose command line is this, but those that have ended.
+fn running(command_line: &str) -> Vec<String> {
+    let wanted: Vec<u8> = command_line.split(' ').flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
+    let processes = std::fs::read_dir("/proc").expect("Linux has it").flatten();
+    processes
+        .filter(|process| std::fs::read(process.path().join("cmdline")).is_ok_and(|found| found == wanted))
+        .map(|process| process.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Waits until so many processes with this command line run.
+#[track_caller]
+fn await_running(command_line: &str, count: usize) {
+    let deadline = Instant::now() + DEADLINE;
+    while running(command_line).len() != count {
+        assert!(Instant::now() < deadline, "{:?}", running(command_line));
+        std::thread::yield_now();
+    }
+}
+
+/// A number of seconds to sleep that no other test's program sleeps: what to look for.
+fn seconds() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(7000);
+    format!("{}.{}", NUMBER.fetch_add(1, Ordering::Relaxed), std::process::id())
+}
+
+fn shell(script: &str, options: &str) -> String {
+    format!("(sb-ext:run-program \"/bin/sh\" '(\"-c\" \"{script}\") {options})")
+}
+
+#[apply(both_modes)]
+fn a_process_group_ends_with_the_evaluation_that_is_interrupted(mode: Mode) {
+    let mut server = mode.ready();
+    let time = seconds();
+    let sleep = format!("sleep {time}");
+    for (script, options) in [
+        // The shell waits for its child.
+        (format!("{sleep}; echo"), ""),
+        // It does not: its group outlives it, and holds what Lisp reads from.
+        (format!("{sleep} & echo"), ":output *standard-output*"),
+        // It shares this process' standard input.
+        (format!("{sleep}; echo"), ":input t"),
+    ] {
+        let code = format!("(progn {} (loop))", shell(&script, options));
+        let (_, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+        assert!(is_error);
+        await_running(&sleep, 0);
+        server.goes_on();
+    }
+    // From a thread of the evaluation, which the client cancels.
+    let script = format!("{sleep}; echo");
+    let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {})))", shell(&script, ""));
+    let id = server.post_call("evaluate-lisp", json!({"code": code}));
+    await_running(&sleep, 1);
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    await_running(&sleep, 0);
+    server.goes_on();
+}
+
+#[test]
+fn programs_of_earlier_evaluations_go_on() {
+    let mut server = Server::ready();
+    let sleep = format!("sleep {}", seconds());
+    server.evaluate(&format!("(progn {} nil)", shell(&format!("{sleep}; echo"), ":wait nil")));
+    await_running(&sleep, 1);
+    bad(&mut server, "evaluate-lisp", json!({"code": "(loop)", "timeout": 0.3}));
+    assert_eq!(running(&sleep).len(), 1);
+    // An error is no interruption.
+    fail(&mut server, "(error \"boom\")");
+    assert_eq!(running(&sleep).len(), 1);
+    good(&mut server, "reset-session", json!({}));
+    await_running(&sleep, 0);
+}
+
+#[apply(both_modes)]
+fn they_end_with_the_image(mode: Mode) {
+    let mut server = mode.ready();
+    let sleep = format!("sleep {}", seconds());
+    server.evaluate(&format!("(progn {} nil)", shell(&format!("{sleep}; echo"), ":wait nil")));
+    await_running(&sleep, 1);
+    assert!(server.finish().status.success());
+    await_running(&sleep, 0);
+    let sleep = format!("sleep {}", seconds());
+    let code = format!("(progn {} 1)", shell(&format!("{sleep}; echo"), ":wait nil"));
+    assert!(Command::new(crate::client::BINARY).args(["eval", &code]).status().expect("it starts").success());
+    await_running(&sleep, 0);
+}
+
+#[apply(both_modes)]
+fn what_goes_to_the_servers_stderr_is_told_of(mode: Mode) {
+    let mut server = mode.ready();
+    let echo =
+        |options: &str| format!("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/echo\" '(\"hello\") {options}))");
+    for options in [":output t", ":error t", ":output nil :error t", ":search nil :output t :wait t"] {
+        // Once, however often.
+        let code = format!("(progn {0} {0})", echo(options));
+        assert_eq!(server.evaluate(&code), format!("{NOTICE}=> 0"), "{options}");
+    }
+    for options in ["", ":output nil", ":output :stream", ":error :output"] {
+        assert_eq!(server.evaluate(&echo(options)), "=> 0", "{options}");
+    }
+    insta::assert_snapshot!(server.evaluate(&echo(":output *standard-output*")), @r"
+    [stdout]
+    hello
+
+    => 0
+    ");
+    insta::assert_snapshot!(server.evaluate("(uiop:run-program \"echo hello\" :output :string)"), @r#"
+    => "hello
+    "
+    => NIL
+    => 0
+    "#);
+    assert_eq!(
+        server.evaluate("(uiop:run-program '(\"/bin/echo\" \"hello\") :output :interactive)"),
+        format!("{NOTICE}=> NIL\n=> NIL\n=> 0")
+    );
+    let report = fail(&mut server, "(sb-ext:run-program \"/bin/echo\" '() :output)");
+    assert!(report.starts_with("[ERROR] SB-INT:SIMPLE-PROGRAM-ERROR\nodd number of &KEY arguments\n"), "{report}");
+    let end = server.finish();
+    assert!(end.stderr.lines().filter(|line| *line == "hello").count() >= 5, "{}", end.stderr);
+}
+
+#[apply(both_modes)]
+fn this_program_is_no_sbcl_but_says_so(mode: Mode) {
+    let mut server = mode.ready();
+    let program = std::fs::canonicalize(Path::new(crate::client::BINARY)).expect("it is there");
+    assert_eq!(
+        server.evaluate(
+            "(values (sb-ext:native-namestring sb-ext:*runtime-pathname*) (sb-ext:native-namestring \
+             sb-ext:*core-pathname*) (first sb-ext:*posix-argv*) (length sb-ext:*posix-argv*))"
+        ),
+        format!("=> {program:?}\n=> {program:?}\n=> {program:?}\n=> 1")
+    );
+    let code = "(multiple-value-list (uiop:run-program (list (sb-ext:native-namestring sb-ext:*runtime-pathname*) \
+                \"--noinform\" \"--eval\" \"(print 1)\") :error-output :string :ignore-error-status t))";
+    let answer = server.evaluate(code);
+    assert!(answer.contains("sbcl-mcp serves SBCL to MCP clients") && answer.ends_with(" 2)"), "{answer}");
+}

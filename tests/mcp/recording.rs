@@ -1,0 +1,259 @@
+//! `--record`, which writes a session to a file, and `replay`, which plays it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::client::{BINARY, Scratch, Server};
+use crate::mode::{Mode, both_modes};
+use crate::processes::kill_worker;
+use rstest_reuse::apply;
+use serde_json::{Value, json};
+
+/// A file of the test's own, which need not exist.
+struct Recording {
+    mode: Mode,
+    file: PathBuf,
+    _directory: Scratch,
+}
+
+impl Recording {
+    fn new(mode: Mode, name: &str) -> Self {
+        let directory = Scratch::new();
+        Self { mode, file: directory.join(name), _directory: directory }
+    }
+
+    fn path(&self) -> &str {
+        self.file.to_str().unwrap()
+    }
+
+    /// Its header, and its records.
+    fn read(&self) -> (Value, Vec<Value>) {
+        let text = std::fs::read_to_string(&self.file).unwrap();
+        let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        (lines.next().unwrap(), lines.collect())
+    }
+
+    fn replay(&self) -> Output {
+        Command::new(BINARY).args(["replay", self.path()]).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Plays it, which must find no difference in so many answers.
+    #[track_caller]
+    fn replays(&self, answers: usize) {
+        let output = self.replay();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(
+            text.starts_with("Recorded 20") && text.ends_with(&format!("\n{answers} answers, all the same.\n")),
+            "{text}"
+        );
+    }
+}
+
+fn recorded(recording: &Recording) -> Server {
+    let mut server = recording.mode.start_with(&["--record", recording.path(), "--timeout", "60"]);
+    server.initialize("2025-06-18");
+    server
+}
+
+#[apply(both_modes)]
+fn every_line_is_there_and_can_be_played(mode: Mode) {
+    let recording = Recording::new(mode, "all");
+    let mut server = recorded(&recording);
+    server.evaluate("(defun f (x) (/ x 0))");
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(f 1) ; ünïcode", "capture-time": true}));
+    assert!(is_error, "{text}");
+    server.call_tool("describe-last-error", json!({}));
+    // What is measured, what is made anew, and where scratch files are, differ each time.
+    server.call_tool("evaluate-lisp", json!({"code": "(values (make-hash-table) (lambda ()))", "capture-time": true}));
+    server.call_tool("evaluation", json!({}));
+    // Two at once, and what is no message.
+    let (first, second) = (
+        server.post_call("evaluate-lisp", json!({"code": "(sleep 0.2) (princ 1)"})),
+        server.post_call("evaluate-lisp", json!({"code": "(princ 2)"})),
+    );
+    insta::assert_snapshot!(server.outcome(second).0, @r"
+    [stdout]
+    2
+
+    => 2
+    ");
+    insta::assert_snapshot!(server.outcome(first).0, @r"
+    [stdout]
+    1
+
+    => 1
+    ");
+    server.send_raw(b"what\xFF\n");
+    assert!(server.receive().unwrap()["error"]["message"].as_str().unwrap().contains("not valid UTF-8"));
+    server.send(&json!([
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"}, {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    ]));
+    server.receive().unwrap();
+    let end = server.finish();
+    assert!(end.status.success());
+
+    let mode = std::fs::metadata(&recording.file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let (header, records) = recording.read();
+    assert_eq!((&header["sbcl-mcp"], &header["sbcl"]), (&json!(sbcl::VERSION), &json!(sbcl::SBCL_VERSION)));
+    assert!(header["arguments"].as_array().unwrap().contains(&json!("--record")));
+    let from = |side: &str| {
+        let lines = records.iter().filter(move |record| record["from"] == side);
+        lines.map(|record| record["line"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let said: Vec<Value> = from("server").iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(said, end.transcript);
+    let asked = from("client");
+    assert!(asked[1].contains("notifications/initialized") && asked[3].contains("ünïcode"), "{asked:?}");
+    assert!(asked.contains(&"what\u{FFFD}".to_owned()));
+    let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] >= 0.0);
+    recording.replays(10);
+
+    // What is not the same is shown.
+    let text = std::fs::read_to_string(&recording.file).unwrap();
+    let changed = text.replace(r#"(princ 2)"#, r#"(princ 3)"#);
+    assert_ne!(text, changed);
+    std::fs::write(&recording.file, &changed).unwrap();
+    let output = recording.replay();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let expected =
+        "evaluate-lisp: the answer differs\n  - 2\n  - \n  - => 2\n  + 3\n  + \n  + => 3\n10 answers, 1 difference.\n";
+    assert!(text.ends_with(expected), "{text}");
+
+    // One that was cut short is played as far as it goes.
+    std::fs::write(&recording.file, &changed[..changed.find("(princ 3)").unwrap()]).unwrap();
+    let output = recording.replay();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains(" is no record: the recording ends before it\n6 answers, all the same.\n"), "{text}");
+}
+
+#[apply(both_modes)]
+fn questions_and_cancellations_are_played(mode: Mode) {
+    let recording = Recording::new(mode, "questions");
+    let mut server = mode.start_with(&["--record", recording.path()]);
+    let params = json!({
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}},
+        "clientInfo": {"name": "raw", "version": "1"},
+    });
+    server.request("initialize", params);
+    server.notify("notifications/initialized", json!({}));
+    let code = "(restart-case (error \"boo\") (take (x) :report \"Take it\" x))";
+    let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask"}));
+    let question = server.receive().unwrap();
+    let choice = question["params"]["requestedSchema"]["properties"]["restart"]["enum"][0].clone();
+    let result = json!({"action": "accept", "content": {"restart": choice, "values": "42"}});
+    server.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result}));
+    assert!(server.outcome(call).0.ends_with("=> 42"));
+    // It has begun when it is cancelled, then as now.
+    let call = server.post_running("", "(loop)", 60.0);
+    server.notify("notifications/cancelled", json!({"requestId": call}));
+    assert!(crate::client::last_error(&mut server).contains("CANCELLED"));
+    server.goes_on();
+    // What is played writes where it did.
+    let end = server.finish();
+    recording.replays(4);
+    drop(end);
+}
+
+#[test]
+fn a_lost_image_does_not_end_the_recording() {
+    let recording = Recording::new(Mode::Supervised, "lost");
+    let mut server = recorded(&recording);
+    server.evaluate("(defvar *x* 1)");
+    kill_worker(&server);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    server.finish();
+    let (_, records) = recording.read();
+    assert!(records.last().unwrap()["line"].as_str().unwrap().contains("=> 1"));
+}
+
+/// In one process it goes on in the process that another image makes of this one (execve).
+#[apply(both_modes)]
+fn another_image_does_not_end_the_recording(mode: Mode) {
+    let recording = Recording::new(mode, "another");
+    let mut server = recorded(&recording);
+    server.evaluate("(defvar *x* 1)");
+    server.call_tool("checkpoint", json!({"action": "save", "name": "one"}));
+    server.evaluate("(setf *x* 2)");
+    assert!(server.call_tool("checkpoint", json!({"action": "restore", "name": "one"})).0.contains("Restored"));
+    assert_eq!(server.evaluate("*x*"), "=> 1");
+    server.call_tool("reset-session", json!({}));
+    assert!(crate::client::fail(&mut server, "*x*").contains("UNBOUND-VARIABLE"));
+    // What cannot be interrupted costs the image, too.
+    let code = "(sb-sys:without-interrupts (loop))";
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    assert!(text.contains("[ERROR] TIMEOUT"), "{text}");
+    server.goes_on();
+    let end = server.finish();
+    let (header, records) = recording.read();
+    assert_eq!(header["sbcl-mcp"], sbcl::VERSION);
+    let said = records.iter().filter(|record| record["from"] == "server");
+    let said: Vec<Value> = said.map(|record| serde_json::from_str(record["line"].as_str().unwrap()).unwrap()).collect();
+    assert_eq!(said, end.transcript);
+    // As many as were sent, and each once: what was read before the image was lost, and not answered, is in it already.
+    let asked = records.iter().filter(|record| record["from"] == "client").count();
+    assert_eq!(asked, said.len() + 1, "one of them is a notification");
+    let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    recording.replays(said.len());
+}
+
+#[apply(both_modes)]
+fn only_recordings_are_replaced(mode: Mode) {
+    let recording = Recording::new(mode, "replaced");
+    let refused = |path: &str, reason: &str| {
+        let mut command = Command::new(BINARY);
+        command.args(["--record", path]).args(mode.options());
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with(&format!("sbcl-mcp: {path} ")) && said.contains(reason), "{said}");
+    };
+    std::fs::write(&recording.file, "(defun precious ())\n").unwrap();
+    refused(recording.path(), "has something else than a recording in it");
+    assert_eq!(std::fs::read_to_string(&recording.file).unwrap(), "(defun precious ())\n");
+    std::fs::remove_file(&recording.file).unwrap();
+    assert!(Command::new("mkfifo").arg(&recording.file).status().unwrap().success());
+    refused(recording.path(), "cannot be recorded to");
+    std::fs::remove_file(&recording.file).unwrap();
+    refused("/dev/full", "it is no regular file");
+    refused("/nonexistent/file", "cannot be recorded to: No such file");
+    // Another recording is replaced, and kept from others.
+    for _ in 0..2 {
+        let mut server = recorded(&recording);
+        server.goes_on();
+        server.finish();
+        assert_eq!(recording.read().1.len(), 5);
+        std::fs::set_permissions(&recording.file, PermissionsExt::from_mode(0o644)).unwrap();
+    }
+    recording.replays(2);
+}
+
+#[apply(both_modes)]
+fn what_cannot_be_played_is_status_3(mode: Mode) {
+    let recording = Recording::new(mode, "unplayable");
+    let run = |path: &Path| {
+        let output = Command::new(BINARY).arg("replay").arg(path).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, said) = run(&recording.file);
+    assert!(status == Some(3) && said.contains("cannot be read: No such file"), "{said}");
+    std::fs::write(&recording.file, "{}\n").unwrap();
+    let (status, said) = run(&recording.file);
+    assert!(status == Some(3) && said.contains("is no recording of sbcl-mcp's"), "{said}");
+    // A server that does not start answers nothing.
+    std::fs::remove_file(&recording.file).unwrap();
+    let mut server = recorded(&recording);
+    server.goes_on();
+    server.finish();
+    let output = Command::new(BINARY).args(["replay", recording.path(), "--", "--heap", "5"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("heap 5 is out of range") || text.contains("the server has ended"), "{text}");
+}

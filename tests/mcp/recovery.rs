@@ -1,0 +1,644 @@
+//! What may go wrong between supervisor and worker costs an image at most: one answer for every request, and the server
+//! stays.
+
+#![cfg(target_os = "linux")]
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::client::{BINARY, Scratch, Server, good};
+use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, until, worker};
+use serde_json::{Value, json};
+
+/// How often each id is answered in what a server said.
+fn answers(transcript: &[Value], id: i64) -> usize {
+    transcript.iter().filter(|message| message.get("method").is_none() && message["id"] == id).count()
+}
+
+// ---- What is no reason to give an image up
+
+/// So many looks of the watchdog's pass after a notification that nobody answers; 600 are ten minutes.
+fn idle_for(looks: u32) {
+    let interval = Duration::from_millis(50);
+    let mut server = Server::start_with(&["--watch-interval", "50"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    let end = Instant::now() + interval * looks;
+    let mut stray = 0;
+    while Instant::now() < end {
+        // As a client does whose user moves around in it: now and then.
+        server.notify("notifications/roots/list_changed", json!({}));
+        stray += 1;
+        server.is_silent_for(interval * looks / 5);
+    }
+    assert!(stray >= 5);
+    assert_eq!(server.evaluate("*x*"), "=> 99");
+    assert_eq!(worker(&server), before);
+}
+
+#[test]
+fn a_notification_without_an_answer_does_not_cost_the_image() {
+    idle_for(150);
+}
+
+#[test]
+#[ignore = "half a minute; a shorter one runs every time"]
+fn ten_minutes_of_idleness_do_not_cost_the_image() {
+    idle_for(600);
+}
+
+#[test]
+fn signals_that_end_a_server_are_accidents_to_a_worker() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    for number in [15, 2, 1, 10] {
+        let code = format!("(progn (sb-posix:kill (sb-posix:getpid) {number}) *x*)");
+        assert_eq!(server.evaluate(&code), "=> 99", "{number}");
+    }
+    // The first is in its own process group, the second in the worker's.
+    for code in [
+        r#"(progn (sb-ext:run-program "/bin/sh" '("-c" "kill 0")) *x*)"#,
+        r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "system" (function sb-alien:int sb-alien:c-string)) "trap : TERM; kill 0") *x*)"#,
+    ] {
+        assert_eq!(server.evaluate(code), "=> 99", "{code}");
+    }
+    // A child's end is told while the handler of the signal runs: SBCL gave up then, one time in twelve.
+    let both = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "system" (function sb-alien:int sb-alien:c-string)) "trap : TERM; kill 0")"#;
+    assert_eq!(server.evaluate(&format!("(progn (dotimes (i 100) {both}) *x*)")), "=> 99");
+    assert_eq!(worker(&server), before);
+    signal(server.pid(), "-TERM");
+    assert_eq!(server.end().status.code(), Some(143));
+}
+
+// ---- What is handed over
+
+#[test]
+fn a_long_line_that_fails_does_not_end_the_server() {
+    let mut server = Server::ready();
+    let code = format!("(/ 1 0) ;{}", "x".repeat(34 << 20));
+    for _ in 0..3 {
+        assert!(server.call_tool("evaluate-lisp", json!({"code": code})).1);
+    }
+    let described = good(&mut server, "describe-last-error", json!({"error-id": "E1"}));
+    assert!(described.len() < 10_000, "{} bytes", described.len());
+    kill_worker(&server);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"error-id": "E1"})), described);
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+#[test]
+fn a_definition_that_is_too_long_to_keep_is_told_of() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "x".repeat(9 << 20)));
+    kill_worker(&server);
+    let text = server.evaluate("(list (f) (boundp '*long*))");
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("no room"), "{text}");
+    // Nothing ran.
+    assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
+    assert!(text.ends_with("=> (7 NIL)"), "{text}");
+}
+
+// ---- Cancelled requests
+
+/// A server whose definitions are restored for as long as `gate` is there: a form waits, having written `marker`.
+fn slow_to_restore(gate: &Path, marker: &Path) -> Server {
+    let mut server = Server::ready();
+    server.evaluate(&format!(
+        "(progn (with-open-file (s {:?} :direction :output :if-exists :supersede)) \
+         (loop while (probe-file {:?}) do (sleep 0.01)) (defun f () 7))",
+        marker, gate
+    ));
+    std::fs::remove_file(&marker).unwrap();
+    std::fs::write(&gate, "").unwrap();
+    server
+}
+
+#[test]
+fn a_lost_request_that_is_cancelled_during_the_restore_is_not_answered() {
+    let scratch = Scratch::new();
+    let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    let queued = server.post_call("evaluate-lisp", json!({"code": "1"}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    kill_worker(&server);
+    until("it is being restored", || marker.exists());
+    for id in [lost, queued] {
+        server.notify("notifications/cancelled", json!({"requestId": id}));
+    }
+    // The ids are free again.
+    let again = json!({"jsonrpc": "2.0", "id": queued, "method": "ping"});
+    server.send(&again);
+    // It is answered while the image is being restored: what came before it has been heard by then.
+    assert_eq!(server.answer(queued)["result"], json!({}));
+    std::fs::remove_file(&gate).unwrap();
+    let text = server.outcome(behind).0;
+    assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9") && text.ends_with("=> 7"), "{text}");
+    server.goes_on();
+    let transcript = server.finish().transcript;
+    assert_eq!((answers(&transcript, lost), answers(&transcript, queued)), (0, 1));
+}
+
+#[test]
+fn a_cancellation_that_dies_with_the_worker_holds() {
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    server.evaluate("(defun f () 7)");
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    stop_worker(&server);
+    let call = |id: i64| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+    server.send(&json!([call(1), call(2)]));
+    server.notify("notifications/cancelled", json!({"requestId": lost}));
+    server.notify("notifications/cancelled", json!({"requestId": 1}));
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.starts_with("[notice]\nThe Lisp image was") && text.ends_with("=> 7"), "{text}");
+    let transcript = server.finish().transcript;
+    assert_eq!(answers(&transcript, lost), 0);
+    let batch = transcript.iter().find_map(Value::as_array).unwrap();
+    assert_eq!(batch.iter().map(|answer| &answer["id"]).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn whoever_asks_behind_a_cancellation_that_costs_the_image_is_told_of_it() {
+    let scratch = Scratch::new();
+    let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let id = server.post_running("(sb-sys:without-interrupts", "(loop))", 0.0);
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    let question = server.post_call("describe-last-error", json!({}));
+    until("it is being restored", || marker.exists());
+    let late = server.post_call("get-backtrace", json!({"max-frames": 3}));
+    // Others are answered meanwhile.
+    assert!(good(&mut server, "configure-limits", json!({})).contains("timeout"));
+    std::fs::remove_file(&gate).unwrap();
+    let text = server.outcome(question).0;
+    assert!(text.starts_with("Error: CANCELLED") && text.contains("did not react to being interrupted"), "{text}");
+    let text = server.outcome(late).0;
+    assert!(text.contains("CANCELLED"), "{text}");
+}
+
+#[test]
+fn a_repair_in_the_debugger_comes_back_and_what_was_held_is_not_done_again() {
+    let scratch = Scratch::new();
+    let paid = scratch.join("paid");
+    let mut server = Server::ready();
+    server.evaluate(&format!(
+        "(defun pay () (with-open-file (s {:?} :direction :output :if-exists :append :if-does-not-exist :create) \
+         (write-line \"paid\" s)) (settle))",
+        paid
+    ));
+    let (text, failed) = server.call_tool("evaluate-lisp", json!({"code": "(pay)", "on-error": "debug"}));
+    assert!(failed && text.starts_with("[ERROR] UNDEFINED-FUNCTION"), "{text}");
+    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(defun settle () :settled)"}));
+    assert_eq!(good(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :SETTLED");
+    for _ in 0..2 {
+        kill_worker(&server);
+        let text = server.evaluate("(settle)");
+        assert!(
+            text.contains("Restored: all 2 forms that defined something.") && text.ends_with("=> :SETTLED"),
+            "{text}"
+        );
+    }
+    assert_eq!(std::fs::read_to_string(&paid).unwrap(), "paid\n");
+    // One that defined something itself is repeated, with what it did besides.
+    let text = "(progn (defvar *account* 1) (incf *account*) (settle))";
+    server.evaluate(text);
+    kill_worker(&server);
+    assert!(server.evaluate("*account*").ends_with("=> 2"));
+}
+
+// ---- Workers that do not come up
+
+/// A server over pipes of its own.
+fn bare(arguments: &[&str], home: Option<&std::path::Path>) -> Child {
+    let mut command = Command::new(BINARY);
+    command.args(arguments).envs(home.map(|home| ("HOME", home)));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn request(id: i64, method: &str, params: &Value) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string() + "\n"
+}
+
+fn opening() -> Value {
+    json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}})
+}
+
+fn lines(bytes: &[u8]) -> Vec<Value> {
+    bytes
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn whoever_waits_for_a_server_that_cannot_start_is_told_why() {
+    let mut child = bare(&["--heap", "1M"], None);
+    let mut stdin = child.stdin.take().unwrap();
+    let requests = [request(1, "initialize", &opening()), request(2, "tools/list", &json!({}))].concat();
+    stdin.write_all(requests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answers = lines(&output.stdout);
+    assert_eq!(answers.iter().map(|answer| answer["id"].clone()).collect::<Vec<_>>(), [json!(1), json!(2)]);
+    for answer in &answers {
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("cannot start: heap 1M is out of range: allowed is 128M to 64G"), "{message}");
+    }
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_crash_loop_that_writes_to_the_pipes_answers_once() {
+    let home = Scratch::new();
+    let init =
+        "(loop for fd from 3 to 1023 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
+    std::fs::write(home.join(".sbclrc"), init).unwrap();
+    let mut child = bare(&["--user-init"], Some(&home));
+    let mut stdin = child.stdin.take().unwrap();
+    let requests: String = (1..=5).map(|id| request(id, "initialize", &opening())).collect();
+    stdin.write_all(requests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answers = lines(&output.stdout);
+    assert_eq!(answers.iter().map(|answer| answer["id"].as_i64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    for answer in &answers {
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("lost 5 times") && message.contains("wrote to a pipe"), "{message}");
+    }
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// Limits how many descriptors the supervisor may have.
+fn limit_descriptors(server: &Server, limit: u64) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = Pid::from_raw(i32::try_from(server.pid()).unwrap());
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(1024) }).unwrap();
+}
+
+#[test]
+fn a_worker_that_cannot_be_started_for_a_while_is_started_then() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    limit_descriptors(&server, 8);
+    kill_worker(&server);
+    until("there is no worker", || children(server.pid()).is_empty());
+    let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    limit_descriptors(&server, 1024);
+    assert!(server.outcome(waits).0.ends_with("=> 7"));
+    server.goes_on();
+}
+
+#[test]
+fn whoever_waits_for_a_worker_that_cannot_be_started_is_told_why() {
+    let mut server = Server::ready();
+    let waits = server.post_running("", "(sleep 1000)", 0.0);
+    limit_descriptors(&server, 8);
+    kill_worker(&server);
+    let message = server.answer(waits)["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("cannot be started") && message.contains("Too many open files"), "{message}");
+    let end = server.end();
+    assert_eq!(end.status.code(), Some(1));
+    assert_eq!(answers(&end.transcript, waits), 1);
+}
+
+// ---- A client that does not read stderr
+
+#[test]
+fn an_unread_stderr_stops_nothing() {
+    for ending in ["end", "-TERM"] {
+        let mut child = bare(&[], None);
+        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+        let fill = "(let ((fd (sb-unix:unix-open \"/proc/self/fd/2\" (logior sb-unix:o_wronly #o4000) 0)) \
+                          (text (make-array 4096 :element-type '(unsigned-byte 8) :initial-element 120))) \
+                      (defun f () 7) \
+                      (loop for size in '(4096 1) do (loop while (sb-unix:unix-write fd text 0 size))) :full)";
+        let mut exchange = |line: String, id: i64| {
+            stdin.write_all(line.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let mut byte = [0];
+            while byte != *b"\n" {
+                stdout.read_exact(&mut byte).unwrap();
+                answer.push(byte[0]);
+            }
+            let answer: Value = serde_json::from_slice(&answer).unwrap();
+            assert_eq!(answer["id"], id, "{answer}");
+            answer
+        };
+        exchange(request(1, "initialize", &opening()), 1);
+        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string() + "\n";
+        let text = exchange(initialized + &request(2, "tools/call", &call(fill)), 2).to_string();
+        assert!(text.contains(":FULL"), "{text}");
+        signal(children(child.id())[0], "-KILL");
+        exchange(request(3, "ping", &json!({})), 3);
+        let text = exchange(request(4, "tools/call", &call("(f)")), 4).to_string();
+        assert!(text.contains("=> 7"), "{text}");
+        match ending {
+            "end" => drop(stdin),
+            name => signal(child.id(), name),
+        }
+        let status = child.wait().unwrap().code();
+        assert_eq!(status, Some(if ending == "end" { 0 } else { 143 }));
+    }
+}
+
+// ---- What Lisp writes to descriptors that are not its own
+
+#[test]
+fn small_descriptors_are_nobodys() {
+    let mut server = Server::ready();
+    server.evaluate("(defvar *x* 1)");
+    server.evaluate("(setf *x* 99)");
+    let before = worker(&server);
+    let strays =
+        "(loop for fd from 3 to 400 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
+    server.evaluate(strays);
+    assert_eq!(server.evaluate("*x*"), "=> 99");
+    assert_eq!(worker(&server), before);
+}
+
+/// Defines a function that writes a frame to the supervisor: what no code does by accident.
+const FORGE: &str = r#"
+(defun forge (kind line length &optional (payload ""))
+  (let ((frame (concatenate '(vector (unsigned-byte 8)) (list #xfe 83 77 kind)
+                            (loop for i below 4 collect (ldb (byte 8 (* 8 i)) length))
+                            (loop for i below 8 collect (ldb (byte 8 (* 8 i)) line))
+                            (map 'list #'char-code payload))))
+    (loop for fd from 400 to 1023
+          do (handler-case
+                 (when (and (= 1 (logand 3 (sb-posix:fcntl fd sb-posix:f-getfl)))
+                            (= #o010000 (logand #o170000 (sb-posix:stat-mode (sb-posix:fstat fd)))))
+                   (sb-unix:unix-write fd (coerce frame '(simple-array (unsigned-byte 8) (*))) 0 (length frame)))
+               (error ())))))"#;
+
+#[test]
+fn forged_frames_cost_an_image_at_most() {
+    for (what, code) in [
+        ("an answer to nobody", "(forge 1 1000000 3 (format nil \"{}~%\"))"),
+        ("an answer that is no line", "(forge 1 1000000 2 \"{}\")"),
+        ("more than there may be", "(forge 1 1 (ash 1 30))"),
+        ("more than comes", "(forge 1 1 (ash 1 27))"),
+        ("an unknown kind", "(forge 99 1 0)"),
+        ("a handshake without end", "(dotimes (i 100) (forge 4 0 4 \"null\"))"),
+        ("a definition that is none", "(forge 5 0 4 \"null\")"),
+        ("an error that is none", "(forge 6 0 4 \"null\")"),
+        ("no limits", "(forge 7 0 4 \"null\")"),
+        ("readiness", "(forge 8 0 2 \"{}\")"),
+        ("a reset for nobody", "(forge 9 1000000 2 \"[]\")"),
+        ("a stuck evaluation", "(forge 10 0 4 \"null\")"),
+        ("a goodbye", "(forge 11 3 4 \"null\")"),
+        ("a reason not to serve", "(forge 11 3 8 \"\\\"reason\\\"\")"),
+    ] {
+        let mut server = Server::start_with(&["--watch-interval", "50"]);
+        server.initialize("2025-11-25");
+        server.evaluate(FORGE);
+        // While nothing is asked, which is when it is noticed on its own.
+        server.evaluate(&format!("(sb-thread:make-thread (lambda () (sleep 0.1) {code}))"));
+        let text = server.call_tool("evaluate-lisp", json!({"code": "(sleep 0.5)"})).0;
+        assert!(text.contains("=> NIL") || text.contains("IMAGE-LOST"), "{what}: {text}");
+        let text = server.evaluate("(not (null (fboundp 'forge)))");
+        assert!(text.ends_with("=> T"), "{what}: {text}");
+        server.goes_on();
+        let end = server.finish();
+        assert!(end.status.success(), "{what}: {}", end.stderr);
+    }
+}
+
+#[test]
+fn a_forked_child_that_prints_ends() {
+    let mut server = Server::ready();
+    let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
+                         (dotimes (i 100) (print i)) (warn "x") 1)"#;
+    // In a thread of the code's own, too.
+    let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {fork})))");
+    for _ in 0..5 {
+        assert!(server.evaluate(fork).ends_with("=> 1"));
+        assert!(server.evaluate(&thread).ends_with("=> 1"));
+    }
+    until("the children end by themselves", || children(worker(&server)).is_empty());
+    assert!(is_alive(worker(&server)));
+}
+
+// ---- What is restored is either right or named
+
+#[test]
+fn a_form_is_not_evaluated_in_another_package() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let path = scratch.join("package.lisp");
+    std::fs::write(&path, "(defpackage :app (:use :cl))").unwrap();
+    server.evaluate(&format!("(load {:?})", path.to_str().unwrap()));
+    server.evaluate("(defun run () :the-users-own)");
+    server.evaluate("(in-package :app)");
+    server.evaluate("(defun run () :of-app)");
+    server.evaluate("(in-package :cl-user)");
+    std::fs::remove_file(&path).unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(list (run) (package-name *package*))");
+    assert!(text.ends_with("=> (:THE-USERS-OWN \"COMMON-LISP-USER\")"), "{text}");
+    assert!(text.contains("- (defun run () :of-app) ("), "{text}");
+    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+}
+
+#[test]
+fn nor_when_there_was_no_room_for_the_form_that_made_its_package() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :app (:use :cl))");
+    // More than there is room for, in all.
+    for number in 0..3 {
+        server.evaluate(&format!("(defparameter *long-{number}* (length \"{}\"))", "x".repeat(6 << 20)));
+    }
+    server.evaluate("(defun run () :the-users-own)");
+    server.evaluate("(in-package :app) (defun run () :of-app)");
+    server.evaluate("(cl:in-package :cl-user)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (run) *long-2*)");
+    assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
+    assert!(text.contains("- (defun run () :of-app) (") && text.contains("for which there was no room"), "{text}");
+    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+}
+
+/// COMMON-LISP is used by most packages, not by all.
+#[test]
+fn what_was_loaded_comes_back_whatever_the_package_uses() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let path = scratch.join("without-cl");
+    std::fs::create_dir_all(path.join("a/b")).unwrap();
+    std::fs::write(path.join("without-cl.asd"), "(defsystem \"without-cl\")").unwrap();
+    std::fs::write(path.join("a/without-cl-a.asd"), "(defsystem \"without-cl-a\")").unwrap();
+    std::fs::write(path.join("file.lisp"), "(cl:defun f () 7)").unwrap();
+    server.evaluate("(defpackage :without-cl (:use))");
+    server.evaluate("(cl:in-package :without-cl)");
+    good(&mut server, "load", json!({"system": "without-cl", "directory": path}));
+    good(&mut server, "load", json!({"path": path.join("a/without-cl-a.asd"), "force": "self"}));
+    good(&mut server, "load", json!({"path": path.join("file.lisp")}));
+    kill_worker(&server);
+    let text = server.evaluate("(cl:list (f) (asdf:registered-system \"without-cl-a\"))");
+    std::fs::remove_dir_all(&path).unwrap();
+    assert!(text.contains("Restored: all 5 forms that defined something."), "{text}");
+    assert!(text.contains("(7 #<ASDF/SYSTEM:SYSTEM \"without-cl-a\">)"), "{text}");
+}
+
+#[test]
+fn what_is_set_up_beside_definitions_is_restored() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let path = scratch.join("set-up");
+    std::fs::create_dir(&path).unwrap();
+    let directory = path.canonicalize().unwrap();
+    std::fs::write(directory.join("set-up.asd"), "(defsystem \"set-up\")").unwrap();
+    server.evaluate(&format!("(defvar *place* {:?})", format!("{}/", directory.display())));
+    for code in [
+        "(pushnew :mine *features*)",
+        "(push (pathname *place*) asdf:*central-registry*)",
+        "(setf *default-pathname-defaults* (pathname *place*))",
+        "(asdf:load-asd (merge-pathnames \"set-up.asd\" *place*))",
+        "(sb-posix:chdir *place*)",
+        "(setf (logical-pathname-translations \"MINE\") (list (list \"**;*.*\" *place*)))",
+        "(defgeneric f (x)) (defmethod f ((x integer)) 1) (defmethod f ((x float)) 2)",
+        "(setf (documentation 'f 'function) \"What it does.\")",
+        "(remove-method #'f (find-method #'f '() (list (find-class 'float))))",
+    ] {
+        server.evaluate(code);
+    }
+    // What acts alone is not repeated.
+    server.evaluate("(setf *place* :another)");
+    let about = "(list (and (find :mine *features*) t) (find (pathname *place*) asdf:*central-registry* :test #'equal)
+                       (namestring *default-pathname-defaults*) (asdf:registered-system \"set-up\") (sb-posix:getcwd)
+                       (length (logical-pathname-translations \"MINE\")) (documentation 'f 'function)
+                       (length (sb-mop:generic-function-methods #'f)))";
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(text.contains("Restored: all 12 forms that defined something."), "{text}");
+    let values: Vec<_> = text.rsplit_once("=> ").unwrap().1.split_whitespace().collect();
+    let place = format!("{}/", directory.display());
+    let expected = format!(
+        "(T #P{place:?} {place:?} #<ASDF/SYSTEM:SYSTEM \"set-up\"> {:?} 1 \"What it does.\" 1)",
+        directory.to_str().unwrap()
+    );
+    assert_eq!(values.join(" "), expected);
+}
+
+/// Each costs itself, and is not tried again.
+#[test]
+fn forms_that_take_the_image_down_are_left_out() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let mark = scratch.join("deadly");
+    for number in 0..6 {
+        let deadly = format!(
+            "(progn (defun f{number} ()) (when (probe-file {:?}) (sb-posix:kill (sb-posix:getpid) 9)))",
+            mark.to_str().unwrap()
+        );
+        server.evaluate(&deadly);
+        server.evaluate(&format!("(defun g{number} () {number})"));
+    }
+    std::fs::write(&mark, "").unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(list (g0) (g5) (fboundp 'f0))");
+    assert!(text.ends_with("=> (0 5 NIL)"), "{text}");
+    assert!(text.contains("Restored: 6 of 12 forms"), "{text}");
+    assert_eq!(text.matches("(the image was killed 3 times while it was evaluated again)").count(), 6, "{text}");
+    // From now on nothing stands in the way.
+    kill_worker(&server);
+    assert!(server.evaluate("(list (g0) (g5))").ends_with("=> (0 5)"));
+}
+
+#[test]
+fn kills_from_outside_during_a_restore_blame_no_form() {
+    let scratch = Scratch::new();
+    let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
+    let mut server = slow_to_restore(&gate, &marker);
+    // The image itself, and then twice the one that evaluates the form again.
+    for _ in 0..3 {
+        kill_worker(&server);
+        until("it is being restored", || marker.exists());
+        std::fs::remove_file(&marker).unwrap();
+    }
+    std::fs::remove_file(&gate).unwrap();
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: the one form that defined something.") && text.ends_with("=> 7"), "{text}");
+}
+
+// ---- While an image is restored
+
+#[test]
+fn what_wants_no_lisp_is_answered_while_an_image_is_restored() {
+    let scratch = Scratch::new();
+    let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let failed = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"})).0;
+    assert!(failed.contains("DIVISION-BY-ZERO"), "{failed}");
+    let tools = ["describe-last-error", "get-backtrace", "error-history", "configure-limits"];
+    let before = tools.map(|tool| server.call_tool(tool, json!({})));
+    kill_worker(&server);
+    until("it is being restored", || marker.exists());
+    let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(f)"}, "_meta": {"progressToken": "p"}});
+    let waits = server.post("tools/call", params);
+    let inspects = server.post_call("list-definitions", json!({}));
+    assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+    assert_eq!(tools.map(|tool| server.call_tool(tool, json!({}))), before);
+    let progress = server.receive().unwrap();
+    assert_eq!(progress["method"], "notifications/progress");
+    assert_eq!(progress["params"]["progressToken"], "p");
+    assert_eq!(progress["params"]["message"], "waiting for the image, which is being restored: form 1 of 1");
+    std::fs::remove_file(&gate).unwrap();
+    let text = server.outcome(waits).0;
+    assert!(text.contains("Restored: the one form") && text.ends_with("=> 7"), "{text}");
+    assert!(server.outcome(inspects).0.contains("- F ()"));
+    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    server.goes_on();
+}
+
+#[test]
+fn a_reset_ends_a_restore() {
+    let scratch = Scratch::new();
+    let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
+    let mut server = slow_to_restore(&gate, &marker);
+    let lost = server.post_running("", "(sleep 1000)", 0.0);
+    kill_worker(&server);
+    until("it is being restored", || marker.exists());
+    let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    let inspects = server.post_call("list-definitions", json!({}));
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains("The image before was still being restored") && text.contains("Session reset."), "{text}");
+    for id in [lost, waits] {
+        let (text, is_error) = server.outcome(id);
+        assert!(is_error && text.starts_with("[ERROR] CANCELLED"), "{text}");
+    }
+    assert_eq!(server.outcome(inspects).0, "No definitions in this session.");
+    assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+    server.goes_on();
+}
+
+/// A form that goes on, and cannot be interrupted, for as long as `gate` is there.
+fn uninterruptible(gate: &Path) -> String {
+    format!("(progn (sb-sys:without-interrupts (loop while (probe-file {:?}))) (defun stuck () 1))", gate)
+}
+
+#[test]
+#[ignore = "the time of such a form, a quarter of a minute"]
+fn an_uninterruptible_form_costs_its_time_and_is_skipped() {
+    let scratch = Scratch::new();
+    let gate = scratch.join("gate-uninterruptible");
+    let mut server = Server::ready();
+    server.evaluate(&uninterruptible(&gate));
+    server.evaluate("(defun f () 7)");
+    std::fs::write(&gate, "").unwrap();
+    let begin = Instant::now();
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("it takes the image down"), "{text}");
+    assert!(text.ends_with("=> 7"), "{text}");
+    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
+}

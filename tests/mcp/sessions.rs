@@ -1,0 +1,621 @@
+//! Sessions that last: `--session`, and the command `sessions`.
+
+#![cfg(target_os = "linux")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::client::{BINARY, Scratch, Server, bad, good};
+use crate::mode::{Mode, both_modes};
+use crate::processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until};
+use rstest_reuse::apply;
+use serde_json::json;
+
+/// A state directory of servers of one mode.
+struct State {
+    mode: Mode,
+    directory: Scratch,
+}
+
+impl State {
+    fn new(mode: Mode) -> Self {
+        Self { mode, directory: Scratch::new() }
+    }
+
+    fn start(&self, arguments: &[&str]) -> Server {
+        self.mode.start_with_environment(
+            arguments,
+            &[("XDG_STATE_HOME", &self.directory), ("XDG_RUNTIME_DIR", &self.directory)],
+        )
+    }
+
+    /// A server of this session, which has shaken hands.
+    fn serve(&self, session: &str) -> Server {
+        let mut server = self.start(&["--session", session]);
+        server.initialize("2025-11-25");
+        server
+    }
+
+    /// `sbcl-mcp sessions` with these arguments.
+    fn sessions(&self, arguments: &[&str]) -> Output {
+        Command::new(BINARY)
+            .arg("sessions")
+            .args(arguments)
+            .env("XDG_STATE_HOME", &*self.directory)
+            .env("XDG_RUNTIME_DIR", &self.directory)
+            .output()
+            .unwrap()
+    }
+
+    fn list(&self) -> String {
+        let output = self.sessions(&[]);
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn directory(&self, session: &str) -> PathBuf {
+        self.directory.join("sbcl-mcp/sessions").join(session)
+    }
+
+    /// Waits until nobody has the session.
+    fn is_free(&self, session: &str) {
+        until("the session is free", || {
+            let list = self.list();
+            list.lines().any(|line| line.starts_with(session) && !line.contains("by process"))
+        });
+    }
+}
+
+/// The files in a directory with this extension.
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+}
+
+#[apply(both_modes)]
+fn a_session_goes_on_where_it_was(mode: Mode) {
+    let state = State::new(mode);
+    assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
+    let mut server = state.serve("work");
+    assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    server.evaluate("(defpackage :app (:use :cl)) (in-package :app)");
+    let end = server.finish();
+    assert!(end.status.success() && end.stderr.is_empty(), "{}", end.stderr);
+
+    // The next server waits for the process that saves it.
+    let mut server = state.serve("work");
+    let text = server.evaluate("(list cl-user::*x* (cl-user::f))");
+    assert!(
+        text.starts_with("[notice]\nThe session \"work\" goes on. Restored: the checkpoint \"auto-1\" of "),
+        "{text}"
+    );
+    assert!(text.contains(" ago (evaluation 3). Nothing was defined since.\n\n=> (41 41)"), "{text}");
+    assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
+    // Numbers are never used again, and the errors are those of the session.
+    assert!(good(&mut server, "error-history", json!({})).contains("E1 "));
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 2 0)"}));
+    assert!(good(&mut server, "describe-last-error", json!({})).contains("Id: E2"));
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 6"));
+
+    let list = state.list();
+    assert!(list.starts_with("work  ") && list.contains(&format!("; served by process {}", server.pid())), "{list}");
+    assert!(list.contains(" ago, evaluation "), "{list}");
+    assert!(list.contains(": 1 function, 1 variable, 1 package; "), "{list}");
+    assert_eq!(std::fs::metadata(state.directory("work")).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[apply(both_modes)]
+fn a_session_has_one_server(mode: Mode) {
+    let state = State::new(mode);
+    let server = state.serve("only");
+    let second = state.start(&["--session", "only"]);
+    let end = second.end();
+    assert_eq!(end.status.code(), Some(1));
+    let reason =
+        format!("The session \"only\" is served by process {}. A session has one server at a time.", server.pid());
+    assert!(end.stderr.contains(&reason), "{}", end.stderr);
+    // The client is told, too.
+    let mut third = state.start(&["--session", "only"]);
+    let answer = third.request(
+        "initialize",
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}),
+    );
+    assert!(answer["error"]["message"].as_str().unwrap().contains(&reason), "{answer}");
+    let output = state.sessions(&["delete", "only"]);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be deleted meanwhile"));
+    assert!(server.finish().status.success());
+    // Nothing was evaluated: there is nothing to save, and it is free.
+    state.is_free("only");
+    assert!(state.sessions(&["delete", "only"]).status.success());
+    assert!(!state.directory("only").exists());
+    let output = state.sessions(&["delete", "only"]);
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session \"only\". There are: none."));
+    for name in ["", ".", "..", ".x", "a\nb"] {
+        let end = state.start(&["--session", name]).end();
+        assert!(end.stderr.contains("A session's name has at most 100 characters"), "{}", end.stderr);
+    }
+    let end = state.start(&["--session", "x", "--restore", "none"]).end();
+    assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
+}
+
+#[apply(both_modes)]
+fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save(mode: Mode) {
+    let state = State::new(mode);
+    let directory = state.directory.join("a place");
+    let path = directory.to_str().unwrap();
+    let mut server = state.serve(path);
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 3) (/ 1 0)", "on-error": "debug"}));
+    assert!(server.finish().status.success());
+    let mut server = state.serve(path);
+    assert!(server.evaluate("*x*").ends_with("=> 3"));
+    good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
+    server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
+    let programs = children(state.mode.lisp(&server));
+    assert_eq!(programs.len(), 1);
+    signal(server.pid(), "-TERM");
+    assert_eq!(server.end().status.code(), Some(143));
+    until("the program is gone", || !programs.iter().any(|program| is_alive(*program)));
+    let mut server = state.serve(path);
+    assert!(server.evaluate("(list *x* *y*)").ends_with("=> (4 5)"));
+    assert!(directory.join("log").exists());
+}
+
+#[apply(both_modes)]
+fn it_is_saved_while_it_is_idle_and_on_request(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("idle");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    until("it is saved", || good(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
+    server.evaluate("(setf *x* 3)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(setf *x* 4) (defun f () :f)");
+    let pids: Vec<_> = children(server.pid()).into_iter().chain([server.pid()]).collect();
+    // At once: who sees another one die would save what there is, or begin anew.
+    pids.iter().rev().for_each(|pid| signal(*pid, "-STOP"));
+    pids.iter().for_each(|pid| signal(*pid, "-KILL"));
+    until("all are gone", || !pids[..1].iter().any(|pid| is_alive(*pid)));
+    drop(server);
+    let mut server = state.serve("idle");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(text.contains("the checkpoint \"mine\" of "), "{text}");
+    assert!(text.contains("and the one form that defined something since.\n\n=> (3 :F)"), "{text}");
+    // Evaluations that left nothing behind have had their numbers, too.
+    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 4"));
+    // A named one is still there, and what was defined since a return is forgotten.
+    let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    assert!(text.contains("Forgotten: the 2 evaluations since."), "{text}");
+    assert_eq!(server.evaluate("(list *x* (fboundp 'f))"), "=> (3 NIL)");
+    good(&mut server, "reset-session", json!({}));
+    assert!(server.finish().status.success());
+    let mut server = state.serve("idle");
+    assert_eq!(server.evaluate("(boundp '*x*)"), "=> NIL");
+    // Going back to one that the session has not come through brings its definitions along.
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    if !state.mode.is_plain() {
+        kill_worker(&server);
+    }
+    assert!(server.evaluate("*x*").ends_with("=> 3"));
+    let export = String::from_utf8(state.sessions(&["export", "idle"]).stdout).unwrap();
+    assert!(export.contains("(defvar *x* 1)"), "{export}");
+}
+
+#[apply(both_modes)]
+fn the_image_of_another_build_is_not_booted(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("old");
+    server.evaluate("(defvar *x* 1) (setf *x* 2) (defun f () :f)");
+    assert!(server.finish().status.success());
+    state.is_free("old");
+    for manifest in files(&state.directory("old"), "json") {
+        let text = std::fs::read_to_string(&manifest).unwrap();
+        let mut checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
+        checkpoint["build"] = json!("0.0.1 2.0.0 x y");
+        std::fs::write(manifest, checkpoint.to_string()).unwrap();
+    }
+    let mut server = state.serve("old");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(
+        text.starts_with(
+            "[notice]\nThe session \"old\" goes on. Its image was saved by another build of sbcl-mcp: 0.0.1, with SBCL \
+             2.0.0. It cannot be booted here: only definitions come back. Restored: all 2 forms that defined something."
+        ),
+        "{text}"
+    );
+    assert!(text.ends_with("=> (1 :F)"), "{text}");
+    assert!(server.finish().status.success());
+    let end = state.start(&["--session", "old", "--heap", "1G"]).end();
+    assert!(
+        end.stderr.contains("The session \"old\" was saved with another heap: start it with --heap 8192M."),
+        "{}",
+        end.stderr
+    );
+}
+
+#[apply(both_modes)]
+fn definitions_are_exported_for_any_sbcl(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("app");
+    server.evaluate(
+        "(defpackage :app (:use :cl) (:export #:area)) (in-package :app)
+         (defun side () 2)
+         (defun area () (* (side) (side)))
+         (defstruct point x y)",
+    );
+    server.evaluate("(defun side () 3) (setf (get 'x 'y) 1)");
+    server.evaluate("(in-package :cl-user) (defun pid () (sb-posix:getpid)) (defvar *list* (list 1 (app:area)))");
+    let file = state.directory.join("app.lisp");
+    let path = file.to_str().unwrap();
+    // Also while it runs.
+    until("all is in the log", || {
+        assert!(state.sessions(&["export", "app", "--output", path]).status.success());
+        std::fs::read_to_string(&file).unwrap().contains("*list*")
+    });
+    let text = std::fs::read_to_string(&file).unwrap();
+    let body: Vec<_> = text.lines().filter(|line| !line.starts_with(";;;;") && !line.is_empty()).collect();
+    let expected = [
+        "(require :sb-posix)",
+        "(defpackage :app (:use :cl) (:export #:area))",
+        "(in-package :app)",
+        "(defun area () (* (side) (side)))",
+        "(defstruct point x y)",
+        "(defun side () 3)",
+        "(cl:in-package :common-lisp-user)",
+        "(defun pid () (sb-posix:getpid))",
+        "(defvar *list* (list 1 (app:area)))",
+    ];
+    assert_eq!(body, [&expected[..3], &["(defun side () 2)"], &expected[3..]].concat());
+    let Some(mut bare) = bare() else { return };
+    let check = "(assert (equal (list (list 1 9) (integerp (pid))) (list *list* t)))";
+    let output = bare.args(["--load", path, "--eval", check, "--quit"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Bare SBCL, where there is one.
+fn bare() -> Option<Command> {
+    let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
+        eprintln!("skipped: {} names no bare SBCL to load it with", sbcl_core::settings::PREBUILT);
+        return None;
+    };
+    let mut command = Command::new(bare.program);
+    command.arg("--core").arg(bare.core).args(["--noinform", "--non-interactive", "--no-sysinit", "--no-userinit"]);
+    command.env("SBCL_HOME", bare.home);
+    Some(command)
+}
+
+/// Kills all processes that have to do with this state directory, at once.
+fn kill_all(state: &State) {
+    let mark = format!("XDG_STATE_HOME={}\0", state.directory.display());
+    loop {
+        let mut found = Vec::new();
+        for pid in crate::processes::processes().into_keys().filter(|pid| *pid != std::process::id()) {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            if String::from_utf8_lossy(&environment).contains(&mark) {
+                found.push(pid.to_string());
+            }
+        }
+        if found.is_empty() {
+            return;
+        }
+        let _ = Command::new("kill").arg("-KILL").args(found).output();
+    }
+}
+
+/// `SBCL_MCP_SESSION_KILLS` says how often.
+#[apply(both_modes)]
+fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now(mode: Mode) {
+    let rounds = std::env::var("SBCL_MCP_SESSION_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(8);
+    let state = State::new(mode);
+    // How long saving takes here.
+    let mut server = state.serve("killed");
+    server.evaluate("(setf *a* 0 *b* (list 0)) (defun f () (list *a* (first *b*)))");
+    let begin = std::time::Instant::now();
+    server.finish();
+    state.is_free("killed");
+    let time = begin.elapsed().as_micros();
+    let mut random = 1_u64;
+    let mut known = 0;
+    let mut outcomes = [0, 0];
+    for round in 1..=rounds {
+        let mut server = state.serve("killed");
+        let text = server.evaluate("(f)");
+        let is = |n: u64| text.ends_with(&format!("=> ({n} {n})"));
+        let found = if is(round - 1) { round - 1 } else { known };
+        assert!(is(found), "after round {round}: {text}, with {known} before");
+        outcomes[usize::from(found == known)] += 1;
+        known = found;
+        server.evaluate(&format!("(setf *a* {round} *b* (list {round}))"));
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let delay = u128::from(random >> 33) * time * 5 / 4 / u128::from(u32::MAX >> 1);
+        match round % 3 {
+            0 => drop(server.post_call("checkpoint", json!({"action": "save", "name": "kept"}))),
+            1 => server.close(),
+            _ => signal(server.pid(), "-TERM"),
+        }
+        // Not to wait for anything: the moment is to be any.
+        std::thread::sleep(std::time::Duration::from_micros(delay.try_into().unwrap()));
+        kill_all(&state);
+        drop(server);
+    }
+    eprintln!("{} of {rounds} kills left the new state, {} the one before", outcomes[0], outcomes[1]);
+    // What was cut off takes no room.
+    let mut server = state.serve("killed");
+    server.evaluate("(f)");
+    let (cores, manifests) = (files(&state.directory("killed"), "core"), files(&state.directory("killed"), "json"));
+    assert_eq!(cores.len(), manifests.len());
+    assert!(cores.len() <= 4, "{cores:?}");
+}
+
+#[apply(both_modes)]
+fn what_a_session_could_not_restore_stays_listed(mode: Mode) {
+    let state = State::new(mode);
+    let file = state.directory.join("needed");
+    std::fs::write(&file, "1").unwrap();
+    let mut server = state.serve("lame");
+    let code = format!("(progn (assert (probe-file {file:?})) (defun lame () 1))");
+    server.evaluate(&code);
+    server.evaluate("(defun f () 7)");
+    server.finish();
+    state.is_free("lame");
+    // Only the journal is left.
+    files(&state.directory("lame"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
+    std::fs::remove_file(&file).unwrap();
+    let mut server = state.serve("lame");
+    assert!(server.evaluate("(f)").contains("Restored: 1 of 2 forms"));
+    let listed =
+        |server: &mut Server| good(server, "list-definitions", json!({})).contains("[Not Restored]\n- (progn ");
+    assert!(listed(&mut server));
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
+    assert!(listed(&mut server));
+    server.finish();
+    state.is_free("lame");
+    let mut server = state.serve("lame");
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Not restored earlier, and not defined again since:\n  - (progn "), "{text}");
+    let exported = String::from_utf8(state.sessions(&["export", "lame"]).stdout).unwrap();
+    assert!(
+        exported.contains(";;; Missing: it could not be restored (SIMPLE-ERROR: ") && exported.contains(";; (progn ")
+    );
+    std::fs::write(&file, "1").unwrap();
+    server.evaluate(&code);
+    assert!(!listed(&mut server));
+    server.finish();
+    state.is_free("lame");
+    assert!(!listed(&mut state.serve("lame")));
+}
+
+#[apply(both_modes)]
+fn a_client_is_answered_while_its_session_is_restored(mode: Mode) {
+    let state = State::new(mode);
+    let (gate, marker) = (state.directory.join("gate"), state.directory.join("marker"));
+    let mut server = state.serve("slow");
+    server.evaluate(&format!(
+        "(progn (with-open-file (s {marker:?} :direction :output :if-exists :supersede))
+                (loop while (probe-file {gate:?}) do (sleep 0.01)) (defun f () 7))"
+    ));
+    server.finish();
+    state.is_free("slow");
+    files(&state.directory("slow"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
+    for resets in [false, true] {
+        std::fs::remove_file(&marker).unwrap();
+        std::fs::write(&gate, "").unwrap();
+        let mut server = state.serve("slow");
+        until("it is being restored", || marker.exists());
+        let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+        assert_eq!(server.request("ping", json!({}))["result"], json!({}));
+        assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+        if resets {
+            let text = good(&mut server, "reset-session", json!({}));
+            assert!(text.contains("The image before was still being restored"), "{text}");
+            assert!(server.outcome(waits).0.starts_with("[ERROR] CANCELLED"));
+            assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+            continue;
+        }
+        // What is not restored yet is where it was.
+        server.finish();
+        state.is_free("slow");
+        assert!(files(&state.directory("slow"), "core").is_empty());
+    }
+}
+
+#[apply(both_modes)]
+fn a_session_whose_images_do_not_come_up_goes_on_with_its_definitions(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("torn");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    server.finish();
+    state.is_free("torn");
+    let cores = files(&state.directory("torn"), "core");
+    assert!(cores.len() > 1);
+    for core in cores {
+        let mut bytes = std::fs::read(&core).unwrap();
+        // One that was being saved may have nothing in it.
+        bytes.iter_mut().take(1 << 20).for_each(|byte| *byte = 0xff);
+        std::fs::write(core, bytes).unwrap();
+    }
+    let mut server = state.serve("torn");
+    let text = server.evaluate("(list (f) (g) *x*)");
+    assert!(text.contains("The session \"torn\" goes on.") && text.ends_with("=> (1 2 1)"), "{text}");
+}
+
+#[apply(both_modes)]
+fn an_image_that_is_not_whole_gives_way_to_the_one_before(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("cut");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    server.evaluate("(defun g () 2) (setf *x* 3)");
+    server.finish();
+    state.is_free("cut");
+    // Where an evaluation took long, the server has also saved before the end.
+    let names = files(&state.directory("cut"), "json").into_iter().map(|manifest| {
+        let checkpoint: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
+        checkpoint["name"].as_str().unwrap().to_owned()
+    });
+    let number = |name: &str| name.strip_prefix("auto-").and_then(|number| number.parse::<u32>().ok());
+    let last = names.filter_map(|name| number(&name)).max().expect("it is saved at the end");
+    let gives_way =
+        format!("The image that was saved last, \"auto-{last}\", is not whole. Restored: the checkpoint \"first\" of ");
+    // In the order of their ends.
+    for (image, reason, outcome) in [
+        ("auto-", gives_way.as_str(), "2 2"),
+        ("", "is not whole. Restored: all 3 forms that defined something.", "2 1"),
+    ] {
+        for manifest in files(&state.directory("cut"), "json") {
+            let text = std::fs::read_to_string(&manifest).unwrap();
+            let checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
+            if checkpoint["name"].as_str().unwrap().starts_with(image) {
+                let core = std::fs::File::options().write(true).open(manifest.with_extension("core")).unwrap();
+                core.set_len(checkpoint["bytes"].as_u64().unwrap() - 1).unwrap();
+            }
+        }
+        let mut server = state.serve("cut");
+        let text = server.evaluate("(list (f) (g) *x*)");
+        assert!(text.starts_with("[notice]\nThe session \"cut\" goes on. The image that was saved last, "), "{text}");
+        assert!(text.contains(reason) && text.ends_with(&format!("=> (1 {outcome})")), "{text}");
+        // Without another image.
+        kill_all(&state);
+    }
+}
+
+/// What comes from elsewhere is read before it is booted.
+#[apply(both_modes)]
+fn a_session_may_be_copied_and_damage_on_the_way_is_noticed(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("here");
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    server.finish();
+    state.is_free("here");
+    let copy = |name: &str| {
+        std::fs::create_dir(state.directory(name)).unwrap();
+        for file in std::fs::read_dir(state.directory("here")).unwrap() {
+            let path = file.unwrap().path();
+            std::fs::copy(&path, state.directory(name).join(path.file_name().unwrap())).unwrap();
+        }
+        let [core] = &files(&state.directory(name), "core")[..] else { panic!("one image") };
+        core.clone()
+    };
+    let core = copy("there");
+    let seal = || -> serde_json::Value {
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(core.with_extension("json")).unwrap()).unwrap()["seal"]
+            .clone()
+    };
+    let before = seal();
+    let mut server = state.serve("there");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
+    // It is read once.
+    assert!(seal()["inode"] != before["inode"] && seal()["checksum"] == before["checksum"], "{before} {}", seal());
+    kill_all(&state);
+
+    let core = copy("damaged");
+    let mut bytes = std::fs::read(&core).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&core, bytes).unwrap();
+    let mut server = state.serve("damaged");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(
+        text.contains("is not whole. Restored: all 2 forms that defined something.") && text.ends_with("=> (1 1)"),
+        "{text}"
+    );
+}
+
+#[apply(both_modes)]
+fn a_session_that_cannot_be_saved_at_the_end_says_so_and_stays_what_it_was(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve("full");
+    server.evaluate("(defvar *x* 1) (setf *x* 2)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    // From here on nothing is saved, however long the session is idle.
+    server.evaluate(NO_SIGXFSZ);
+    limit_files(state.mode.lisp(&server), Some(1 << 20));
+    server.evaluate("(defun f () :f) (setf *x* 3)");
+    assert!(server.finish().status.success());
+    state.is_free("full");
+    let mut server = state.serve("full");
+    let text = server.evaluate("(list *x* (f))");
+    assert!(text.contains("Restored: the checkpoint \"") && text.ends_with("=> (2 :F)"), "{text}");
+    // The system has no memory for a copy.
+    server.evaluate("(defun g () :g)");
+    assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
+    let end = server.finish();
+    let told = "When the session \"full\" was saved last:\n";
+    assert!(end.stderr.contains(told), "{}", end.stderr);
+    assert!(end.stderr.contains("The session was not saved: the process that saved it ended with "), "{}", end.stderr);
+    assert!(end.stderr.contains("the session was not saved: "), "{}", end.stderr);
+    assert!(end.stderr.contains("The process cannot be copied: Cannot allocate memory."), "{}", end.stderr);
+    state.is_free("full");
+    let mut server = state.serve("full");
+    let text = server.evaluate("(list *x* (f) (g))");
+    assert!(text.ends_with("=> (2 :F :G)"), "{text}");
+    assert!(!server.finish().stderr.contains(told));
+    // It was torn by nobody.
+    state.is_free("full");
+    let directory = state.directory("full");
+    assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());
+}
+
+#[apply(both_modes)]
+fn nobody_else_can_read_what_is_in_a_session(mode: Mode) {
+    let state = State::new(mode);
+    let directory = state.directory.join("shared");
+    std::fs::create_dir(&directory).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut server = state.serve(directory.to_str().unwrap());
+    server.evaluate("(defvar *secret* 1)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    server.evaluate("(setf *secret* 2)");
+    server.finish();
+    // Once the process that saves it has ended.
+    assert!(state.serve(directory.to_str().unwrap()).evaluate("*secret*").ends_with("=> 2"));
+    assert!(files(&directory, "core").len() > 1);
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+}
+
+#[apply(both_modes)]
+fn a_directory_that_is_no_session_is_left_alone(mode: Mode) {
+    let state = State::new(mode);
+    let directory = state.directory.join("mine");
+    let path = directory.to_str().unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    let mine = ["app.core", "app.forms", "log", "notes.draft"].map(|name| directory.join(name));
+    mine.iter().for_each(|file| std::fs::write(file, "mine").unwrap());
+    let end = state.start(&["--session", path]).end();
+    assert!(end.stderr.contains("is not empty, and no session"), "{}", end.stderr);
+    for action in ["delete", "export"] {
+        let output = state.sessions(&[action, path]);
+        assert!(!output.status.success());
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session "), "{output:?}");
+    }
+    assert!(mine.iter().all(|file| std::fs::read_to_string(file).unwrap() == "mine"));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), mine.len());
+
+    // One that is empty may become one. What others put there is not the session's.
+    mine.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let mut server = state.serve(path);
+    server.evaluate("(defvar *x* 1)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+    server.finish();
+    for name in ["app.core", "notes.draft"] {
+        std::fs::write(directory.join(name), "mine").unwrap();
+    }
+    let mut server = state.serve(path);
+    assert!(server.evaluate("*x*").ends_with("=> 1"));
+    server.finish();
+    until("it is free", || state.sessions(&["delete", path]).status.success());
+    let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["app.core", "notes.draft"]);
+}

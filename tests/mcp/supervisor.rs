@@ -1,0 +1,641 @@
+//! What SBCL does not survive, the server does: the real binary over pipes, its worker killed in every way.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::HashSet;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::client::{BINARY, Scratch, Server, outcome};
+use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, until, worker};
+use serde_json::{Value, json};
+
+const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
+const ABORT: &str = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "abort" (function sb-alien:void)))"#;
+
+/// A session with definitions of all sorts.
+const DEFINITIONS: &str = r#"
+(defpackage :zoo (:use :cl) (:export #:feed))
+(in-package :zoo)
+(defmacro twice (form) `(progn ,form ,form))
+(defclass animal () ((name :initarg :name :reader name)))
+(defgeneric feed (animal))
+(defmethod feed ((animal animal)) (list :fed (name animal)))
+(let ((count 0)) (defun tick () (twice (incf count)) count))
+(defstruct cage (size 3))
+(defparameter *open* 1)
+(define-condition hungry (error) ())"#;
+
+const INTACT: &str = "(list (feed (make-instance 'animal :name 1)) (cage-size (make-cage)) (package-name *package*) \
+                      (not (null (macro-function 'twice))) (fboundp 'tick))";
+const AS_DEFINED: &str = r#"=> ((:FED 1) 3 "ZOO" T #<FUNCTION TICK>)"#;
+
+fn lost(text: &str) {
+    assert!(text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
+    assert!(text.ends_with("[Backtrace]\n0: (no frames available)"), "{text}");
+}
+
+// ---- Deaths
+
+#[test]
+fn an_idle_worker_that_dies_is_replaced() {
+    let mut server = Server::ready();
+    server.evaluate(DEFINITIONS);
+    server.evaluate("(setf *open* 99)");
+    kill_worker(&server);
+    let text = server.evaluate("*open*");
+    assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9 (SIGKILL"), "{text}");
+    assert!(text.contains("Restored: all 10 forms"), "{text}");
+    assert!(text.contains("values that were assigned"), "{text}");
+    assert!(text.ends_with("\n\n=> 1"), "{text}");
+    assert_eq!(server.evaluate(INTACT).split(" {").next(), AS_DEFINED.split(" {").next());
+    server.goes_on();
+    let end = server.finish();
+    assert!(end.status.success());
+}
+
+#[test]
+fn a_request_that_comes_just_after_the_death_is_served() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    for _ in 0..10 {
+        signal(worker(&server), "-KILL");
+        let text = server.evaluate("(f)");
+        assert!(text.ends_with("=> 7"), "{text}");
+        server.goes_on();
+    }
+}
+
+#[test]
+fn the_evaluation_in_flight_is_told_and_those_behind_it_are_served() {
+    let mut server = Server::ready();
+    server.evaluate(DEFINITIONS);
+    let running = server.post_running("(progn (defun never () 1) ", "(sleep 100))", 0.0);
+    let queued: Vec<_> =
+        (0..5).map(|n| server.post_call("evaluate-lisp", json!({"code": format!("(+ {n} 1)")}))).collect();
+    // All of them have arrived.
+    server.request("ping", json!({}));
+    kill_worker(&server);
+    let (text, is_error) = server.outcome(running);
+    assert!(is_error);
+    lost(&text);
+    assert!(text.contains("SIGKILL") && text.contains("Restored: all 10 forms"), "{text}");
+    for (n, id) in queued.into_iter().enumerate() {
+        assert_eq!(server.outcome(id), (format!("=> {}", n + 1), false));
+    }
+    assert_eq!(server.evaluate("(fboundp 'never)"), "=> NIL");
+    let end = server.finish();
+    let ids: Vec<_> = end.transcript.iter().map(|message| message["id"].clone()).collect();
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len(), "an id was answered twice");
+}
+
+#[test]
+fn ways_to_die() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    for (code, word) in [
+        (ABORT, "SBCL itself or foreign code gave up, and stderr says more."),
+        (
+            r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)"#,
+            "status 0",
+        ),
+        (
+            r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 3)"#,
+            "status 3",
+        ),
+        (
+            r#"(sb-alien:alien-funcall (sb-alien:extern-alien "kill" (function sb-alien:int sb-alien:int sb-alien:int)) (sb-unix:unix-getpid) 9)"#,
+            "SIGKILL",
+        ),
+    ] {
+        let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code}));
+        assert!(is_error, "{code}: {text}");
+        lost(&text);
+        assert!(text.contains(word), "{code}: {text}");
+        let described = server.call_tool("describe-last-error", json!({})).0;
+        assert!(described.starts_with("Error: IMAGE-LOST\n  The Lisp image "), "{described}");
+        assert!(server.call_tool("get-backtrace", json!({})).0.starts_with("Backtrace for IMAGE-LOST (0 of 0 frames)"));
+        assert_eq!(server.evaluate("(f)"), "=> 7", "{code}");
+        assert_eq!(server.call_tool("describe-last-error", json!({})).0, NO_ERROR);
+        server.goes_on();
+    }
+}
+
+#[test]
+fn a_form_that_kills_is_not_repeated_but_those_before_it_are() {
+    let mut server = Server::ready();
+    let code = format!("(defun before () 1) (progn (defun killer () 2) {ABORT}) (defun after () 3)");
+    lost(&server.call_tool("evaluate-lisp", json!({"code": code})).0);
+    assert_eq!(server.evaluate("(list (before) (fboundp 'killer) (fboundp 'after))"), "=> (1 NIL NIL)");
+}
+
+#[test]
+fn forms_that_cannot_be_restored_are_named() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let (path, deadly) = (scratch.join("restore"), scratch.join("deadly"));
+    std::fs::write(&path, "1").unwrap();
+    server.evaluate(&format!("(progn (assert (probe-file {path:?})) (defun lucky () 1))"));
+    server.evaluate(&format!("(progn (when (probe-file {deadly:?}) {ABORT}) (defun unlucky () 1))"));
+    server.evaluate("(defun f () 7)");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&deadly, "1").unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(list (f) (fboundp 'lucky) (fboundp 'unlucky))");
+    assert!(text.contains("Restored: 1 of 3 forms"), "{text}");
+    assert!(text.contains("(progn (assert") && text.contains("it takes the image down"), "{text}");
+    assert!(text.ends_with("=> (7 NIL NIL)"), "{text}");
+    // They are not tried again.
+    std::fs::remove_file(&deadly).unwrap();
+    kill_worker(&server);
+    assert!(server.evaluate("(f)").contains("Restored: the one form that"));
+}
+
+#[test]
+fn error_state_history_and_limits_survive() {
+    let mut server = Server::ready();
+    server.call_tool("configure-limits", json!({"timeout": 7, "max-output": 1234}));
+    let limits = server.call_tool("configure-limits", json!({}));
+    server.call_tool("evaluate-lisp", json!({"code": "(car 1)"}));
+    server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    let tools = ["describe-last-error", "get-backtrace", "error-history"];
+    let before = tools.map(|tool| server.call_tool(tool, json!({})));
+    assert!(before[0].0.starts_with("Error: DIVISION-BY-ZERO"));
+    for _ in 0..2 {
+        kill_worker(&server);
+        assert_eq!(tools.map(|tool| server.call_tool(tool, json!({}))), before);
+        assert_eq!(server.call_tool("configure-limits", json!({})), limits);
+    }
+}
+
+#[test]
+fn nothing_is_restored_when_that_is_wanted() {
+    let mut server = Server::start_with(&["--restore", "none"]);
+    server.initialize("2025-11-25");
+    server.call_tool("configure-limits", json!({"timeout": 7}));
+    server.evaluate("(defun f () 7)");
+    kill_worker(&server);
+    let text = server.evaluate("(fboundp 'f)");
+    assert!(text.contains("Nothing was restored (--restore none)") && text.ends_with("=> NIL"), "{text}");
+    assert!(server.call_tool("configure-limits", json!({})).0.contains("timeout: 7 seconds"));
+}
+
+#[test]
+fn package_arguments_stay_local_to_their_evaluation() {
+    let mut server = Server::ready();
+    server.evaluate("(defpackage :a (:use :cl)) (defpackage :b (:use :cl))");
+    server.call_tool(
+        "evaluate-lisp",
+        json!({"code": "(defun in-a () 1) (in-package :b) (defun in-b () 2)", "package": "A"}),
+    );
+    server.evaluate("(defun in-user () 3)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (package-name *package*) (a::in-a) (b::in-b) (in-user))");
+    assert!(text.ends_with(r#"=> ("COMMON-LISP-USER" 1 2 3)"#), "{text}");
+}
+
+#[test]
+fn every_revision_goes_on() {
+    for revision in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
+        let mut server = Server::start();
+        let result = server.initialize(revision);
+        server.evaluate("(defun f () 7)");
+        kill_worker(&server);
+        assert!(server.evaluate("(f)").ends_with("=> 7"), "{revision}");
+        server.goes_on();
+        assert_eq!(result["protocolVersion"], revision);
+        let end = server.finish();
+        let initialized = end.transcript.iter().filter(|message| message["result"]["protocolVersion"] == revision);
+        assert_eq!(initialized.count(), 1, "the handshake was answered once");
+    }
+    // The one without a handshake.
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let mut server = Server::start();
+    let evaluate = |server: &mut Server, code: &str| {
+        let call = json!({"name": "evaluate-lisp", "arguments": {"code": code}, "_meta": meta});
+        outcome(&server.request("tools/call", call)).0
+    };
+    evaluate(&mut server, "(defun f () 7)");
+    kill_worker(&server);
+    assert!(evaluate(&mut server, "(f)").ends_with("=> 7"));
+    lost(&evaluate(&mut server, ABORT));
+    assert_eq!(evaluate(&mut server, "(f)"), "=> 7");
+}
+
+#[test]
+fn a_batch_is_answered_once_whatever_happens_in_it() {
+    let mut server = Server::start();
+    server.initialize("2025-03-26");
+    let call = |id: i64, code: &str| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": {"name": "evaluate-lisp", "arguments": {"code": code}}})
+    };
+    server.send(&json!([call(1, "(defun f () 7)"), call(2, ABORT), call(3, "(f)")]));
+    let line = server.receive().unwrap();
+    let answers = line.as_array().unwrap();
+    assert_eq!(answers.len(), 3, "{line}");
+    let of = |id: i64| outcome(answers.iter().find(|answer| answer["id"] == id).unwrap()).0;
+    lost(&of(1));
+    lost(&of(2));
+    assert_eq!(of(3), "=> 7");
+    server.goes_on();
+}
+
+#[test]
+fn a_held_evaluation_is_gone_with_its_image() {
+    let mut server = Server::ready();
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)", "on-error": "debug"}));
+    assert!(text.contains("DIVISION-BY-ZERO"), "{text}");
+    kill_worker(&server);
+    let (text, is_error) = server.call_tool("invoke-restart", json!({"restart": 1}));
+    assert!(is_error, "{text}");
+    assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: DIVISION-BY-ZERO"));
+    server.evaluate("1");
+    server.goes_on();
+}
+
+// ---- What cannot be stopped
+
+#[test]
+fn an_evaluation_that_cannot_be_stopped_costs_the_image() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 7)");
+    let code = "(sb-sys:without-interrupts (loop))";
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+    assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
+    assert!(text.contains("0.5 seconds") && text.contains("A new image has taken its place."), "{text}");
+    assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: TIMEOUT"));
+    assert_eq!(server.evaluate("(f)"), "=> 7");
+
+    let id = server.post_call("evaluate-lisp", json!({"code": code, "timeout": 600}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
+    server.request("ping", json!({}));
+    server.notify("notifications/cancelled", json!({"requestId": id}));
+    assert!(server.outcome(behind).0.ends_with("=> 7"));
+    server.goes_on();
+    let end = server.finish();
+    assert!(end.transcript.iter().all(|message| message["id"] != id), "a cancelled request was answered");
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_replaced() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    stop_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.ends_with("=> 42") && text.contains("was stopped by somebody"), "{text}");
+    let running = server.post_running("", "(loop)", 2.0);
+    stop_worker(&server);
+    let (text, is_error) = server.outcome(running);
+    assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n") && text.contains("its time limit"), "{text}");
+    assert_eq!(server.evaluate("(f)"), "=> 42");
+    server.goes_on();
+}
+
+#[test]
+fn a_worker_whose_lisp_threads_all_stand_still_is_replaced() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    // A collection waits for a thread that never stops for it, and every other thread waits for the collection. The file
+    // is written by what no collection stops.
+    let collecting = server.home().join("collecting");
+    server.evaluate(&format!(
+        "(let ((fd (sb-unix:unix-open {collecting:?} (logior sb-unix:o_wronly sb-unix:o_creat) #o600)) \
+               (text (coerce #(1) '(simple-array (unsigned-byte 8) (*))))) \
+           (sb-thread:make-thread \
+            (lambda () \
+              (sb-sys:without-gcing \
+                (loop until sb-kernel:*stop-for-gc-pending*) (sb-unix:unix-write fd text 0 1) (loop)))) \
+           (sb-thread:make-thread (lambda () (sleep 0.3) (gc))) 1)"
+    ));
+    until("garbage is being collected", || std::fs::metadata(&collecting).is_ok_and(|file| file.len() == 1));
+    std::fs::remove_file(&collecting).unwrap();
+    let text = server.evaluate("(f)");
+    assert!(text.ends_with("=> 42"), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn any_one_descriptor_may_be_closed() {
+    for fd in 3..=14 {
+        let mut server = Server::ready();
+        server.evaluate("(defun f () 42)");
+        let close = format!(
+            "(sb-alien:alien-funcall (sb-alien:extern-alien \"close\" (function sb-alien:int sb-alien:int)) {fd})"
+        );
+        server.call_tool("evaluate-lisp", json!({"code": close}));
+        for code in ["(f)", "(progn (sleep 1/50) (f))"] {
+            let text = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 3})).0;
+            assert!(text.ends_with("=> 42") || text.contains("A new image has taken its place."), "{fd}: {text}");
+        }
+        assert!(server.evaluate("(f)").ends_with("=> 42"));
+    }
+}
+
+// ---- Reset
+
+#[test]
+fn what_waits_behind_a_reset_is_served_whatever_was_held() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 42)");
+    let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
+    assert!(text.contains("[Debugger]"), "{text}");
+    let reset = server.post_call("reset-session", json!({}));
+    let behind = server.post_call("evaluate-lisp", json!({"code": "(defun g () (fboundp 'f))"}));
+    let last = server.post_call("evaluate-lisp", json!({"code": "(g)"}));
+    let said = format!("[notice]\nThe evaluation that was held for debugging has been released.\n\n{RESET}");
+    assert_eq!(server.outcome(reset), (said, false));
+    assert_eq!(server.outcome(behind), ("=> G".to_owned(), false));
+    assert_eq!(server.outcome(last), ("=> NIL".to_owned(), false));
+    server.goes_on();
+}
+
+#[test]
+fn reset_is_a_fresh_image() {
+    let mut server = Server::ready();
+    server.call_tool("configure-limits", json!({"timeout": 9}));
+    server.evaluate(DEFINITIONS);
+    server.evaluate(
+        "(defmethod print-object ((x integer) stream) (write-string \"forged\" stream)) \
+         (sb-thread:make-thread (lambda () (sleep 1000))) (defvar cl-user::*big* (make-array 1000000)) \
+         (setf *read-base* 16 *print-base* 2) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)",
+    );
+    server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    let before = worker(&server);
+    assert_eq!(server.call_tool("reset-session", json!({})), (RESET.to_owned(), false));
+    assert_eq!(server.call_tool("describe-last-error", json!({})).0, NO_ERROR);
+    assert_eq!(server.call_tool("list-definitions", json!({})).0, "No definitions in this session.");
+    assert_eq!(
+        server.evaluate("(list 10 (find-package :zoo) (find-symbol \"*BIG*\") (package-name *package*))"),
+        "=> (10 NIL NIL \"COMMON-LISP-USER\")"
+    );
+    assert!(server.call_tool("configure-limits", json!({})).0.contains("timeout: 9 seconds"));
+    assert!(!is_alive(before));
+    let all = processes();
+    let descends = |mut pid: u32| loop {
+        match all.get(&pid) {
+            Some((parent, _)) if *parent == server.pid() => return true,
+            Some((parent, _)) if *parent > 1 => pid = *parent,
+            _ => return false,
+        }
+    };
+    assert!(!all.iter().any(|(pid, (_, name))| name == "sleep" && descends(*pid)));
+    // It is not restored afterwards, either.
+    kill_worker(&server);
+    assert!(server.evaluate("(find-package :zoo)").ends_with("=> NIL"));
+}
+
+#[test]
+fn reset_keeps_the_order() {
+    let mut server = Server::ready();
+    for _ in 0..10 {
+        server.evaluate("(defvar *x* 1)");
+        assert_eq!(server.call_tool("reset-session", json!({})).0, RESET);
+    }
+    server.evaluate("(defparameter *x* 2)");
+    let reset = server.post_call("reset-session", json!({}));
+    let second = server.post_call("evaluate-lisp", json!({"code": "(boundp '*x*)"}));
+    assert_eq!(server.outcome(reset).0, RESET);
+    assert_eq!(server.outcome(second).0, "=> NIL");
+    let again = server.post_call("reset-session", json!({}));
+    let third = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
+    assert_eq!(server.outcome(again).0, RESET);
+    assert_eq!(server.outcome(third).0, "=> 3");
+}
+
+#[test]
+fn without_a_supervisor_reset_cleans_up() {
+    let mut server = Server::start_with(&["--no-supervisor"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defun f () 7)");
+    assert!(children(server.pid()).is_empty());
+    assert_eq!(server.call_tool("reset-session", json!({})).0, RESET);
+    assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+    server.goes_on();
+}
+
+// ---- The end
+
+#[test]
+fn nothing_is_left_behind() {
+    // The end of input, a signal, and the client's sudden death.
+    for how in ["end", "-TERM", "-INT", "-HUP", "-KILL"] {
+        let mut server = Server::ready();
+        let code = r#"(list (sb-ext:process-pid (sb-ext:run-program "/bin/sleep" '("1000") :wait nil))
+                            (sb-ext:process-pid (sb-ext:run-program "/bin/sh" '("-c" "setsid sleep 1001 & sleep 1002") :wait nil)))"#;
+        let text = server.evaluate(code);
+        let mut pids: Vec<u32> =
+            text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
+        assert_eq!(pids.len(), 2, "{text}");
+        until("the shell has children", || children(pids[1]).len() == 2);
+        pids.extend(children(pids[1]));
+        pids.push(worker(&server));
+        server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
+        server.request("ping", json!({}));
+        match how {
+            "end" => server.close(),
+            signal_name => signal(server.pid(), signal_name),
+        }
+        if how == "-KILL" {
+            // Only the worker is left to do it, and what has left its family is beyond it.
+            for (index, pid) in pids.into_iter().enumerate() {
+                if index == 2 || index == 3 {
+                    signal(pid, "-KILL");
+                }
+                until("it is gone", || !is_alive(pid));
+            }
+            continue;
+        }
+        server.end();
+        for pid in pids {
+            until("it is gone", || !is_alive(pid));
+        }
+    }
+}
+
+#[test]
+fn a_death_at_the_end_still_answers() {
+    let mut server = Server::ready();
+    let running = server.post_call("evaluate-lisp", json!({"code": "(sleep 100)"}));
+    server.request("ping", json!({}));
+    let pid = worker(&server);
+    let descriptors = format!("/proc/{}/fd", server.pid());
+    let open = || std::fs::read_dir(&descriptors).unwrap().count();
+    let before = open();
+    server.close();
+    until("the end is noticed", || open() < before);
+    signal(pid, "-KILL");
+    let answer = server.answer(running);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("shutting down"), "{answer}");
+    assert_eq!(server.end().status.code(), Some(0));
+}
+
+#[test]
+fn a_forked_child_does_not_speak() {
+    let mut server = Server::ready();
+    let fork = r#"(progn (defun f () 7) (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))) (defun g () 8) 1)"#;
+    for _ in 0..5 {
+        assert_eq!(server.evaluate(fork), "=> 1");
+        let failing =
+            r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))) (error "x"))"#;
+        assert!(server.call_tool("evaluate-lisp", json!({"code": failing})).1);
+        server.goes_on();
+    }
+    until("the children end by themselves", || children(worker(&server)).is_empty());
+    server.goes_on();
+}
+
+#[test]
+fn a_crash_loop_ends_with_a_message() {
+    let directory = Scratch::new();
+    directory.write(".sbclrc", ABORT);
+    let mut child = Command::new(BINARY)
+        .args(["serve", "--user-init"])
+        .env("HOME", &*directory)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let client =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
+    let line = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client});
+    std::io::Write::write_all(&mut stdin, format!("{line}\n").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["id"], 1);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("lost 5 times") && message.contains("gives up"), "{message}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gives up"));
+}
+
+// ---- The killer
+
+/// Kills the worker at random moments under load from several requests at a time.
+fn kill_under_load(kills: usize) {
+    let mut server = Server::ready();
+    server.evaluate(DEFINITIONS);
+    let mut random = std::collections::hash_map::RandomState::new();
+    let mut number = move |below: u64| {
+        use std::hash::BuildHasher;
+        let value = random.hash_one(0);
+        random = std::collections::hash_map::RandomState::new();
+        value % below
+    };
+    let mut asked = 0;
+    for round in 0..kills {
+        let mut open = Vec::new();
+        for _ in 0..12 {
+            let (tool, arguments) = match number(8) {
+                0 => (
+                    "evaluate-lisp",
+                    json!({"code": "(progn (write-string (make-string 60000 :initial-element #\\x)) 1)"}),
+                ),
+                1 => ("evaluate-lisp", json!({"code": "(/ 1 0)"})),
+                2 => ("list-definitions", json!({})),
+                3 => ("describe-symbol", json!({"name": "car"})),
+                4 => ("evaluate-lisp", json!({"code": "(sleep 1/200)"})),
+                5 => ("get-backtrace", json!({})),
+                6 => ("evaluate-lisp", json!({"code": "(let ((l (make-list 20000))) (sb-ext:gc) (length l))"})),
+                _ => ("evaluate-lisp", json!({"code": "(+ 1 2)"})),
+            };
+            open.push(server.post_call(tool, arguments));
+        }
+        let pid = worker(&server);
+        std::thread::sleep(Duration::from_micros(number(40_000)));
+        signal(pid, "-KILL");
+        for id in open {
+            let (text, is_error) = server.outcome(id);
+            asked += 1;
+            if is_error {
+                assert!(text.contains("[ERROR] DIVISION-BY-ZERO") || text.contains("[ERROR] IMAGE-LOST"), "{text}");
+            }
+        }
+        let text = server.evaluate(INTACT);
+        assert!(text.contains("=> ((:FED 1) 3 \"ZOO\" T"), "round {round}: {text}");
+    }
+    server.goes_on();
+    let end = server.finish();
+    assert!(end.status.success());
+    let ids: Vec<_> = end.transcript.iter().map(|message| message["id"].to_string()).collect();
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len(), "an id was answered twice");
+    // Besides: the handshake, the definitions, one question a round, the last evaluation.
+    assert_eq!(ids.len(), asked + kills + 3);
+}
+
+/// `SBCL_MCP_KILLS` sets how many.
+#[test]
+fn a_hundred_kills_under_load() {
+    let kills = std::env::var("SBCL_MCP_KILLS").map_or(100, |kills| kills.parse().expect("a number"));
+    kill_under_load(kills);
+}
+
+/// What could not be restored, as list-definitions has it.
+fn not_restored(server: &mut Server) -> Vec<String> {
+    let text = server.call_tool("list-definitions", json!({})).0;
+    let lines = text.split_once("[Not Restored]\n").map_or("", |(_, rest)| rest);
+    lines.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn what_could_not_be_restored_stays_listed_until_it_is_defined_again_or_dropped() {
+    let mut server = Server::ready();
+    let file = server.home().join("unrestored");
+    std::fs::write(&file, "1").unwrap();
+    let needs = format!("(assert (probe-file {file:?}))");
+    let whole = format!("(progn {needs} (defun whole () 1))");
+    server.evaluate(&whole);
+    server.evaluate(&format!("(defparameter *again* (progn {needs} 1))"));
+    server.evaluate(&format!("(defparameter *dropped* (progn {needs} 1))"));
+    server.evaluate("(defun f () 7)");
+    std::fs::remove_file(&file).unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: 1 of 4 forms"), "{text}");
+    let listed = not_restored(&mut server);
+    assert!(
+        listed[0].starts_with("- (progn (assert (probe-file ") && listed[0].contains("(SIMPLE-ERROR: "),
+        "{listed:?}"
+    );
+    assert!(listed[1].starts_with("- (defparameter *again* ") && listed[2].contains("*dropped* "), "{listed:?}");
+    assert!(!server.call_tool("list-definitions", json!({"type": "functions"})).0.contains("[Not Restored]"));
+
+    server.evaluate("(defparameter *again* 2)");
+    assert_eq!(not_restored(&mut server), [listed[0].as_str(), &listed[2]]);
+    server.evaluate("(unintern '*dropped*)");
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    // In every later report, too.
+    kill_worker(&server);
+    let text = server.evaluate("(f)");
+    assert!(text.contains("Restored: all 3 forms"), "{text}");
+    let earlier = text.split_once("\n  Not restored earlier, and not defined again since:\n  ").unwrap().1;
+    assert!(earlier.starts_with(&listed[0]), "{text}");
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    // A checkpoint of before it was defined again has not got it.
+    server.call_tool("checkpoint", json!({"action": "save", "name": "without"}));
+    std::fs::write(&file, "1").unwrap();
+    assert!(server.evaluate(&whole).ends_with("=> WHOLE"));
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(not_restored(&mut server), [""; 0]);
+    server.call_tool("checkpoint", json!({"action": "restore", "name": "without"}));
+    assert_eq!(not_restored(&mut server), listed[..1]);
+    server.call_tool("reset-session", json!({}));
+    assert_eq!(server.call_tool("list-definitions", json!({})).0, "No definitions in this session.");
+}
+
+#[test]
+fn what_a_user_drops_stays_dropped() {
+    let mut server = Server::ready();
+    server.evaluate("(defun f () 1) (defun g () 2) (defpackage :a) (fmakunbound 'f) (delete-package :a)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (fboundp 'f) (g) (find-package :a))");
+    assert!(text.contains("Restored: all 5 forms") && text.ends_with("=> (NIL 2 NIL)"), "{text}");
+}

@@ -1,0 +1,778 @@
+//! Nothing an evaluation does takes the server down: what agents' code does to it, one row after the other, each
+//! followed by an ordinary evaluation. The real binary over pipes; the client of these tests accepts whole lines only.
+
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::client::{DEADLINE, Server};
+use crate::mode::{Mode, both_modes};
+use rstest_reuse::apply;
+use serde_json::json;
+
+/// Runs away in a recursion that is no tail call.
+const RECURSION: &str = "(labels ((r (n) (+ 1 (r (1+ n))))) (r 0))";
+/// Runs away on a list that nothing holds.
+const GROWTH: &str = "(let ((l nil)) (loop (push (make-array 1000) l)))";
+const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
+
+/// What the report of an exhausted heap says is still in use.
+fn megabytes_left(text: &str) -> u64 {
+    let number = text.split(" MB are still in use").next().and_then(|text| text.rsplit(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{text}"))
+}
+
+/// A server with a definition in it.
+struct Session(Server);
+
+impl Session {
+    fn start(mode: Mode, arguments: &[&str]) -> Self {
+        let mut server = mode.start_with(arguments);
+        server.initialize("2025-06-18");
+        let mut session = Self(server);
+        session.define();
+        session
+    }
+
+    fn define(&mut self) {
+        assert_eq!(self.0.evaluate("(cl:defun cl-user::f () 7)"), "=> F");
+    }
+
+    /// Evaluates code, whatever it does, within a time limit in seconds; the text and whether it is an error.
+    fn answer(&mut self, code: &str, timeout: f64) -> (String, bool) {
+        self.0.call_tool("evaluate-lisp", json!({"code": code, "timeout": timeout}))
+    }
+
+    /// The next evaluation gives 3, and an earlier definition is still there.
+    fn goes_on(&mut self, after: &str) {
+        // A restored image says so once.
+        for (code, value) in [("(+ 1 2)", "=> 3"), ("(cl-user::f)", "=> 7")] {
+            let text = self.0.evaluate(code);
+            assert!(text.ends_with(value), "after {after}: {text}");
+        }
+        self.0.goes_on();
+    }
+
+    /// Code that succeeds.
+    fn gives(&mut self, code: &str, timeout: f64) -> String {
+        let (text, is_error) = self.answer(code, timeout);
+        assert!(!is_error, "{code}: {text}");
+        self.goes_on(code);
+        text
+    }
+
+    /// Code that fails with an error of this type.
+    fn fails(&mut self, code: &str, timeout: f64, kind: &str) -> String {
+        let (text, is_error) = self.answer(code, timeout);
+        assert!(is_error && error_type(&text) == Some(kind), "{code}: not {kind}: {}", head(&text));
+        self.goes_on(code);
+        text
+    }
+
+    /// Code that meets its time limit of half a second: within a second, and another one where it resists.
+    fn times_out(&mut self, code: &str, grace: f64) -> String {
+        let begin = Instant::now();
+        let text = self.fails(code, 0.5, "TIMEOUT");
+        let taken = begin.elapsed().as_secs_f64();
+        assert!(taken < 1.5 + grace, "{code}: answered after {taken} s");
+        text
+    }
+
+    /// Code that costs the image at worst: answered in any way.
+    fn at_worst_lost(&mut self, code: &str) {
+        let (text, is_error) = self.answer(code, 2.0);
+        assert!(!is_error || error_type(&text).is_some(), "{code}: {}", head(&text));
+        self.goes_on(code);
+    }
+
+    /// reset-session gives a sound image.
+    fn reset(&mut self) {
+        assert_eq!(self.0.call_tool("reset-session", json!({})), (RESET.to_owned(), false));
+        assert_eq!(self.0.evaluate("(list (car '(1)) 10 (fboundp 'f) (format nil \"~a\" 2))"), "=> (1 10 NIL \"2\")");
+        self.define();
+    }
+
+    fn finish(self) {
+        let end = self.0.finish();
+        assert!(end.status.success(), "{}", end.stderr);
+    }
+}
+
+/// The type that a report names.
+fn error_type(text: &str) -> Option<&str> {
+    text.split("[ERROR] ").nth(1)?.lines().next()
+}
+
+fn head(text: &str) -> String {
+    text.chars().take(1000).collect()
+}
+
+fn foreign(name: &str, types: &str, arguments: &str) -> String {
+    format!("(sb-alien:alien-funcall (sb-alien:extern-alien \"{name}\" (function {types})) {arguments})")
+}
+
+/// Resident memory of a process in bytes.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("there is such a line");
+    line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") * 1024
+}
+
+fn worker(server: &Server) -> u32 {
+    let pid = server.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it lives");
+    children.split_ascii_whitespace().next().expect("a worker").parse().expect("a number")
+}
+
+fn signal(pid: u32, signal: &str) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().expect("kill starts").success());
+}
+
+// ---- What does not end
+
+#[apply(both_modes)]
+fn code_that_waits_or_loops_meets_its_time_limit(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    for (code, innermost) in [
+        ("(progn (princ \"so far\") (defun spin () (loop)) (spin))", "(SPIN)"),
+        ("(progn (princ \"so far\") (sleep 1000))", "(SLEEP 1000)"),
+        (
+            "(let ((m (sb-thread:make-mutex)) (s (sb-thread:make-semaphore))) (princ \"so far\") \
+             (sb-thread:make-thread (lambda () (sb-thread:with-mutex (m) (sb-thread:signal-semaphore s) (sleep 2)))) \
+             (sb-thread:wait-on-semaphore s) (sb-thread:grab-mutex m))",
+            "SB-THREAD::%MUTEX-TIMEDLOCK",
+        ),
+        (
+            "(progn (princ \"so far\") (sb-thread:join-thread (sb-thread:make-thread (lambda () (sleep 2)))))",
+            "SB-THREAD:JOIN-THREAD",
+        ),
+        ("(progn (princ \"so far\") (sb-ext:run-program \"/bin/sleep\" '(\"1000\")))", "(RUN-PROGRAM \"/bin/sleep\""),
+        ("(progn (princ \"so far\") (expt 3 (expt 10 9)))", "SB-KERNEL::INTEXP"),
+    ] {
+        let text = session.times_out(code, 0.0);
+        assert!(text.contains("[stdout]\nso far\n\n"), "{code}: {text}");
+        assert!(text.contains("\n0: ") && text.contains(innermost), "{code}: {text}");
+    }
+    for call in [foreign("sleep", "sb-alien:unsigned sb-alien:unsigned", "1000"), foreign("pause", "sb-alien:int", "")]
+    {
+        let text = session.times_out(&format!("(progn (princ \"so far\") {call})"), 0.0);
+        assert!(text.contains("[stdout]\nso far\n\n") && text.contains("\n0: ("), "{text}");
+    }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn children_end_with_the_evaluation_that_was_interrupted(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let code = "(let ((p (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))) \
+                (print (sb-ext:process-pid p)) (finish-output) (loop))";
+    let text = session.times_out(code, 0.0);
+    let pid: u32 = text.lines().find_map(|line| line.trim().parse().ok()).expect("it was printed");
+    let end = Instant::now() + Duration::from_secs(2);
+    let is_alive = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+    while is_alive() {
+        assert!(Instant::now() < end, "the child lives");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    session.finish();
+}
+
+#[test]
+fn code_that_resists_being_interrupted_meets_its_time_limit() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    for code in [
+        "(loop (ignore-errors (loop)))",
+        "(loop (handler-case (loop) (serious-condition () 1)))",
+        "(loop (handler-case (loop) (t () 1)))",
+        "(handler-bind ((t (lambda (c) (declare (ignore c)) (loop)))) (signal \"x\"))",
+    ] {
+        session.times_out(code, 0.0);
+    }
+    for code in ["(unwind-protect (loop) (loop))", "(loop (unwind-protect (loop) (loop)))"] {
+        session.times_out(code, 1.0);
+    }
+    for code in [
+        "(sb-sys:without-interrupts (loop))",
+        "(sb-sys:without-gcing (loop))",
+        "(loop (block nil (unwind-protect (loop) (return))))",
+    ] {
+        session.times_out(code, 2.5);
+    }
+    session.finish();
+}
+
+// ---- What grows
+
+#[apply(both_modes)]
+fn runaway_recursion_is_an_error_each_time(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let exhausted = "SB-KERNEL::CONTROL-STACK-EXHAUSTED";
+    for _ in 0..5 {
+        session.fails(RECURSION, 10.0, exhausted);
+    }
+    session.fails(&format!("(handler-case (error \"x\") (error () {RECURSION}))"), 10.0, exhausted);
+    let bound = format!("(handler-bind ((error (lambda (c) (declare (ignore c)) {RECURSION}))) (error \"x\"))");
+    session.fails(&bound, 10.0, exhausted);
+    session.gives(&format!("(defclass deep () ()) (defmethod print-object ((x deep) s) {RECURSION})"), 10.0);
+    session.fails("(princ (make-instance 'deep))", 10.0, exhausted);
+    assert!(session.gives("(make-instance 'deep)", 10.0).ends_with("=> #<unprintable DEEP>"));
+    session.fails(&format!("(macrolet ((m () {RECURSION})) (m))"), 10.0, exhausted);
+    session.gives(&format!("(defun g (x) x) (define-compiler-macro g (x) (list x {RECURSION}))"), 10.0);
+    session.fails("(funcall (compile nil '(lambda () (g 2))))", 10.0, exhausted);
+    let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {RECURSION})) :default :dead)");
+    let text = session.gives(&thread, 10.0);
+    assert!(text.contains(exhausted) && text.contains("=> :DEAD"), "{text}");
+    // Where it is handled.
+    session.gives("(progn (defun r (n) (+ 1 (r (1+ n)))) (defun h () (handler-bind ((storage-condition (lambda (c) c (h)))) (r 0))))", 10.0);
+    for code in [
+        "(handler-bind ((storage-condition (lambda (c) c (r 0)))) (r 0))",
+        "(handler-bind ((serious-condition (lambda (c) c (r 0)))) (error \"x\"))",
+        "(h)",
+        "(handler-case (h) (storage-condition () (h)))",
+        "(unwind-protect (h) (r 0))",
+        "(unwind-protect (r 0) (r 0))",
+        "(unwind-protect (unwind-protect (h) (h)) (h))",
+    ] {
+        for _ in 0..3 {
+            session.fails(code, 10.0, exhausted);
+        }
+        session.gives("(sb-ext:gc :full t)", 10.0);
+    }
+    let thread = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (unwind-protect (h) (h)))) :default :dead)";
+    assert!(session.gives(thread, 10.0).contains("=> :DEAD"));
+    let specials = "(labels ((r (n) (let ((*x* n)) (declare (special *x*)) (+ 1 (r (1+ n)))))) (r 0))";
+    session.fails(specials, 10.0, "SB-KERNEL::BINDING-STACK-EXHAUSTED");
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn growing_data_is_stopped_and_the_memory_is_free_again(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    let soft = "HEAP-EXHAUSTED";
+    for code in [
+        GROWTH,
+        "(let ((l nil)) (loop (push l l)))",
+        "(let ((v (make-array 10 :adjustable t :fill-pointer 0))) (loop (vector-push-extend 1 v)))",
+        "(let ((h (make-hash-table))) (loop for i from 0 do (setf (gethash i h) i)))",
+        "(let ((s \"abc\")) (loop (setf s (concatenate 'string s s))))",
+        "(with-output-to-string (s) (loop (write-string \"a string that is not short\" s)))",
+        "(let ((l nil)) (loop (let ((n 0)) (push (lambda () (incf n)) l))))",
+        "(let ((l nil)) (loop (push (ash 1 1000000) l)))",
+        "(let ((l nil)) (loop (push (make-symbol \"X\") l)))",
+        "(ignore-errors (let ((l nil)) (loop (push (make-array 1000) l))))",
+        "(loop (handler-case (let ((l nil)) (loop (push (make-array 1000) l))) (t () nil)))",
+    ] {
+        let text = session.fails(code, 30.0, soft);
+        assert!(text.contains("The heap was nearly used up"), "{code}: {}", head(&text));
+        // It is free again.
+        session.gives("(length (make-array 4000000))", 10.0);
+    }
+    for code in ["(make-array 100000000)", "(make-string 1000000000)", "(make-array (1- array-dimension-limit))"] {
+        session.fails(code, 10.0, "SB-KERNEL::HEAP-EXHAUSTED-ERROR");
+    }
+    session.fails("(ash 1 (ash 1 40))", 10.0, "SIMPLE-ERROR");
+
+    // What a global holds stays, is told of, and can be let go.
+    session.gives("(defvar *g* nil)", 5.0);
+    let text = session.fails("(loop (push (make-array 1000) *g*))", 30.0, soft);
+    assert!(megabytes_left(&text) > 50, "{text}");
+    assert_eq!(session.gives("(setf *g* nil)", 5.0), "=> NIL");
+    session.gives("(length (make-array 4000000))", 10.0);
+
+    // In a thread of the evaluation. It ends with the image at worst.
+    session
+        .at_worst_lost(&format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {GROWTH})) :default :dead)"));
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn what_fills_the_heap_is_named_and_gone_each_time(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    session.gives("(defun grow (list) (loop (push (make-array 1000) list)))", 10.0);
+    let slow = "(progn (sb-thread:make-thread (lambda () (unwind-protect (sleep 100) (sleep 2)))) (grow nil))";
+    for code in [
+        "(grow nil)",
+        "(handler-case (grow nil) (error () :swallowed))",
+        "(catch 'tag (grow nil))",
+        "(unwind-protect (grow nil) 1)",
+        slow,
+    ] {
+        for _ in 0..4 {
+            let (text, is_error) = session.answer(code, 30.0);
+            assert!(is_error && error_type(&text) == Some("HEAP-EXHAUSTED"), "{code}: {text}");
+            assert!(text.contains("\n0: (GROW ") && megabytes_left(&text) < 50, "{code}: {text}");
+        }
+    }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn threads_that_fill_the_heap_are_ended(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    let start = format!("(loop repeat 3 do (sb-thread:make-thread (lambda () {GROWTH}) :name \"filler\"))");
+    let ended = "so these were ended: thread filler, thread filler, thread filler.";
+
+    // While an evaluation runs that has nothing to do with it.
+    let (text, is_error) = session.answer(&format!("{start} (sleep 1) :rested"), 30.0);
+    assert!(!is_error && text.contains(ended) && text.ends_with("=> :RESTED"), "{text}");
+    session.goes_on("threads that fill the heap");
+    session.gives("(length (make-array 4000000))", 10.0);
+
+    // While none does.
+    let mut told = session.answer(&start, 10.0).0;
+    let end = Instant::now() + Duration::from_secs(30);
+    while !told.contains(ended) {
+        assert!(Instant::now() < end, "{told}");
+        std::thread::sleep(Duration::from_millis(50));
+        told += &session.0.evaluate("(length (sb-thread:list-all-threads))");
+    }
+    session.gives("(length (make-array 4000000))", 10.0);
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn threads_without_end_are_refused(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "512M"]);
+    let code = "(loop (sb-thread:make-thread (lambda () (sleep 1000))))";
+    let text = session.fails(code, 30.0, "SIMPLE-ERROR");
+    assert!(text.contains("There are 1000 threads already.") && text.contains(" and 990 more."), "{text}");
+    session.reset();
+    session.finish();
+}
+
+#[test]
+fn a_heap_that_cannot_be_saved_is_told_of() {
+    let mut session = Session::start(Mode::Supervised, &["--heap", "128M"]);
+    for code in ["(length (make-list 100000000))", &format!("(sb-sys:without-interrupts {GROWTH})")] {
+        let text = session.fails(code, 30.0, "HEAP-EXHAUSTED");
+        assert!(text.contains("heap was ") && text.contains("A new image has taken its place."), "{text}");
+    }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn garbage_does_not_count(mode: Mode) {
+    let mut session = Session::start(mode, &["--heap", "128M"]);
+    session.gives("(loop repeat 3000 do (make-array 100000))", 60.0);
+    session.gives("(let ((kept (make-array 3000000))) (loop repeat 300000 do (make-array 1000)) (length kept))", 60.0);
+    session.finish();
+}
+
+// ---- Ends that are none
+
+#[apply(both_modes)]
+fn exit_is_an_error_in_every_form(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let refused = "SBCL-HOST::EXIT-REFUSED";
+    session.gives("(require :asdf)", 20.0);
+    for code in [
+        "(exit)",
+        "(sb-ext:exit :code 3)",
+        "(sb-ext:exit :code 3 :abort t)",
+        "(sb-ext:quit)",
+        "(uiop:quit)",
+        "(uiop:quit 2 nil)",
+        "(unwind-protect 1 (sb-ext:exit :abort t))",
+        "(handler-case (error \"x\") (error () (exit)))",
+        "(progn (push (lambda () (loop)) sb-ext:*exit-hooks*) (exit))",
+    ] {
+        let text = session.fails(code, 5.0, refused);
+        assert!(text.contains("the server goes on"), "{text}");
+    }
+    let text = session.fails("(unwind-protect (error \"first\") (exit))", 5.0, refused);
+    assert!(text.contains("reached the debugger before: SIMPLE-ERROR"), "{text}");
+    for exit in ["(exit)", "(exit :abort t)", "(uiop:quit)"] {
+        let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {exit})) :default :dead)");
+        let text = session.gives(&code, 5.0);
+        assert!(text.contains(refused) && text.contains("=> :DEAD"), "{text}");
+    }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn threads_are_contained(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    session.gives("(progn (sb-thread:make-thread (lambda () (sleep 1/10) (princ \"late\") (error \"boom\"))) 1)", 5.0);
+    let (text, is_error) = session.answer("(progn (sleep 1/2) :done)", 5.0);
+    assert!(!is_error && text.starts_with("[background]\nlate"), "{text}");
+    assert!(text.contains("SIMPLE-ERROR\nboom") && text.ends_with("=> :DONE"), "{text}");
+    session.goes_on("a thread that failed");
+
+    let text = session.gives("(progn (sb-thread:make-thread (lambda () (loop)) :name \"spinner\") 1)", 5.0);
+    assert!(text.contains("Still running: thread spinner."), "{text}");
+    let before = session.0.evaluate("(length (sb-thread:list-all-threads))");
+    session.reset();
+    assert_ne!(session.0.evaluate("(length (sb-thread:list-all-threads))"), before);
+    session.finish();
+}
+
+/// Has another Lisp thread evaluate `code` once this evaluation is over, and waits until it has.
+fn beside(session: &mut Session, code: &str) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let home = session.0.home();
+    let (begin, done) = (home.join(format!("begin-{number}")), home.join(format!("done-{number}")));
+    let thread = format!(
+        "(sb-thread:make-thread (lambda () (loop until (probe-file {begin:?}) do (sleep 1/1000)) \
+         (unwind-protect {code} (with-open-file (s {done:?} :direction :output)))))"
+    );
+    session.gives(&thread, 5.0);
+    std::fs::write(&begin, "").unwrap();
+    let end = Instant::now() + DEADLINE;
+    while !done.exists() {
+        assert!(Instant::now() < end, "{code}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::fs::remove_file(begin).and(std::fs::remove_file(done)).unwrap();
+}
+
+#[apply(both_modes)]
+fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    session.gives("(defvar *me* sb-thread:*current-thread*) (defvar *kept* nil) (setf *kept* 2)", 5.0);
+    for function in [
+        "(lambda () (error \"x\"))",
+        "(lambda () (break))",
+        "(lambda () (throw 'nowhere 1))",
+        "(lambda () (throw 'sb-thread::%abort-thread 1))",
+        "(lambda () (abort))",
+        "(lambda () (sb-thread:abort-thread))",
+        "(lambda () (sb-ext:exit :abort t))",
+        &format!("(lambda () {RECURSION})"),
+    ] {
+        beside(&mut session, &format!("(sb-thread:interrupt-thread *me* {function})"));
+        let text = session.gives("*kept*", 5.0);
+        assert!(text.ends_with("=> 2"), "{function}: {text}");
+    }
+    beside(&mut session, "(dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))");
+    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
+    beside(&mut session, "(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\"))) 0)");
+    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
+    session.finish();
+}
+
+#[test]
+fn an_evaluation_is_answered_whatever_interrupts_its_thread_as_it_ends() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    for _ in 0..3 {
+        // There is always an interrupt that waits for its moment; one that comes after the evaluation does not return.
+        let (text, _) = session.answer(
+            "(let ((me sb-thread:*current-thread*)
+                   (abandon (find-symbol \"*ABANDON*\" \"SBCL-HOST\"))
+                   (pending nil))
+               (flet ((stay () (setf pending nil) (unless (symbol-value abandon) (loop (sleep 1)))))
+                 (sb-thread:make-thread
+                   (lambda ()
+                     (loop with end = (+ (get-internal-real-time) internal-time-units-per-second)
+                           while (< (get-internal-real-time) end)
+                           unless pending
+                             do (setf pending t)
+                                (ignore-errors (sb-thread:interrupt-thread me #'stay)))))
+                 (dotimes (i 300000) (setf * i))
+                 :answered))",
+            20.0,
+        );
+        assert!(text.contains("=> :ANSWERED"), "{text}");
+        let (text, _) = session.answer("(+ 1 2)", 0.5);
+        assert!(text.contains("=> 3") || text.contains("TIMEOUT"), "{text}");
+        session.reset();
+        session.define();
+    }
+    session.finish();
+}
+
+// ---- Debuggers, streams, packages, hooks
+
+#[apply(both_modes)]
+fn a_session_turned_upside_down_still_answers(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    session.fails("(break)", 5.0, "SIMPLE-CONDITION");
+    session.fails("(break \"stop ~a\" 1)", 5.0, "SIMPLE-CONDITION");
+    session.fails("(invoke-debugger (make-condition 'simple-error :format-control \"x\"))", 5.0, "SIMPLE-ERROR");
+    session.fails("(sb-ext:disable-debugger) (error \"x\")", 5.0, "SIMPLE-ERROR");
+    for hook in [
+        "(progn (setf *debugger-hook* (lambda (c h) c h (princ \"hook\"))) (error \"x\"))",
+        "(progn (setf *debugger-hook* (lambda (c h) c h (error \"again\"))) (error \"x\"))",
+        "(progn (setf sb-ext:*invoke-debugger-hook* (lambda (c h) c h (princ \"hook\"))) (error \"x\"))",
+    ] {
+        session.fails(hook, 5.0, "SIMPLE-ERROR");
+        session.fails("(error \"y\")", 5.0, "SIMPLE-ERROR");
+        session.gives("(setf *debugger-hook* nil sb-ext:*invoke-debugger-hook* nil)", 5.0);
+    }
+    session.fails(
+        "(progn (setf sb-ext:*invoke-debugger-hook* (lambda (c h) c h (loop))) (error \"x\"))",
+        5.0,
+        "TIMEOUT",
+    );
+    session.gives("(setf sb-ext:*invoke-debugger-hook* nil)", 5.0);
+    session.gives("(setf *break-on-signals* t)", 5.0);
+    session.fails("(warn \"w\")", 5.0, "SIMPLE-CONDITION");
+    session.gives("(setf *break-on-signals* nil)", 5.0);
+
+    for code in ["(close *standard-output*)", "(close *error-output*)", "(close *terminal-io*)"] {
+        session.gives(code, 5.0);
+        assert_eq!(session.gives("(progn (princ 1) 2)", 5.0), "[stdout]\n1\n\n=> 2", "after {code}");
+    }
+    session.answer("(setf *standard-output* (make-broadcast-stream))", 5.0);
+    let text = session.gives("(progn (princ 1) 2)", 5.0);
+    let undo = "(setf *standard-output* sb-sys:*stdout*)";
+    assert!(text.starts_with("[notice]\n*STANDARD-OUTPUT* stays set") && text.contains(undo), "{text}");
+    assert_eq!(session.gives("(progn (princ 1) 2)", 5.0), "=> 2");
+    insta::assert_snapshot!(session.gives(&format!("{undo} (progn (princ 1) 2)"), 5.0), @r"
+    [stdout]
+    1
+
+    => 2
+    ");
+    session.at_worst_lost("(set '*standard-output* 3)");
+    assert!(session.gives("(progn (princ 1) 2)", 5.0).ends_with("[stdout]\n1\n\n=> 2"));
+
+    session.gives("(defpackage :doomed (:use :cl)) (in-package :doomed)", 5.0);
+    session.gives("(cl:delete-package cl:*package*)", 5.0);
+    assert_eq!(session.gives("(package-name *package*)", 5.0), "=> \"COMMON-LISP-USER\"");
+
+    for body in ["(error \"no printing\")", "(throw 'nobody 1)", "(exit)"] {
+        let method = format!("(defmethod print-object ((x t) s) {body})");
+        session.gives(&method, 5.0);
+        session.gives("(make-hash-table)", 5.0);
+        session.fails("(car 1)", 5.0, "TYPE-ERROR");
+        session.fails("(error \"~a\" (make-hash-table))", 5.0, "SIMPLE-ERROR");
+    }
+    session.reset();
+
+    session.gives("(set '*macroexpand-hook* (lambda (f form env) f form env (error \"hook\")))", 5.0);
+    session.fails("(when t 1)", 5.0, "SIMPLE-ERROR");
+    session.gives("(set '*macroexpand-hook* 'funcall)", 5.0);
+    assert_eq!(session.gives("(when t 1)", 5.0), "=> 1");
+
+    // To the code this is the main thread, whose end is the process'.
+    for (code, kind) in [
+        ("(sb-thread:terminate-thread sb-thread:*current-thread*)", "SBCL-HOST::EXIT-REFUSED"),
+        ("(sb-thread:abort-thread)", "SB-THREAD::SIMPLE-THREAD-ERROR"),
+        ("(sb-thread:return-from-thread 1)", "SB-THREAD::SIMPLE-THREAD-ERROR"),
+        ("(throw 'sb-thread::%abort-thread t)", "THREAD-TERMINATED"),
+    ] {
+        session.fails(code, 5.0, kind);
+    }
+    session.finish();
+}
+
+#[test]
+fn reset_repairs_what_makes_a_session_unusable() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    for (code, next) in [
+        (
+            "(let ((r (copy-readtable nil))) \
+             (dotimes (i 128) (set-syntax-from-char (code-char i) #\\A r)) (setf *readtable* r))",
+            "READER-ERROR",
+        ),
+        ("(setf *read-base* 2)", ""),
+        ("(setf (readtable-case *readtable*) :preserve)", "UNDEFINED-FUNCTION"),
+        ("(in-package :keyword)", "UNDEFINED-FUNCTION"),
+        ("(sb-ext:without-package-locks (defun car (x) x 42))", ""),
+        ("(sb-ext:without-package-locks (defun format (&rest x) x (error \"no format\")))", ""),
+        ("(sb-ext:without-package-locks (defun error (&rest x) x (error \"no\")))", ""),
+        ("(sb-ext:without-package-locks (setf (fdefinition 'sb-impl::eval-tlf) (lambda (&rest r) r 42)))", ""),
+        ("(sb-ext:without-package-locks (setf (fdefinition 'read) (lambda (&rest r) r (sleep 1000))))", ""),
+        (
+            "(do-symbols (s :cl) (sb-ext:without-package-locks \
+             (when (and (fboundp s) (not (special-operator-p s)) (not (macro-function s))) \
+             (setf (fdefinition s) (lambda (&rest r) r 42)))))",
+            "",
+        ),
+    ] {
+        session.answer(code, 2.0);
+        let (text, _) = session.answer("(list 20 (car 1))", 2.0);
+        assert!(text.contains(next), "after {code}: {text}");
+        session.reset();
+    }
+    session.finish();
+}
+
+// ---- Behind Lisp's back
+
+#[test]
+fn foreign_output_and_descriptors_do_not_reach_the_client() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    let write = |fd: &str| {
+        let types = "sb-alien:long sb-alien:int sb-alien:c-string sb-alien:long";
+        foreign("write", types, &format!("{fd} (format nil \"junk~%\") 5"))
+    };
+    let dup2 = |from: &str| foreign("dup2", "sb-alien:int sb-alien:int sb-alien:int", &format!("{from} i"));
+    assert_eq!(session.gives(&write("1"), 5.0), "=> 5");
+    assert_eq!(session.gives(&write("2"), 5.0), "=> 5");
+    let puts = foreign("puts", "sb-alien:int sb-alien:c-string", "\"from C\"");
+    let flush = foreign("fflush", "sb-alien:int sb-alien:long", "0");
+    session.gives(&format!("(list {puts} {flush})"), 5.0);
+    for script in [
+        "echo out; echo err >&2; cat",
+        "for f in 0 1 2 3 4 5 6 7 8 9; do (echo junk >&$f) 2>/dev/null; done",
+        "for f in /proc/self/fd/*; do echo junk >$f; done 2>/dev/null",
+    ] {
+        let run = format!("(sb-ext:run-program \"/bin/sh\" '(\"-c\" \"{script}\") :input t :output t :error t)");
+        session.gives(&run, 5.0);
+    }
+    for code in [
+        "(dotimes (i 64) (sb-unix:unix-close i))".to_owned(),
+        format!("(dotimes (i 64) (unless (= i 1) {}))", dup2("1")),
+        format!("(loop for i from 3 below 64 do {})", dup2("2")),
+        format!("(dotimes (i 64) {})", write("i")),
+        "(loop (open \"/dev/null\"))".to_owned(),
+    ] {
+        session.at_worst_lost(&code);
+    }
+    session.gives(&foreign("chdir", "sb-alien:int sb-alien:c-string", "\"/\""), 5.0);
+    let fork = foreign("fork", "sb-alien:int", "");
+    session.gives(&format!("(progn {fork} (princ \"whose?\") 1)"), 5.0);
+    session.times_out(&format!("(progn {fork} (princ \"whose?\") (loop))"), 0.0);
+    // No file, no process, no memory more than there is.
+    for resource in [1, 6, 7, 8, 9] {
+        let types = "sb-alien:int sb-alien:int sb-sys:system-area-pointer";
+        let call = foreign("setrlimit", types, &format!("{resource} (sb-sys:vector-sap b)"));
+        session.at_worst_lost(&format!(
+            "(let ((b (make-array 2 :element-type '(unsigned-byte 64) :initial-element 0))) \
+             (sb-sys:with-pinned-objects (b) {call}))"
+        ));
+        session.reset();
+    }
+    session.finish();
+}
+
+#[apply(both_modes)]
+fn a_wild_pointer_is_a_memory_fault_and_a_warning_of_damage(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    for code in [
+        "(sb-sys:sap-ref-8 (sb-sys:int-sap 16) 0)",
+        "(setf (sb-sys:sap-ref-64 (sb-sys:int-sap 64) 0) 1)",
+        "(sb-alien:alien-funcall (sb-alien:extern-alien \"strlen\" (function sb-alien:long sb-alien:long)) 77)",
+        "(sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap 4096) (function sb-alien:int)))",
+    ] {
+        let text = session.fails(code, 5.0, "SB-SYS:MEMORY-FAULT-ERROR");
+        assert!(text.contains("the image may be damaged. reset-session gives a fresh one"), "{code}: {text}");
+    }
+    session.reset();
+    session.finish();
+}
+
+// ---- Much of it
+
+#[test]
+fn endless_output_and_huge_texts_are_cut_while_they_are_written() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    session.gives("1", 5.0);
+    let supervisor = session.0.pid();
+    let before = resident(supervisor);
+    let cut = " characters omitted";
+    for code in ["(loop (write-line \"no end\"))", "(loop (write-line \"no end\" *error-output*))"] {
+        assert!(session.times_out(code, 0.5).contains(cut), "{code}");
+    }
+    for (code, omitted) in [
+        ("(write-line (make-string 50000000 :initial-element #\\x))", "[... 49000001 characters omitted]"),
+        ("(make-string 100000000 :initial-element #\\x)", cut),
+        ("(warn \"~a\" (make-string 10000000 :initial-element #\\x))", cut),
+        ("(dotimes (i 20000) (warn \"w ~d\" i))", "19800 "),
+    ] {
+        let text = session.gives(code, 30.0);
+        assert!(text.contains(omitted), "{code}: {}", head(&text));
+        assert!(text.len() < 30_000, "{code}: {} bytes", text.len());
+    }
+    let text = session.fails("(error \"~a\" (make-string 100000000 :initial-element #\\x))", 30.0, "SIMPLE-ERROR");
+    assert!(text.contains(cut), "{}", head(&text));
+    let grown = resident(supervisor).saturating_sub(before);
+    assert!(grown < 20_000_000, "the supervisor grew by {grown} bytes");
+    session.finish();
+}
+
+#[test]
+fn what_the_server_keeps_of_endless_output_is_little() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    session.gives("(dotimes (i 100000) (write-line \"warm\"))", 10.0);
+    session.gives("(sb-ext:gc :full t)", 10.0);
+    let worker = worker(&session.0);
+    let before = resident(worker);
+    session.times_out("(loop (write-line \"no end\"))", 0.5);
+    session.gives("(sb-ext:gc :full t)", 10.0);
+    let grown = resident(worker).saturating_sub(before);
+    assert!(grown < 20_000_000, "the worker grew by {grown} bytes");
+    session.finish();
+}
+
+// ---- Signals
+
+#[test]
+fn signals_that_mean_nothing_disturb_nothing() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    let worker = worker(&session.0);
+    let (supervisor, common) = (session.0.pid(), ["-PIPE", "-CHLD", "-USR1", "-USR2", "-ALRM", "-WINCH", "-CONT"]);
+    for (pid, names) in [(supervisor, &common[..]), (worker, &common), (supervisor, &["-VTALRM", "-PROF", "-IO"])] {
+        for name in names {
+            signal(pid, name);
+            assert_eq!(session.0.evaluate("(f)"), "=> 7", "{name} to {pid}");
+            session.goes_on(name);
+        }
+    }
+    session.finish();
+}
+
+/// How a server is ended, and the status that it then has.
+const ENDINGS: [(&str, i32); 4] = [("end of input", 0), ("-INT", 130), ("-TERM", 143), ("-HUP", 129)];
+
+/// Ends a server that runs this code, or nothing; how long that took.
+fn end(mode: Mode, how: &str, status: i32, code: Option<&str>) -> Duration {
+    let mut session = Session::start(mode, &[]);
+    let running = code.map(|code| session.0.post_running("", code, 0.0));
+    let begin = Instant::now();
+    match how {
+        "end of input" => session.0.close(),
+        name => signal(session.0.pid(), name),
+    }
+    let end = session.0.end();
+    let taken = begin.elapsed();
+    assert_eq!(end.status.code(), Some(status), "{how}");
+    assert_eq!(end.stderr, "", "{how}");
+    if let Some(id) = running {
+        let answers: Vec<_> = end.transcript.iter().filter(|message| message["id"] == id).collect();
+        assert_eq!(answers.len(), 1, "{how}: {answers:?}");
+        assert!(answers[0]["error"]["message"].as_str().unwrap().contains("shutting down"), "{how}: {answers:?}");
+    }
+    taken
+}
+
+/// The contract's limit. A machine that is busy with something else may take its time now and then.
+#[apply(both_modes)]
+fn the_server_is_gone_within_a_second(mode: Mode) {
+    for (how, status) in ENDINGS {
+        for code in [None, Some("(loop)"), Some("(unwind-protect (loop) (loop))")] {
+            let mut tries = (0..3).map(|_| end(mode, how, status, code));
+            assert!(tries.any(|taken| taken < Duration::from_secs(1)), "{how} while {code:?}");
+        }
+    }
+}
+
+// ---- The limits
+
+#[apply(both_modes)]
+fn limits_have_a_range_and_hold(mode: Mode) {
+    let mut session = Session::start(mode, &["--timeout", "0.5"]);
+    let text = session.fails("(loop)", 0.5, "TIMEOUT");
+    assert!(text.contains("0.5 seconds"), "{text}");
+    for arguments in [
+        json!({"timeout": -1}),
+        json!({"timeout": 1e300}),
+        json!({"timeout": "soon"}),
+        json!({"max-output": 0}),
+        json!({"max-output": 1e18}),
+        json!({"max-output": -5}),
+    ] {
+        let (text, is_error) = session.0.call_tool("configure-limits", arguments.clone());
+        assert!(is_error && text.contains(" to "), "{arguments}: {text}");
+    }
+    let (text, _) = session.0.call_tool("configure-limits", json!({"timeout": 0.25}));
+    assert!(text.contains("timeout: 0.25 seconds"), "{text}");
+    let (text, is_error) = session.0.call_tool("evaluate-lisp", json!({"code": "(loop)"}));
+    assert!(is_error && text.contains("0.25 seconds"), "{text}");
+    session.goes_on("limits");
+    session.finish();
+}

@@ -1,0 +1,527 @@
+//! The frameworks, test operations without one, and the verdicts beside those of bare SBCL.
+
+use super::*;
+
+const PARACHUTE: &str = r#"(defpackage :demo-tests (:use :cl :parachute :demo))
+(in-package :demo-tests)
+
+(define-test adds
+  (is = 2 (+ 1 1)))
+
+(define-test parse-empty
+  (is equal nil (parse ""))
+  (is equal '(1) (parse ""))
+  (true (parse "")))
+
+(define-test split-last
+  :depends-on (adds)
+  (is equal '(1)
+      (parse "abc")))
+
+(define-test handled
+  (fail (parse "abc") 'error))
+
+(define-test hangs
+  (true (loop)))
+
+(define-test leaves
+  (true (sb-ext:exit :code 3)))
+
+(define-test thrown
+  (throw 'demo-nowhere 1))
+
+(define-test kills
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+
+(define-test later
+  (skip "no time" (true nil)))
+"#;
+
+const ROVE: &str = r#"(defpackage :demo-tests (:use :cl :rove :demo))
+(in-package :demo-tests)
+
+(deftest adds
+  (ok (= 2 (+ 1 1))))
+
+(deftest parse-empty
+  (ok (equal nil (parse "")))
+  (ok (equal '(1) (parse "")))
+  (ok (parse "")))
+
+(deftest split-last
+  (ok (equal '(1)
+             (parse "abc"))))
+
+(deftest handled
+  (ok (signals (parse "abc") 'error)))
+
+(deftest hangs
+  (ok (loop)))
+
+(deftest leaves
+  (ok (sb-ext:exit :code 3)))
+
+(deftest thrown
+  (throw 'demo-nowhere 1))
+
+(deftest kills
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+
+(deftest later
+  (skip "no time"))
+"#;
+
+const LISP_UNIT2: &str = r#"(defpackage :demo-tests (:use :cl :lisp-unit2 :demo))
+(in-package :demo-tests)
+
+(define-test adds ()
+  (assert-eql 2 (+ 1 1)))
+
+(define-test parse-empty ()
+  (assert-equal nil (parse ""))
+  (assert-equal '(1) (parse ""))
+  (assert-true (parse "")))
+
+(define-test split-last (:tags '(slow))
+  (assert-equal '(1)
+                (parse "abc")))
+
+(define-test handled ()
+  (assert-error 'error (parse "abc")))
+
+(define-test hangs ()
+  (assert-true (loop)))
+
+(define-test leaves ()
+  (assert-true (sb-ext:exit :code 3)))
+
+(define-test thrown ()
+  (throw 'demo-nowhere 1))
+
+(define-test kills ()
+  (sb-thread:terminate-thread sb-thread:*current-thread*)
+  (sleep 10))
+"#;
+
+/// What a failing test says in a framework: how its checks are shown, and what stands there of errors in checks.
+struct Dialect {
+    framework: &'static str,
+    perform: &'static str,
+    tests: &'static str,
+    skipped: usize,
+    /// What `run-tests` answers up to the frames of the second failure, and a line of the one that calls EXIT.
+    expected: &'static str,
+    leaves: &'static str,
+}
+
+const DIALECTS: [Dialect; 3] = [
+    Dialect {
+        framework: "parachute",
+        perform: "(symbol-call :parachute :test \"DEMO-TESTS\")",
+        tests: PARACHUTE,
+        skipped: 1,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (is equal '(1) (parse \"\"))  expected (1), got NIL
+   (true (parse \"\"))  expected T, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:14
+   (is equal '(1) (parse \"abc\"))
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   (true (sb-ext:exit :code 3))\n",
+    },
+    Dialect {
+        framework: "rove",
+        perform: "(symbol-call :rove :run c)",
+        tests: ROVE,
+        skipped: 1,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (equal '(1) (parse \"\"))  expected true, got (PARSE \"\") = NIL
+   (parse \"\")  expected true, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:13
+   (equal '(1) (parse \"abc\"))
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:23\n   (sb-ext:exit :code 3)\n",
+    },
+    Dialect {
+        framework: "lisp-unit2",
+        perform: "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+        tests: LISP_UNIT2,
+        skipped: 0,
+        expected: "\
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:9
+   (assert-equal '(1) (parse \"\"))  expected (1), got NIL
+   (assert-true (parse \"\"))  expected T, got NIL
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:12
+",
+        leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:22\n",
+    },
+];
+
+/// What FiveAM's tests above show of it, with the real libraries of other frameworks.
+#[test]
+fn other_frameworks_say_as_much() {
+    let Some(root) = libraries() else { return };
+    for dialect in DIALECTS {
+        let name = dialect.framework;
+        let project = Project::new(&format!("{name:?}"), dialect.perform, dialect.tests);
+        let mut server = Server::start_with(&["--structured-content"]);
+        server.initialize("2025-11-25");
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        // What loading a library warns of is told of once.
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let counts = format!("FAILED  2 passed, 2 failed, 4 errors, {} skipped", dialect.skipped);
+        let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+        let text = timeless(&text);
+        let error = "   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative \
+                     integer below 3. (E1: get-backtrace has all)\n";
+        assert!(text.starts_with(&format!("{counts}\n{}{error}", dialect.expected)), "{name}: {text}");
+        for expected in [
+            "src/demo.lisp:5: (let ((found (aref v n)))\n",
+            "src/demo.lisp:11: (list (item (coerce text 'simple-vector) 9))))\n",
+            "   1: (DEMO:ITEM #(#\\a #\\b #\\c) 9)  ",
+            "   2: (DEMO:PARSE \"abc\")  ",
+            "3. DEMO-TESTS::HANGS  tests/tests.lisp:",
+            "   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: ",
+            dialect.leaves,
+            "   SBCL-HOST::EXIT-REFUSED EXIT was called",
+            "5. DEMO-TESTS::THROWN  tests/tests.lisp:",
+            "   SB-INT:SIMPLE-CONTROL-ERROR attempt to THROW to a tag that does not exist: ",
+            "6. DEMO-TESTS::KILLS  tests/tests.lisp:",
+        ] {
+            assert!(text.contains(expected), "{name}: no {expected} in:\n{text}");
+        }
+        let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+        assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{name}: {frames}");
+        assert!(last_error(&mut server).contains("Id: E1"), "{name}");
+
+        let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5, "fresh": true, "suspects": 1}));
+        let tests = content["tests"].as_array().expect("tests");
+        let with = |status: &str| tests.iter().filter(|test| test["status"] == status).count();
+        let counts = [("passed", "passed", 2), ("failed", "failed", 2), ("errors", "error", 4)];
+        for (count, status, number) in counts.into_iter().chain([("skipped", "skipped", dialect.skipped)]) {
+            assert_eq!((&content[count], with(status)), (&json!(number), number), "{name}: {content:#}");
+        }
+        let suspect = &tests[0]["suspects"][0];
+        assert_eq!((&suspect["name"], &suspect["file"]), (&json!("PARSE"), &json!("src/demo.lisp")), "{name}");
+
+        let text = good(&mut server, "run-tests", json!({"name": "demo-tests::adds"}));
+        assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped", "{name}");
+        let text = good(&mut server, "run-tests", json!({"package": "demo-tests", "timeout": 0.5}));
+        assert!(text.starts_with("FAILED  2 passed, 2 failed, 4 errors"), "{name}: {text}");
+    }
+}
+
+const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
+(in-package :demo-tests)
+(deftest rt.good (+ 1 1) 2)
+(deftest rt.bad
+  (values (+ 1 1) :a)
+  3 :a)
+(deftest rt.error (parse "abc") 3)
+(deftest "by string" (progn (format t "hello~%") 1) 2)
+(deftest rt.prints (let ((line (make-string 2000))) (dotimes (i 50000 t) (write-string line))) t)
+(deftest rt.recurses (labels ((f (x) (list (f (list x))))) (f 1)) 1)
+"#;
+
+#[test]
+fn sb_rt_and_rt_are_run_and_a_hundred_megabytes_of_output_are_nothing() {
+    rt("sb-rt", RT);
+    if installed("rt") {
+        rt("rt", &RT.replace("sb-rt", "regression-test").replace("50000", "50"));
+    }
+}
+
+/// Runs these tests of the framework with this system.
+fn rt(system: &str, tests: &str) {
+    let package = if system == "rt" { "regression-test" } else { system };
+    let run = format!("(unless (symbol-call :{package} :do-tests) (error \"failed\"))");
+    let project = Project::new(&format!("{system:?}"), &run, tests);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  2 passed, 2 failed, 2 errors, 0 skipped in "), "{text}");
+    assert!(
+        text.contains("1. DEMO-TESTS::RT.BAD  tests/tests.lisp:5\n   (values (+ 1 1) :a)  expected 3, :A, got 2, :A\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("2. DEMO-TESTS::RT.ERROR  tests/tests.lisp:7\n   SB-INT:INVALID-ARRAY-INDEX-ERROR"),
+        "{text}"
+    );
+    assert!(
+        text.contains("3. by string  tests/tests.lisp:8\n   (progn (format t \"hello~%\") 1)  expected 2, got 1\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("4. DEMO-TESTS::RT.RECURSES  tests/tests.lisp:10\n   SB-KERNEL::CONTROL-STACK-EXHAUSTED"),
+        "{text}"
+    );
+    assert!(text.len() < 3000, "{text}");
+    server.goes_on();
+}
+
+/// What is repaired in the image is what is tested, until `reload` says otherwise.
+#[test]
+fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_loaded_again() {
+    let tests = "(defpackage :demo/tests (:use :cl :sb-rt) (:import-from :demo #:answer)) (in-package :demo/tests)
+                 (deftest one (answer) 42)";
+    let source = "(defpackage :demo (:use :cl) (:export #:answer)) (in-package :demo) (defun answer () 41)";
+    let demo = r#"(defsystem "demo" :components ((:file "demo")))"#;
+    let inferred = r#"(defsystem "demo" :class :package-inferred-system :depends-on ("demo/main"))"#;
+    let of_tests =
+        |name: &str| format!(r#"(defsystem "{name}" :depends-on ("demo" "sb-rt") :components ((:file "tests")))"#);
+    for (name, files) in [
+        ("beside", &[("demo.asd", format!("{demo} {}", of_tests("demo/test")))][..]),
+        ("apart", &[("demo.asd", demo.to_owned()), ("demo-tests.asd", of_tests("demo-tests"))]),
+        ("inferred", &[("demo.asd", inferred.to_owned()), ("main.lisp", format!("(defpackage :demo/main) {source}"))]),
+        (
+            "within",
+            &[(
+                "demo.asd",
+                r#"(defsystem "demo" :depends-on ("sb-rt") :components ((:file "demo") (:file "tests")))"#.to_owned(),
+            )],
+        ),
+        ("without", &[("demo.asd", demo.to_owned())]),
+    ] {
+        let project = Project::new("", "", "");
+        project.write("demo.lisp", source);
+        if name != "without" {
+            project.write("tests.lisp", tests);
+        }
+        for (file, text) in files {
+            project.write(file, text);
+        }
+        let mut server = project.server();
+        for arguments in [json!({"system": "demo"}), json!({"system": "demo", "directory": *project.directory})] {
+            server.evaluate("(asdf:load-system \"demo\")");
+            if name == "without" {
+                bad(&mut server, "run-tests", arguments.clone());
+                server.evaluate("(defun demo::answer () 42)");
+                bad(&mut server, "run-tests", arguments);
+                assert_eq!(server.evaluate("(demo::answer)"), "=> 42");
+                continue;
+            }
+            let text = good(&mut server, "run-tests", arguments.clone());
+            assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors"), "{name}: {text}");
+            server.evaluate("(defun demo::answer () 42)");
+            let text = good(&mut server, "run-tests", arguments);
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+            server.evaluate("(defun demo::answer () 41)");
+        }
+        if name != "without" {
+            project.write("tests.lisp", &tests.replace("42", "41"));
+            project.touch("tests.lisp");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+            assert_eq!(server.evaluate("(demo::answer)"), "=> 41");
+        }
+        if name == "inferred" {
+            // What a file needs stands in it.
+            project.write(
+                "extra.lisp",
+                "(defpackage :demo/extra (:use :cl) (:export #:extra)) (in-package :demo/extra)
+                                         (defun extra () 41)",
+            );
+            let needing = tests.replace("#:answer)", "#:answer) (:import-from :demo/extra #:extra)");
+            project.write("tests.lisp", &needing.replace("42", "#.(extra)"));
+            project.touch("tests.lisp");
+            server.evaluate("(defun demo::answer () 41)");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_no_framework_is_known_of_is_its_test_op() {
+    for (perform, expected) in [
+        ("(error \"2 tests failed\")", "1. test-op of demo/tests\n   SIMPLE-ERROR 2 tests failed (E1: "),
+        ("(uiop:quit 1)", "1. test-op of demo/tests\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
+    ] {
+        let project = Project::new("", perform, "");
+        let mut server = project.server();
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  0 passed, 0 failed, 1 error, 0 skipped in "), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+    // Many return false in place of an error; those that return what FORMAT does are not told by that alone.
+    for (name, perform, expected) in [
+        (
+            "false",
+            "(progn (format t \"~%Some tests failed.~%\") nil)",
+            "FAILED  0 passed, 1 failed, 0 errors, 0 skipped",
+        ),
+        ("none", "(format t \"3 passed, 0 failed~%\")", "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped"),
+        (
+            "true",
+            "(progn (format t \"Testing what failed before~%\") t)",
+            "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped",
+        ),
+    ] {
+        let project = Project::new("", perform, "");
+        let mut server = project.server();
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert_eq!(timeless(text.lines().next().expect("a line")), expected, "{text}");
+        if name == "false" {
+            let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
+            assert!(text.contains(said), "{text}");
+            assert!(text.ends_with("\nIt printed:\nSome tests failed."), "{text}");
+            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
+            assert!(text.contains(said), "{text}");
+        }
+    }
+    // Of much that it printed, the beginning and the end.
+    let print = "(progn (loop for i below 5000 do (format t \"line ~D~%\" i)) (format t \"the end~%\") t)";
+    let project = Project::new("", print, "");
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
+    assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: evaluation {"), "{text}");
+    assert!(text.len() < 2600, "{text}");
+    // What of it is not kept is told of where it would stand.
+    good(&mut server, "configure-limits", json!({"max-output": 20}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
+                    The tests printed 48898 characters, of which the first 20 are kept: evaluation {\"id\": 3, \
+                    \"action\": \"output\"} shows these.";
+    assert!(text.ends_with(expected), "{text}");
+    good(&mut server, "configure-limits", json!({"max-output": 10000}));
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("[... 38898 characters omitted]\nThe tests printed 48898 characters, of which"), "{text}");
+    let project = Project::new("", "(format t \"all is well~%\")", "");
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert_eq!(&lines[1..3], &["It printed:", "all is well"], "{text}");
+    assert_eq!(lines.len(), 3, "{text}");
+    // Without anything to do, nothing passes.
+    let project = Project::new("", "", "");
+    project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(
+        text.contains("Nothing ran: there are no tests of the system demo, and its test-op does nothing."),
+        "{text}"
+    );
+}
+
+/// The last line of what a program of bare SBCL's prints; `None` where there is none to ask.
+fn by_bare_sbcl(program: &str) -> Option<String> {
+    let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let bare = recipe.build().expect("what the binary was built with is there").bare?;
+    let output = std::process::Command::new(&bare.program)
+        .arg("--core")
+        .arg(&bare.core)
+        .args(["--noinform", "--no-sysinit", "--no-userinit", "--non-interactive"])
+        .args(["--eval", "(require :asdf)", "--eval", program])
+        .env("SBCL_HOME", &bare.home)
+        .output()
+        .expect("bare SBCL starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some(text.lines().last().unwrap_or_default().trim().to_owned())
+}
+
+#[test]
+fn real_suites_come_to_what_the_framework_itself_says() {
+    // sb-rt, run twice by the test-op, without and with compilation.
+    if installed("alexandria") {
+        let mut server = Server::ready();
+        let text = good(&mut server, "run-tests", json!({"system": "alexandria"}));
+        let verdict = text.lines().next().unwrap_or_default();
+        let program = "(progn (asdf:load-system \"alexandria-tests\")
+                         (let ((count (length (rest (symbol-value (find-symbol \"*ENTRIES*\" :sb-rt)))))
+                               (failed (nth-value 2 (let ((*standard-output* (make-broadcast-stream)))
+                                                      (uiop:symbol-call :sb-rt :do-tests)))))
+                           (format t \"~&=> all pass  ~D passed, ~D failed~%\" (* 2 (- count (length failed)))
+                                   (* 2 (length failed)))))";
+        if let Some(bare) = by_bare_sbcl(program) {
+            assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
+        }
+    }
+    if installed("esrap") && installed("fiveam") {
+        let mut server = Server::ready();
+        let text = good(&mut server, "run-tests", json!({"system": "esrap"}));
+        let verdict = text.lines().next().unwrap_or_default();
+        let program = "(progn (asdf:load-system \"esrap/tests\")
+                         (let* ((results (let ((*standard-output* (make-broadcast-stream)))
+                                           (uiop:symbol-call :fiveam :run (find-symbol \"ESRAP\" :esrap-tests))))
+                                (of (lambda (results) (remove-duplicates
+                                                        (mapcar (find-symbol \"TEST-CASE\" :it.bese.fiveam) results))))
+                                (all (funcall of results))
+                                (failed (funcall of (remove-if (find-symbol \"TEST-PASSED-P\" :it.bese.fiveam) results))))
+                           (format t \"~&=> all pass  ~D passed, ~D failed~%\" (- (length all) (length failed))
+                                   (length failed))))";
+        if let Some(bare) = by_bare_sbcl(program) {
+            assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
+        }
+    }
+}
+
+/// Tests that end in a framework of its own accord, with the verdict of each in bare SBCL.
+#[test]
+fn other_frameworks_verdicts_are_those_in_bare_sbcl() {
+    let Some(root) = libraries() else { return };
+    let registry =
+        format!("(asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration))");
+    // A list of the names of all tests, and one of those that fail, as the framework's own functions say.
+    let verdicts = [
+        "(let ((results (remove-if-not (lambda (result) (typep result 'parachute:test-result))
+                                       (coerce (parachute::results (parachute:test :demo-tests :report 'parachute:quiet))
+                                               'list))))
+           (flet ((names (results)
+                    (mapcar (lambda (result) (parachute:name (parachute:expression result))) results)))
+             (list (names results) (names (remove :failed results :key #'parachute:status :test-not #'eq)))))",
+        "(let ((names (rove/core/suite/package:suite-tests (rove/core/suite/package:package-suite :demo-tests))))
+           (list names (let ((rove:*report-stream* (make-broadcast-stream)))
+                         (remove-if (lambda (name) (rove:run-test name :style :none)) names))))",
+        "(let ((results (coerce (lisp-unit2::results (lisp-unit2:run-tests :package :demo-tests)) 'list)))
+           (flet ((names (results)
+                    (mapcar (lambda (result) (lisp-unit2::name (lisp-unit2::unit-test result))) results)))
+             (list (names results)
+                   (names (remove-if-not (lambda (result) (or (lisp-unit2::failed result) (lisp-unit2::errors result)))
+                                         results)))))",
+    ];
+    for (dialect, verdicts) in DIALECTS.iter().zip(verdicts) {
+        let name = dialect.framework;
+        // Those that hang or are ended are for run-tests alone.
+        let (ending, rest) = dialect.tests.split_at(dialect.tests.find("hangs").expect("one that hangs"));
+        let ending = &ending[..ending.rfind('(').expect("its form")];
+        let later = rest.find("later").map_or("", |at| &rest[rest[..at].rfind('(').expect("its form")..]);
+        let project = Project::new(&format!("{name:?}"), dialect.perform, &format!("{ending}{later}"));
+        let mut server = Server::start_with(&["--structured-content"]);
+        server.initialize("2025-11-25");
+        server.evaluate(&format!("(progn {registry} t)"));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let content = structured(&mut server, json!({"system": "demo"}));
+        let tests = content["tests"].as_array().expect("tests");
+        let names = |failed: bool| {
+            let wanted =
+                tests.iter().filter(|test| !failed || ["failed", "error"].contains(&test["status"].as_str().unwrap()));
+            let mut names: Vec<_> = wanted
+                .map(|test| test["name"].as_str().expect("a name").rsplit(':').next().expect("one").to_owned())
+                .collect();
+            names.sort();
+            names.join(" ")
+        };
+        let program = format!(
+            "(progn {registry} (push #p{:?} asdf:*central-registry*) (asdf:load-system \"demo/tests\")
+               (let ((*print-case* :upcase))
+                 (format t \"~&~{{~{{~A~^ ~}}~^; ~}}~%\"
+                         (mapcar (lambda (names) (sort (mapcar #'string names) #'string<))
+                                 (eval (read-from-string {verdicts:?}))))))",
+            project.directory.join(""),
+            verdicts = verdicts.replace('\n', " ")
+        );
+        if let Some(bare) = by_bare_sbcl(&program) {
+            assert_eq!(format!("{}; {}", names(false), names(true)), bare, "{name}: {content:#}");
+        }
+    }
+}

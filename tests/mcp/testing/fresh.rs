@@ -1,0 +1,350 @@
+//! Reloading, tests that hang, exit or fill the heap, and runs in a fresh image.
+
+use super::*;
+
+#[test]
+fn reload_takes_what_changed_on_disk() {
+    let Some(project) = fiveam(FIVEAM) else { return };
+    let mut server = project.server();
+    good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+    let name = json!({"name": "parse-empty"});
+    assert!(good(&mut server, "run-tests", name.clone()).starts_with("FAILED  0 passed"));
+    let repaired = "(defpackage :demo (:use :cl) (:export #:parse #:item))\n(in-package :demo)\n\
+                    (defun parse (text) (declare (ignore text)) 0)\n(defun item (v n) (aref v n))\n";
+    project.write("src/demo.lisp", repaired);
+    project.write(
+        "tests/tests.lisp",
+        "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
+         (test parse-empty (is (eql 0 (parse \"\"))))\n",
+    );
+    project.touch("src/demo.lisp");
+    project.touch("tests/tests.lisp");
+    // What is on disk is not looked at unasked.
+    assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
+}
+
+#[test]
+fn a_reload_names_what_is_left_of_old_versions() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
+    for (fresh, more) in
+        [(false, ""), (true, "The tests ran in a fresh image that loaded the files and nothing else.\n")]
+    {
+        let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+        let source = |variable: &str, function: &str| {
+            let text =
+                format!("(defpackage :demo (:use :cl))\n(in-package :demo)\n{variable}\n(defun {function} () 1)\n");
+            project.write("src/demo.lisp", &text);
+        };
+        source("(defvar *limit* 1)", "old");
+        let mut server = project.server();
+        good(&mut server, "run-tests", json!({"system": "demo"}));
+        source("(defvar *limit* 2)", "new");
+        project.touch("src/demo.lisp");
+        let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
+        let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
+        let expected = format!(
+            "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
+             a variable that has one. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
+             from before: function DEMO::OLD.\n\n=> all pass  1 passed, "
+        );
+        assert!(text.starts_with(&expected), "{text}");
+    }
+}
+
+#[test]
+fn tests_run_whatever_the_session_is_like() {
+    let Some(project) = fiveam(FIVEAM) else { return };
+    let mut server = project.server();
+    let verdict = |server: &mut Server| {
+        let text = good(server, "run-tests", json!({"system": "demo", "timeout": 1}));
+        let line = text.lines().find(|line| line.starts_with("FAILED")).expect("a verdict").to_owned();
+        (timeless(&line), text.lines().filter(|line| line.contains("expected (1), got NIL")).count())
+    };
+    let known = verdict(&mut server);
+    assert_eq!(known, ("FAILED  2 passed, 2 failed, 4 errors, 1 skipped".to_owned(), 1));
+    // Queries are answered meanwhile.
+    let id = server.post_call("run-tests", json!({"system": "demo", "timeout": 1}));
+    let description = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    assert!(description.starts_with("COMMON-LISP:CAR [FUNCTION]"), "{description}");
+    server.outcome(id);
+    // After a reset.
+    good(&mut server, "reset-session", json!({}));
+    project.register(&mut server);
+    assert_eq!(verdict(&mut server), known);
+    // With nonsense for the printer and the reader.
+    server.evaluate(
+        "(setf *print-base* 2 *print-radix* t *print-length* 1 *print-level* 1 *print-case* :capitalize \
+               *print-pretty* t *print-right-margin* 10 *read-base* 16 *print-circle* t *print-escape* nil)",
+    );
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    assert!(text.lines().any(|line| timeless(line) == known.0), "{text}");
+    // After the image is lost.
+    let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    assert!(is_error && text.contains("IMAGE-LOST"), "{text}");
+    good(&mut server, "reset-session", json!({}));
+    project.register(&mut server);
+    assert_eq!(verdict(&mut server), known);
+}
+
+#[test]
+fn a_test_that_ends_the_process_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("IMAGE-LOST"), "{text}");
+    assert!(text.contains("; it was at the test DEMO-TESTS::DIES. A new image"), "{text}");
+    server.goes_on();
+    // What comes after it is none.
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    assert!(text.contains("IMAGE-LOST") && !text.contains("DIES"), "{text}");
+}
+
+#[test]
+fn what_takes_longer_than_it_may_is_named() {
+    let mut server = Server::ready();
+    good(&mut server, "configure-limits", json!({"timeout": 0}));
+    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host::announce-test nil))";
+    let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
+    // Nor is anything limited when that is over.
+    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+                  (sleep 0.3) 1)";
+    assert_eq!(server.evaluate(code), "=> 1");
+}
+
+/// Tests of which one lets nothing interrupt it, but where `*here*` is bound.
+fn stuck() -> Project {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest stuck (unless (boundp 'cl-user::*here*) (sb-sys:without-interrupts (loop))) nil)\n";
+    Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests)
+}
+
+#[test]
+fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
+    let project = stuck();
+    let mut server = project.server();
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
+    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
+                    The Lisp image did not react to being interrupted and was ended. A new image has taken its place.\n";
+    assert!(text.starts_with(expected), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
+    let project = stuck();
+    let mut server = project.server();
+    server.evaluate("(defvar *here* t)");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
+                    The Lisp image did not react to being interrupted.\n";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(server.evaluate("*here*"), "=> T");
+}
+
+#[test]
+fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
+                 (deftest fills (length (loop collect (make-array 10000))) 0)\n(deftest after 1 1)\n\
+                 (deftest fills-again (length (loop collect (make-list 10000))) 0)\n(deftest end 1 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = Server::start_with(&["--heap", "512M"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
+    assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
+    server.goes_on();
+    // What it leaves in use is in the way of the others.
+    project.write(
+        "tests/tests.lisp",
+        &format!("{tests}(defvar *kept* '())\n(deftest keeps (loop (push (make-array 100000) *kept*)) 0)\n"),
+    );
+    project.touch("tests/tests.lisp");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    assert!(text.contains("[ERROR] HEAP-EXHAUSTED\nThe heap was nearly used up ("), "{text}");
+    assert!(text.contains(" MB, most of it by the test DEMO-TESTS::KEEPS), so the evaluation was stopped."), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn cancelling_ends_the_run() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest hangs (loop (ignore-errors (loop))) 1)\n(deftest after 1 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    let id = server.post_call("run-tests", json!({"system": "demo"}));
+    let running = |server: &mut Server| good(server, "evaluation", json!({})).contains("running");
+    let deadline = std::time::Instant::now() + crate::client::DEADLINE;
+    while !running(&mut server) {
+        assert!(std::time::Instant::now() < deadline, "it does not begin");
+    }
+    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    let (text, is_error) = server.outcome(id);
+    assert!(is_error && text.contains("[ERROR] CANCELLED"), "{text}");
+    // Nothing of the framework stays changed.
+    let text = good(&mut server, "run-tests", json!({"name": "after"}));
+    assert!(text.starts_with("=> all pass  1 passed"), "{text}");
+    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
+}
+
+#[test]
+fn a_fresh_image_has_the_files_and_nothing_else() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest stale (parse \"\") (1))\n(deftest spoilt (parse \"\") nil)\n(deftest fine 1 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    // What is not loaded here stays so.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+                    FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
+    assert!(text.starts_with(expected), "{text}");
+    assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    server.evaluate("(defun demo:parse (text) (declare (ignore text)) '(1))");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.starts_with(expected), "{text}");
+    let stale = "Stale state: only in this session, not in a fresh image, these pass: DEMO-TESTS::STALE\n\
+                 Stale state: in this session, not in a fresh image, these fail: DEMO-TESTS::SPOILT\n";
+    assert!(text.contains(stale), "{text}");
+    let content = structured(&mut server, json!({"name": "stale", "fresh": true}));
+    assert_eq!(content["differs"], json!([{"name": "DEMO-TESTS::STALE", "passes": "session"}]), "{content:#}");
+    // The session is as it was.
+    assert_eq!(server.evaluate("(demo:parse \"\")"), "=> (1)");
+    // Evaluated tests are in no file.
+    server.evaluate("(sb-rt:deftest evaluated 1 1)");
+    let text = bad(&mut server, "run-tests", json!({"name": "evaluated", "fresh": true}));
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe tests are in no file of a system that is loaded"), "{text}");
+}
+
+#[test]
+fn fresh_images_and_suspects_go_on_in_the_background() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
+                 (deftest good (parse \"\") nil)\n(deftest bad (parse \"x\") (1))\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let temporary = project.directory.join("temporary");
+    std::fs::create_dir(&temporary).expect("a directory");
+    let mut server = Server::start_with_environment(&[], &[("TMPDIR", &temporary)]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let arguments = json!({"system": "demo", "fresh": true, "suspects": 1, "background": true});
+    let text = good(&mut server, "run-tests", arguments.clone());
+    assert_eq!(text, "Evaluation 2 goes on in the background.");
+    // The next ones need not wait.
+    server.goes_on();
+    let text = good(&mut server, "evaluation", json!({"id": 2, "action": "wait", "seconds": 60}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+                    FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
+    assert!(
+        text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),
+        "{text}"
+    );
+    assert!(text.contains("Suspects: ") && text.contains("src/demo.lisp:"), "{text}");
+    assert!(last_error(&mut server).starts_with("Error: "), "the one of the first test that failed");
+    // Again, and it is left while the other image runs.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "wait": 0.01}));
+    assert!(text.ends_with("Evaluation 4 goes on in the background."), "{text}");
+    // It is ended there, too.
+    good(&mut server, "run-tests", arguments);
+    good(&mut server, "evaluation", json!({"id": 5, "action": "cancel"}));
+    let text = bad(&mut server, "evaluation", json!({"id": 5, "action": "wait"}));
+    assert!(text.contains("[ERROR] CANCELLED"), "{text}");
+    good(&mut server, "evaluation", json!({"id": 4, "action": "wait", "seconds": 60}));
+    // A reset ends it with a word.
+    good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains("Evaluation 6, in the background, has been ended."), "{text}");
+    server.goes_on();
+    // Nothing stays of the other images.
+    server.finish();
+    until("what they wrote is gone", || std::fs::read_dir(&temporary).is_ok_and(|mut files| files.next().is_none()));
+}
+
+#[test]
+fn a_fresh_image_may_take_its_time() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    // Those are a hundred looks of the watchdog's.
+    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    server.evaluate("(progn (make-package :session) (defvar *kept* 1))");
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.contains("=> all pass  1 passed, 0 failed"), "{text}");
+    assert_eq!(server.evaluate("*kept*"), "=> 1");
+}
+
+#[test]
+fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(defvar *kept* 1)");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    assert_eq!(server.evaluate("*kept*"), "=> 1");
+    // Loading may fail there.
+    project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
+    project.touch("src/demo.lisp");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
+    assert!(last_error(&mut server).contains("not today"));
+}
+
+/// Programs inherit no end of the pipe that the outcome comes by; what is forked does.
+#[test]
+fn what_a_test_leaves_running_holds_up_no_fresh_image() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
+                 (defmacro c (name &rest arguments)\n  `(sb-alien:alien-funcall\n    \
+                 (sb-alien:extern-alien ,name (function sb-alien:int ,@(mapcar (constantly 'sb-alien:int) arguments)))\n    \
+                 ,@arguments))\n\
+                 (defun note (name pid)\n  (with-open-file (s (asdf:system-relative-pathname \"demo\" name) :direction :output)\n    \
+                 (princ pid s)))\n\
+                 (defun run (name) (note name (sb-ext:process-pid (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))))\n\
+                 (defun daemon ()\n  (let ((child (c \"fork\")))\n    (when (zerop child)\n      \
+                 (let ((grandchild (c \"fork\")))\n        (if (zerop grandchild) (c \"sleep\" 1000) (note \"forked\" grandchild)))\n      \
+                 (c \"_exit\" 0))\n    (sb-posix:waitpid child 0)))\n\
+                 (deftest runs (progn (run \"run\") 1) 1)\n(deftest forks (progn (daemon) 1) 1)\n\
+                 (deftest dies (progn (daemon) (sb-posix:kill (sb-posix:getpid) 9)) 1)\n\
+                 (deftest hangs (progn (run \"hanging\") (loop)) 1)\n";
+    let project = Project::new("\"sb-rt\" \"sb-posix\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let mut server = project.server();
+    server.evaluate("(asdf:load-system \"demo/tests\")");
+    let pid =
+        |name: &str| std::fs::read_to_string(project.directory.join(name)).ok().and_then(|pid| pid.parse::<u32>().ok());
+    let gone = |name: &str| {
+        let pid = pid(name).expect("a process");
+        until(&format!("{name} is gone"), || !crate::processes::is_alive(pid));
+        std::fs::remove_file(project.directory.join(name)).unwrap();
+    };
+    let begin = |server: &mut Server, name: &str| {
+        // Here, as in the other image, there is nothing to compare with.
+        server.evaluate(&format!("(sb-rt:rem-all-tests) (sb-rt:deftest demo-tests::{name} 1 1)"));
+        server.post_call("run-tests", json!({"name": name, "fresh": true}))
+    };
+    let id = begin(&mut server, "runs");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("run");
+    let id = begin(&mut server, "forks");
+    assert!(server.outcome(id).0.contains("=> all pass  1 passed"));
+    gone("forked");
+    let id = begin(&mut server, "dies");
+    let (text, _) = server.outcome(id);
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
+    gone("forked");
+    let id = begin(&mut server, "hangs");
+    until("it hangs", || pid("hanging").is_some());
+    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
+    gone("hanging");
+}

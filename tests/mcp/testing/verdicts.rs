@@ -1,0 +1,469 @@
+//! Reports of runs: failures with their places, counts, several systems, and the error state.
+
+use super::*;
+
+#[test]
+fn a_failing_test_says_what_was_expected_what_came_and_where() {
+    let Some(project) = fiveam(FIVEAM) else { return };
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+    let text = timeless(&text);
+    let expected = "\
+FAILED  2 passed, 2 failed, 4 errors, 1 skipped
+1. DEMO-TESTS::PARSE-EMPTY  tests/tests.lisp:11
+   (is (equal '(1) (parse \"\")))  expected (1), got NIL
+   (is-true (parse \"\"))
+   (PARSE \"\") did not return a true value
+2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:14
+   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative integer below 3. (E1: get-backtrace has all)
+";
+    assert!(text.starts_with(expected), "{text}");
+    for frame in ["(DEMO:ITEM #(#\\a #\\b #\\c) 9)  ", "(DEMO:PARSE \"abc\")  "] {
+        let line = text.lines().find(|line| line.contains(frame)).unwrap_or_else(|| panic!("no {frame} in:\n{text}"));
+        assert!(line.contains("src/demo.lisp:"), "{line}");
+    }
+    assert!(text.contains("src/demo.lisp:5: (let ((found (aref v n)))"), "{text}");
+    assert!(text.contains("   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: "), "{text}");
+    assert!(
+        text.contains("4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
+        "{text}"
+    );
+    assert!(text.contains("5. DEMO-TESTS::THROWN  tests/tests.lisp:27\n   SB-INT:SIMPLE-CONTROL-ERROR"), "{text}");
+    assert!(text.contains("6. DEMO-TESTS::KILLS  tests/tests.lisp:30\n"), "{text}");
+    // The whole of it is kept under the identifier; the first one is the last error.
+    let error = last_error(&mut server);
+    assert!(error.contains("Error: SB-INT:INVALID-ARRAY-INDEX-ERROR") && error.contains("Id: E1"), "{error}");
+    let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+    assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{frames}");
+    assert!(frames.contains("RUN-TEST-LAMBDA"), "{frames}");
+    server.goes_on();
+}
+
+/// Tests that are named oddly, defined twice, removed or defined anew by others, and one that hangs in a thread which has
+/// lost what was to interrupt it.
+const UNUSUAL: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
+(in-package :demo-tests)
+(def-suite demo)
+(in-suite demo)
+
+(test |Odd (name) x|
+  (is (= 1 2)))
+
+(test twice
+  (is (= 1 1)))
+
+(test twice
+  (is (= 1 3)))
+
+(test removes
+  (rem-test 'victim)
+  (test changed (is (= 1 4)))
+  (is (= 1 1)))
+
+(test victim
+  (is (= 1 5)))
+
+(test changed
+  (is (= 1 1)))
+
+(test loses
+  (sb-sys:without-interrupts
+    (loop until (sb-thread::thread-interruptions sb-thread:*current-thread*) repeat 4 do (sleep 0.1))
+    (setf (sb-thread::thread-interruptions sb-thread:*current-thread*) '()))
+  (loop))
+
+(test alike
+  (is (equal "a" (string #\a)))
+  (is (equal "a" (string #\b)))
+  (is (equal "c" (string #\b)))
+  (is (= 1 (1+ 0)))
+  (is (= 1 (1+ 1))))
+
+(run! 'twice)
+"#;
+
+#[test]
+fn unusual_tests_are_told_of_as_what_they_are() {
+    let Some(project) = fiveam(UNUSUAL) else { return };
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    let expected = "FAILED  1 passed, 5 failed, 1 error, 0 skipped
+1. DEMO-TESTS::|Odd (name) x|  tests/tests.lisp:7
+   (is (= 1 2))  expected 1, got 2
+2. DEMO-TESTS::TWICE  tests/tests.lisp:13
+   (is (= 1 3))  expected 1, got 3
+3. DEMO-TESTS::VICTIM  tests/tests.lisp:20
+   It could not run: a test before it has removed it.
+4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
+   (= 1 4)  expected 1, got 4
+5. DEMO-TESTS::LOSES  tests/tests.lisp:26
+   TIMEOUT It did not end within 1 second and was interrupted. (E1: get-backtrace has all)
+6. DEMO-TESTS::ALIKE  tests/tests.lisp:34
+   (is (equal \"a\" (string #\\b)))  expected \"a\", got \"b\"
+   (is (equal \"c\" (string #\\b)))  expected \"c\", got \"b\"
+   (is (= 1 (1+ 1)))  expected 1, got 2
+";
+    assert!(timeless(&text).starts_with(expected), "{text}");
+    server.goes_on();
+}
+
+/// Print methods and reports that never end, of what tests fail with.
+const ENDLESS: &str = r#"
+(defclass endless () ())
+(defmethod print-object ((object endless) stream) (loop))
+(define-condition endless-report (error) () (:report (lambda (condition stream) (declare (ignore condition stream)) (loop))))
+(defun fails (object) (declare (ignore object)) (error "on purpose"))
+"#;
+
+#[test]
+fn what_never_ends_printing_ends_no_run() {
+    let tests = format!(
+        "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n{ENDLESS}
+(deftest signals (error 'endless-report) 1)
+(deftest argument (fails (make-instance 'endless)) 1)
+(deftest after 1 2)
+"
+    );
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
+    let mut server = project.server();
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    assert!(text.starts_with("FAILED  0 passed, "), "{text}");
+    for name in ["SIGNALS", "ARGUMENT", "AFTER"] {
+        assert!(text.contains(&format!(". DEMO-TESTS::{name}  tests/tests.lisp:")), "{text}");
+    }
+    assert!(text.contains("on purpose") && text.contains("expected 2, got 1"), "{text}");
+    server.goes_on();
+
+    let tests = format!(
+        "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n{ENDLESS}
+(def-suite demo)\n(in-suite demo)
+(test value (is (equal 1 (make-instance 'endless))))
+(test signals (error 'endless-report))
+(test argument (fails (make-instance 'endless)))
+(test after (is (= 2 1)))
+"
+    );
+    let Some(project) = fiveam(&tests) else { return };
+    let mut server = project.server();
+    // FiveAM itself prints the values once its tests are over.
+    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    assert!(text.starts_with("FAILED  0 passed, "), "{text}");
+    assert!(text.contains("TIMEOUT It did not end within 1 second and was interrupted."), "{text}");
+    server.goes_on();
+}
+
+#[test]
+fn each_test_is_a_record_and_counts_add_up() {
+    let Some(project) = fiveam(FIVEAM) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5}));
+    let tests = content["tests"].as_array().expect("tests");
+    let with = |status: &str| tests.iter().filter(|test| test["status"] == status).count();
+    for (count, status) in [("passed", "passed"), ("failed", "failed"), ("errors", "error"), ("skipped", "skipped")] {
+        assert_eq!(content[count], with(status), "{content:#}");
+    }
+    assert_eq!(tests.len(), 9, "{content:#}");
+    assert_eq!(tests[0]["name"], "DEMO-TESTS::PARSE-EMPTY");
+    assert_eq!((&tests[0]["file"], &tests[0]["line"]), (&json!("tests/tests.lisp"), &json!(11)));
+    assert_eq!(
+        tests[0]["checks"][0],
+        json!({"form": "(is (equal '(1) (parse \"\")))", "expected": "(1)", "actual": "NIL"})
+    );
+    assert_eq!(tests[1]["error"]["id"], "E1", "{content:#}");
+    let skipped = tests.iter().find(|test| test["status"] == "skipped").expect("one");
+    assert_eq!((&skipped["name"], &skipped["message"]), (&json!("DEMO-TESTS::LATER"), &json!("no time")));
+}
+
+#[test]
+fn the_error_state_follows_the_tests() {
+    let tests = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
+(in-package :demo-tests)
+(def-suite demo)
+(in-suite demo)
+(test good (is (= 1 1)))
+(test wrong (is (= 1 2)))
+(test broken (is (equal 1 (parse "abc"))))
+"#;
+    let Some(project) = fiveam(tests) else { return };
+    let mut server = project.server();
+    crate::client::fail(&mut server, "(error \"before\")");
+    let name = |name: &str| json!({"name": name});
+    good(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"demo/tests\")"}));
+    crate::client::fail(&mut server, "(error \"before\")");
+    // Without an error of its own, a failure leaves the state alone.
+    let text = good(&mut server, "run-tests", name("demo-tests::wrong"));
+    assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors, 0 skipped in "), "{text}");
+    assert!(last_error(&mut server).contains("before"));
+    good(&mut server, "run-tests", name("broken"));
+    assert!(last_error(&mut server).contains("INVALID-ARRAY-INDEX-ERROR"));
+    let text = good(&mut server, "run-tests", name("good"));
+    assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert!(last_error(&mut server).starts_with("No error information available."));
+    // The suite of that name, and the package.
+    for arguments in [name("demo-tests::demo"), json!({"package": "demo-tests"}), json!({"system": "demo/tests"})] {
+        let text = good(&mut server, "run-tests", arguments);
+        assert!(text.starts_with("FAILED  1 passed, 1 failed, 1 error, 0 skipped in "), "{text}");
+    }
+}
+
+#[test]
+fn a_system_is_found_as_load_finds_it() {
+    let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
+    let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
+    let other =
+        "(defsystem \"other-tests\" :depends-on (\"sb-rt\") :pathname \"tests\" :components ((:file \"tests\")))";
+    project.write("more.asd", other);
+    let root = project.directory.display().to_string();
+    let mut server = Server::ready();
+    let missing = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(missing.contains("Not found in ") && missing.contains(", above it and one level below, "), "{missing}");
+    let text = bad(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
+    assert_eq!(text, "directory: there is no directory /no-such-directory.");
+    // In it, in a file of another name, above it.
+    for (system, directory) in [("demo", ""), ("DEMO/TESTS", ""), ("other-tests", ""), ("demo", "/tests")] {
+        for fresh in [false, true] {
+            let mut server = Server::ready();
+            let arguments = json!({"system": system, "directory": format!("{root}{directory}"), "fresh": fresh});
+            let text = good(&mut server, "run-tests", arguments);
+            assert!(text.contains("=> all pass  1 passed, 0 failed"), "{system}: {text}");
+        }
+    }
+}
+
+/// Systems in one directory: suites of FiveAM, a test-op alone, one that does not load, and one without tests.
+fn several() -> Option<Project> {
+    let project = fiveam(FIVEAM)?;
+    let suite = |package: &str, tests: &str| {
+        format!(
+            "(defpackage :{package} (:use :cl :fiveam))\n(in-package :{package})\n(def-suite all)\n(in-suite all)\n{tests}"
+        )
+    };
+    let perform = |package: &str| {
+        format!(":perform (test-op (o c) (symbol-call :fiveam :run! (find-symbol \"ALL\" \"{package}\")))")
+    };
+    project.write(
+        "s.asd",
+        &format!(
+            r#"(defsystem "s")
+               (defsystem "s/good" :depends-on ("fiveam") :components ((:file "good")) {})
+               (defsystem "s/more" :depends-on ("fiveam") :components ((:file "more")) {})
+               (defsystem "s/code" :components ((:file "code")))
+               (defsystem "s/bad" :depends-on ("fiveam" "s/code") :components ((:file "bad")) {})
+               (defsystem "s/worse" :depends-on ("fiveam") :components ((:file "worse")) {})
+               (defsystem "s/same" :depends-on ("fiveam") :components ((:file "same")) {})
+               (defsystem "s/broken" :components ((:file "broken")))
+               (defsystem "s/empty" :components ((:file "empty")))
+               (defsystem "s/plain" :perform (test-op (o c) (format t "3 of 4 things work~%") (error "not all")))"#,
+            perform("GOOD"),
+            perform("MORE"),
+            perform("BAD"),
+            perform("WORSE"),
+            perform("SAME"),
+        ),
+    );
+    project.write("same.lisp", &suite("same", "(test same (is (= 1 2)))\n"));
+    project.write("good.lisp", &suite("good", "(test adds (is (= 2 (+ 1 1))))\n(test same (is (= 1 1)))\n"));
+    project.write("more.lisp", &suite("more", "(test more (is (= 2 (+ 1 1))))\n"));
+    let wrong: String = (0..30).map(|n| format!("(test wrong-{n} (is (= {n} (1+ {n}))))\n")).collect();
+    project.write(
+        "bad.lisp",
+        &suite("bad", &format!("(test same (cl-user::so 1))\n(test fine (is (= 1 (cl-user::so nil))))\n{wrong}")),
+    );
+    project.write("worse.lisp", &suite("worse", &wrong.replace("(= ", "(= 1 2 3 4 5 6 7 8 9 10 11 12 ")));
+    project.write("code.lisp", "(in-package :cl-user)\n(defun so (x)\n  (if x\n      (error \"so\")\n      1))\n");
+    project.write("broken.lisp", "(defun fine () 1)\n(eval-when (:compile-toplevel) (error \"no such luck\"))\n");
+    project.write("empty.lisp", "(defun no-test () 1)\n");
+    Some(project)
+}
+
+#[test]
+fn several_systems_are_tested_in_one_call() {
+    let Some(project) = several() else { return };
+    let root = project.directory.display().to_string();
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    let run = |server: &mut Server, systems: Value, others: Value| {
+        let mut arguments = json!({"system": systems, "directory": root});
+        arguments.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        good(server, "run-tests", arguments)
+    };
+    // One is told of as ever, however it is written.
+    for one in [json!("s/good"), json!([":s/good"]), json!(" s/good, ")] {
+        let text = run(&mut server, one, json!({}));
+        assert_eq!(timeless(&text).lines().next().unwrap(), "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped");
+        assert!(!text.contains("s/good:"), "{text}");
+    }
+    let without_times = |text: &str| {
+        let lines = text.lines().map(|line| {
+            line.split_once(" skipped in ").map_or(line.to_owned(), |(counts, _)| format!("{counts} skipped"))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for (systems, fresh) in [(json!("s/good, s/more"), false), (json!(["s/good", "S/MORE", "s/good"]), true)] {
+        let text = run(&mut server, systems, json!({"fresh": fresh}));
+        let expected = "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        s/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n\n\
+                        2 systems: => all pass  3 passed, 0 failed, 0 errors, 0 skipped";
+        let timeless = without_times(&text);
+        assert_eq!(timeless.contains("ran in a fresh image"), fresh, "{text}");
+        assert!(timeless.contains(expected), "{text}");
+        assert!(last_error(&mut server).starts_with("No error information available."));
+    }
+    // The others go on, and have their share of the room.
+    for fresh in [false, true] {
+        let all = json!("s/good no-such-system,s/broken s/empty s/plain s/bad s/more");
+        let text = run(&mut server, all, json!({"fresh": fresh}));
+        assert!(text.chars().count() <= 9_500, "{} characters", text.chars().count());
+        let timeless = without_times(&text);
+        for expected in [
+            "s/good:\n=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\n",
+            "no-such-system:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. no-such-system\n   \
+             ASDF/FIND-COMPONENT:MISSING-COMPONENT ",
+            "\ns/broken:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/broken\n   SIMPLE-ERROR no such luck In ",
+            "\ns/empty:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. s/empty\n   SIMPLE-ERROR Nothing ran: ",
+            "\ns/plain:\nFAILED  0 passed, 0 failed, 1 error, 0 skipped\n1. test-op of s/plain\n   SIMPLE-ERROR not all ",
+            "\nIt printed:\n3 of 4 things work\n",
+            "\ns/bad:\nFAILED  1 passed, 30 failed, 1 error, 0 skipped\n1. BAD::SAME  bad.lisp:5\n",
+            "BAD::WRONG-29",
+            "\ns/more:\n=> all pass  1 passed, 0 failed, 0 errors, 0 skipped\n",
+            "\n7 systems: FAILED  4 passed, 30 failed, 5 errors, 0 skipped",
+        ] {
+            assert!(timeless.contains(expected), "{fresh}: {expected:?} is not in\n{text}");
+        }
+        assert_eq!(text.matches("3 of 4 things work").count(), 1, "{text}");
+        assert_eq!(text.matches("also says which code").count(), 1, "{text}");
+        assert!(last_error(&mut server).starts_with("Error: "));
+    }
+    // What there is no room for is told of each.
+    good(&mut server, "configure-limits", json!({"max-answer": 6000}));
+    let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
+    assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
+    for expected in [" more failed, for which there is no room here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"]
+    {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    good(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // What is said of some says of which.
+    for fresh in [false, true] {
+        let text =
+            run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
+        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran nothing of the systems";
+        assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
+        assert!(text.contains("\ns/plain: There are no suspects: of a test operation"), "{text}");
+        assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
+    }
+    // Of what cannot be loaded there are no suspects.
+    let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
+    assert!(!text.contains("uspects"), "{text}");
+    let text = run(&mut server, json!("s/good no-such-system"), json!({}));
+    assert!(!text.contains("uspects"), "{text}");
+    // One record a test, with its system; suspects for each.
+    for fresh in [false, true] {
+        let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});
+        let content = structured(&mut server, arguments);
+        let tests = content["tests"].as_array().unwrap();
+        let of = |system: &str| tests.iter().filter(|test| test["system"] == system).count();
+        assert_eq!((of("s/good"), of("s/bad"), of("s/broken"), tests.len()), (2, 32, 1, 35), "{content:#}");
+        assert_eq!((&content["passed"], &content["failed"], &content["errors"]), (&json!(3), &json!(30), &json!(2)));
+        let erred = tests.iter().find(|test| test["name"] == "BAD::SAME").unwrap();
+        assert_eq!((&erred["error"]["message"], &erred["suspects"][0]["name"]), (&json!("so"), &json!("SO")));
+        let erred = tests.iter().find(|test| test["name"] == "s/broken").unwrap();
+        assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
+    }
+    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "package": "good"}));
+    assert_eq!(text, "run-tests needs one of system, package and name.");
+}
+
+#[test]
+fn a_test_that_checks_nothing_is_told_of_as_that() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
+    let Some(project) = fiveam(tests) else { return };
+    let mut server = Server::start_with(&["--structured-content"]);
+    server.initialize("2025-11-25");
+    project.register(&mut server);
+    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no check: DEMO-TESTS::NOTHING";
+    assert_eq!(timeless(&text), expected);
+    let content = structured(&mut server, json!({"system": "demo"}));
+    let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
+    assert_eq!(test("DEMO-TESTS::NOTHING")["message"], "It made no check.");
+    assert_eq!(test("DEMO-TESTS::CHECKS")["message"], json!(null));
+}
+
+#[test]
+fn what_a_framework_does_not_handle_ends_no_other_test() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
+                 (in-suite demo)\n(test first-one (is (= 1 1)))\n\
+                 (define-condition silent (error) () (:report (lambda (c s) c s (error \"no report\"))))\n\
+                 (test broken (error 'silent))\n(test after (is (= 2 2)))\n(test erring (error \"so\"))\n";
+    let Some(project) = fiveam(tests) else { return };
+    let mut server = project.server();
+    for settings in ["", "(setf *print-readably* t)"] {
+        server.evaluate(settings);
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  2 passed, 0 failed, 2 errors, 0 skipped in "), "{settings}: {text}");
+        assert!(!text.contains("non-local exit"), "{settings}: {text}");
+    }
+}
+
+#[test]
+fn a_framework_that_is_asked_for_no_test_passes_none() {
+    let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
+    let Some(project) = fiveam(tests) else { return };
+    let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
+}
+
+#[test]
+fn a_test_that_another_has_removed_does_not_pass() {
+    let Some(root) = libraries() else { return };
+    for (framework, perform, tests) in [
+        (
+            "rove",
+            "(symbol-call :rove :run-suite :demo-tests)",
+            "(deftest removes (ok t) (rove:remove-test 'gone))\n(deftest gone (ok t))\n",
+        ),
+        (
+            "lisp-unit2",
+            "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
+            "(define-test removes () (assert-true t) (uninstall-test 'gone))\n(define-test gone () (assert-true t))\n",
+        ),
+    ] {
+        let tests = format!("(defpackage :demo-tests (:use :cl :{framework}))\n(in-package :demo-tests)\n{tests}");
+        let project = Project::new(&format!("{framework:?}"), perform, &tests);
+        let mut server = Server::ready();
+        server.evaluate(&format!(
+            "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
+        ));
+        project.register(&mut server);
+        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
+        assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_an_error_with_near_names() {
+    let mut server = Server::ready();
+    let text = bad(&mut server, "run-tests", json!({}));
+    assert_eq!(text, "run-tests needs one of system, package and name.");
+    assert_eq!(text, bad(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
+    let text = bad(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
+    assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");
+    server.evaluate("(defpackage :demo-rt (:use :cl :sb-rt)) (in-package :demo-rt) (deftest splitting 1 1)");
+    let text = bad(&mut server, "run-tests", json!({"name": "spliting"}));
+    assert!(
+        text.contains("There is no test or suite named spliting") && text.contains("Did you mean SPLITTING?"),
+        "{text}"
+    );
+    let text = bad(&mut server, "run-tests", json!({"package": "cl-user"}));
+    assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
+    // Evaluated tests can be run, too.
+    let text = good(&mut server, "run-tests", json!({"name": "splitting"}));
+    assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
+    assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
+}

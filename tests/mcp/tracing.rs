@@ -1,0 +1,559 @@
+//! trace-calls and profile; and `--tools`, which chooses what there is.
+
+use crate::client::{Server, bad, good, outcome};
+use serde_json::{Value, json};
+
+/// Functions to trace.
+const FUNCTIONS: &str = "
+    (defun fact (n) (if (< n 2) 1 (* n (fact (1- n)))))
+    (defun divide (a b) (/ a b))
+    (defun spoil (list) (setf (car list) :spoilt) list)
+    (defun leave () (throw :out 3))
+    (defun several () (values 1 :two \"3\"))
+    (defun none () (values))
+    (defgeneric area (shape))
+    (defmethod area ((side integer)) (* side side))
+    (defmethod area ((radius float)) (call-next-method))
+    (defmethod area (other) (list :area other))
+    (defun (setf zap) (value place) (list value place))
+    (defmacro twice (form) `(progn ,form ,form))";
+
+fn server() -> Server {
+    let mut server = Server::ready();
+    good(&mut server, "evaluate-lisp", json!({"code": FUNCTIONS}));
+    server
+}
+
+/// A tree without the times, which differ.
+fn untimed(text: &str) -> String {
+    let line = |line: &str| match line.rfind("  [") {
+        Some(at) if line.ends_with(" ms]") => line[..at].to_owned(),
+        _ => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[track_caller]
+fn traced(server: &mut Server, arguments: Value) -> String {
+    untimed(&good(server, "trace-calls", arguments))
+}
+
+/// Nothing of ours is left in the functions.
+#[track_caller]
+fn assert_untraced(server: &mut Server) {
+    let code = "(append (loop for name in '(fact divide spoil leave several none)
+                              for info = (sb-impl::encapsulation-info (sb-kernel:%symbol-function name))
+                              when (and info (not (eq 'trace (sb-impl::encapsulation-info-type info)))) collect name)
+                        (sb-pcl::generic-function-encapsulations #'area)
+                        sbcl-host::**traced-methods** sbcl-host::**broken-functions** sbcl-host::**before-threads**)";
+    // In whatever case the user prints.
+    assert_eq!(good(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
+}
+
+#[test]
+fn calls_are_shown_as_a_tree() {
+    let mut server = server();
+    let code = "(list (fact 3) (ignore-errors (divide 1 0)) (spoil (list 1 2)) (area 3) (area 1.5)
+                      (setf (zap 1) 2) (catch :out (leave)) (multiple-value-list (several)) (none))";
+    let functions = json!(["fact", "cl-user::divide", "SPOIL", "area", "(setf zap)", "leave", "several", "none"]);
+    // In one text, too.
+    let text = json!("fact, cl-user::divide SPOIL,area, (setf zap) leave several none");
+    let arguments = json!({"code": code, "functions": text});
+    assert!(traced(&mut server, arguments).starts_with("11 calls of the 8 functions traced:\n"));
+    insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": functions})), @r#"
+    11 calls of the 8 functions traced:
+      (FACT 3) => 6
+        (FACT 2) => 2
+          (FACT 1) => 1
+      (DIVIDE 1 0) failed: DIVISION-BY-ZERO: arithmetic error DIVISION-BY-ZERO signalled Operation was (/ 1 0).
+      (SPOIL (1 2)) => (:SPOILT 2)
+      (AREA 3) => 9
+      (AREA 1.5) => (:AREA 1.5)
+      ((SETF ZAP) 2 1) => (2 1)
+      (LEAVE) was left by a non-local exit
+      (SEVERAL) => 1, :TWO, "3"
+      (NONE) => (no values)
+
+    => (6 NIL (:SPOILT 2) 9 (:AREA 1.5) (2 1) 3 (1 :TWO "3") NIL)
+    "#);
+    assert_untraced(&mut server);
+
+    let text = traced(&mut server, json!({"code": "(fact 6)", "functions": "fact", "depth": 2}));
+    let expected =
+        "6 calls of the function traced:\n  (FACT 6) => 720\n    (FACT 5) => 120\n      ... 4 deeper calls\n\n=> 720";
+    assert_eq!(text.replace("2 calls", "6 calls"), expected);
+    let text = traced(&mut server, json!({"code": "(dotimes (i 9) (fact 1))", "functions": ["fact"], "limit": 2}));
+    insta::assert_snapshot!(text, @r"
+    9 calls of the function traced:
+      (FACT 1) => 1
+      (FACT 1) => 1
+    ... 7 more calls were not recorded (limit)
+
+    => NIL
+    ");
+    // Of very many, as many as there is room for; the rest is counted.
+    let many = json!({"code": "(dotimes (i 5000) (fact 1))", "functions": ["fact"], "limit": 4999});
+    let text = traced(&mut server, many);
+    assert!(text.starts_with("5000 calls of the function traced:\n"), "{text}");
+    let lines = text.lines().filter(|line| *line == "  (FACT 1) => 1").count();
+    assert!((200..=400).contains(&lines), "{lines} {text}");
+    let rest = format!(
+        "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest\n\
+         ... 1 more calls were not recorded (limit)\n\n=> NIL",
+        4999 - lines
+    );
+    assert!(text.ends_with(&rest), "{text}");
+    // Arguments are those of the call, whenever they are printed.
+    server
+        .evaluate("(progn (defpackage :other) (defun shout (string symbol) (values (nstring-upcase string) symbol)))");
+    let code = "(let ((*package* (find-package :other)) (text (copy-seq \"abc\")))
+                  (cl-user::shout text :k) (cl-user::shout text 'a) (cl-user::shout text '(a)) (fill text #\\z) 1)";
+    insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": ["shout"]})), @r#"
+    3 calls of the function traced:
+      (COMMON-LISP-USER::SHOUT "abc" :K) => "ABC", :K
+      (COMMON-LISP-USER::SHOUT "ABC" COMMON-LISP-USER::A) => "ABC", COMMON-LISP-USER::A
+      (COMMON-LISP-USER::SHOUT "ABC" (COMMON-LISP-USER::A)) => "ABC", (COMMON-LISP-USER::A)
+
+    => 1
+    "#);
+    let text = traced(&mut server, json!({"code": "1", "functions": ["fact"]}));
+    assert!(text.starts_with("No calls of the function traced (") && text.ends_with("\n\n=> 1"), "{text}");
+}
+
+#[test]
+fn the_tree_is_that_of_sbcls_own_trace() {
+    let mut server = server();
+    good(
+        &mut server,
+        "evaluate-lisp",
+        json!({"code": "(defun even-p (n) (if (zerop n) t (odd-p (1- n)))) (defun odd-p (n) (if (zerop n) nil (even-p (1- n))))
+                        (defun tree (n) (if (< n 2) n (list (tree (- n 1)) (tree (- n 2)))))"}),
+    );
+    for (functions, code) in [
+        ("fact", "(fact 5)"),
+        ("even-p odd-p", "(even-p 6)"),
+        ("tree fact", "(list (tree 5) (fact 2))"),
+        ("several none area", "(list (several) (none) (area 2) (mapcar #'area '(1 2)))"),
+    ] {
+        let names: Vec<_> = functions.split(' ').collect();
+        let ours = traced(&mut server, json!({"code": code, "functions": names, "depth": 50}));
+        let ours: Vec<String> = ours
+            .lines()
+            .filter(|line| line.starts_with("  "))
+            .map(|line| {
+                let indent = line.len() - line.trim_start().len();
+                let call = line.trim_start().split(" => ").next().unwrap();
+                format!("{}: {call}", indent / 2 - 1)
+            })
+            .collect();
+        let bare = format!(
+            "(progn (trace {functions})
+               (unwind-protect (let ((*print-pretty* nil)) {code}) (untrace {functions})))"
+        );
+        let bare = good(&mut server, "evaluate-lisp", json!({"code": bare}));
+        let bare: Vec<&str> =
+            bare.lines().map(str::trim).filter(|line| line.contains(": (") && !line.contains(" returned")).collect();
+        assert!(!bare.is_empty());
+        assert_eq!(ours, bare, "{code}");
+    }
+}
+
+#[test]
+fn whatever_happens_nothing_stays_traced() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": "(trace divide)"}));
+    let text =
+        untimed(&bad(&mut server, "trace-calls", json!({"code": "(divide 1 0)", "functions": ["divide", "fact"]})));
+    assert!(text.starts_with("1 call of the 2 functions traced:\n  (DIVIDE 1 0) failed: DIVISION-BY-ZERO: "), "{text}");
+    assert!(text.contains("\n\n[ERROR] DIVISION-BY-ZERO\n") && text.contains("2: (DIVIDE 1 0)\n"), "{text}");
+    assert!(!text.contains("SBCL-HOST"), "{text}");
+    // The session's error is that, as after evaluate-lisp.
+    let described = good(&mut server, "describe-last-error", json!({}));
+    assert!(described.contains("Error: DIVISION-BY-ZERO\n"), "{described}");
+    assert_untraced(&mut server);
+
+    let text = untimed(&bad(
+        &mut server,
+        "trace-calls",
+        json!({"code": "(loop (fact 1))", "functions": ["fact"], "limit": 1, "timeout": 0.3}),
+    ));
+    assert!(text.contains("  (FACT 1) => 1\n") && text.contains("\n[ERROR] TIMEOUT\n"), "{text}");
+    assert_untraced(&mut server);
+
+    let text = untimed(&bad(
+        &mut server,
+        "trace-calls",
+        json!({"code": "(defun forever () (loop)) (defun outer () (forever)) (outer)", "functions": ["fact"], "timeout": 0.3}),
+    ));
+    assert!(text.starts_with("No calls"), "{text}");
+    let text = untimed(&bad(
+        &mut server,
+        "trace-calls",
+        json!({"code": "(outer)", "functions": ["outer", "forever"], "timeout": 0.3}),
+    ));
+    assert!(
+        text.contains("  (OUTER) was left by a non-local exit\n    (FOREVER) was left by a non-local exit\n"),
+        "{text}"
+    );
+
+    // What the user traces stays so.
+    assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(prog1 (trace) (untrace))"})), "=> (DIVIDE)");
+    // What the tracer itself calls can be traced, too.
+    let functions = json!(["format", "sb-unix:clock-gettime", "prin1", "fact"]);
+    let text = traced(&mut server, json!({"code": "(fact 1) (format nil \"~a\" 1)", "functions": functions}));
+    assert!(text.contains("\n  (FACT 1) => 1\n") && text.ends_with("=> \"1\""), "{text}");
+    // A function that is defined anew meanwhile is the new one afterwards.
+    good(&mut server, "trace-calls", json!({"code": "(fact 2) (defun fact (n) (list :new n))", "functions": ["fact"]}));
+    assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(fact 2)"})), "=> (:NEW 2)");
+    assert_untraced(&mut server);
+}
+
+#[test]
+fn a_cancelled_trace_ends() {
+    let mut server = server();
+    let code = "(progn (format t \"here~%\") (finish-output) (loop (fact 1)))";
+    server.send(&json!({"jsonrpc": "2.0", "id": "t", "method": "tools/call", "params": {
+        "name": "trace-calls", "arguments": {"code": code, "functions": ["fact"], "timeout": 0}}}));
+    while !good(&mut server, "evaluation", json!({"action": "output"})).contains("here") {}
+    server.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "t"}}));
+    assert_untraced(&mut server);
+}
+
+#[test]
+fn threads_packages_and_hostile_objects() {
+    let mut server = server();
+    let code = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (fact 2)) :name \"[ERROR] worker\"))";
+    insta::assert_snapshot!(traced(&mut server, json!({"code": code, "package": "cl-user"})), @r"
+    2 calls of the 8 functions traced:
+    In thread [ERROR\] worker:
+      (FACT 2) => 2
+        (FACT 1) => 1
+
+    => 2
+    ");
+    let code = "
+        (defclass bad () ()) (defmethod print-object ((bad bad) stream) (error \"no\"))
+        (defclass lengthy () ()) (defmethod print-object ((it lengthy) stream) (loop (write-string \"long \" stream)))
+        (defclass tracing () ()) (defmethod print-object ((it tracing) stream) (prin1 (fact 3) stream))
+        (defvar *circle* (let ((list (list 1))) (setf (cdr list) list)))
+        (defun take (x) (length (list x)))
+        (setf *print-base* 2 *print-length* 1 *print-case* :downcase)";
+    good(&mut server, "evaluate-lisp", json!({"code": code}));
+    let code =
+        "(mapc #'take (list (make-instance 'bad) (make-instance 'lengthy) (make-instance 'tracing) *circle* (format nil
+                \"a~%=> [ERROR] b\") 10)) nil";
+    let text = traced(&mut server, json!({"code": code, "functions": ["take", "fact"]}));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "6 calls of the 2 functions traced:");
+    assert!(lines[1].starts_with("  #<unprintable CONS>") || lines[1].starts_with("  (TAKE "), "{text}");
+    assert!(lines[2].starts_with("  (TAKE long long") && lines[2].ends_with("… => 1"), "{text}");
+    assert_eq!(lines[3], "  (TAKE 6) => 1");
+    assert_eq!(lines[4], "  (TAKE (1 1 1 1 1 1 1 1 1 1 ...)) => 1");
+    assert_eq!(lines[5], "  (TAKE \"a => [ERROR\\] b\") => 1");
+    assert_eq!(lines[6], "  (TAKE 10) => 1");
+    assert_untraced(&mut server);
+}
+
+#[test]
+fn what_cannot_be_traced_is_said() {
+    let mut server = server();
+    for (arguments, expected) in [
+        (
+            json!({"code": "1"}),
+            "trace-calls needs either functions, a list of names, or package: whose functions to trace.",
+        ),
+        (json!({"code": "1", "functions": ["car"], "package": "cl-user"}), "trace-calls needs either functions"),
+        (json!({"code": "1", "functions": [1]}), "trace-calls: functions must be an array of strings, not 1."),
+        (json!({"code": "1", "functions": ["fact"], "depth": 0}), "depth must be a whole number from 1 to 100"),
+        (
+            json!({"code": "1", "functions": ["fakt"]}),
+            "There is no function FAKT in package COMMON-LISP-USER. Near names: FACT. Local functions are named as (labels",
+        ),
+        (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
+        (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
+        (json!({"code": "1", "package": "cl"}), "Package COMMON-LISP is SBCL's own (it is locked)"),
+        (json!({"code": "1", "package": "no-such"}), "There is no package named \"no-such\"."),
+    ] {
+        let text = bad(&mut server, "trace-calls", arguments.clone());
+        assert!(text.contains(expected), "{arguments}: {text}");
+    }
+    assert!(good(&mut server, "evaluate-lisp", json!({"code": "(find-symbol \"FAKT\")"})).ends_with("=> NIL\n=> NIL"));
+}
+
+/// Local functions to trace.
+const LOCALS: &str = "
+    (defun outer (n) (labels ((fact (k) (if (< k 2) 1 (* k (fact (1- k)))))) (fact n)))
+    (defun square-all (list) (flet ((square (n) (* n n))) (list (square (first list)) (mapcar #'square list))))
+    (defun thrower (list)
+      (labels ((walk (x) (if (consp x) (progn (walk (car x)) (walk (cdr x))) (when (eql x 2) (throw :out x)))))
+        (catch :out (walk list))
+        (list (after 1))))
+    (defun after (x) x)
+    (defun inlined (n) (flet ((twice (n) (* 2 n))) (declare (inline twice)) (+ (twice n) (twice 1))))
+    (defmethod area ((side ratio)) (labels ((sum (n) (if (plusp n) (+ n (sum (1- n))) 0))) (sum (numerator side))))
+    (defmethod area :around ((side ratio)) (list (call-next-method)))
+    (defun |an odd one| (x) x)";
+
+#[test]
+fn single_methods_and_local_functions_are_traced() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    for (code, functions, expected) in [
+        (
+            "(list (outer 3) (square-all '(1 2)))",
+            json!(["(labels fact :in outer)", "(flet square :in square-all)"]),
+            "6 calls of the 2 functions traced:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
+             ((LABELS FACT :IN OUTER) 2) => 2\n      ((LABELS FACT :IN OUTER) 1) => 1\n  \
+             ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  \
+             ((FLET SQUARE :IN SQUARE-ALL) 2) => 4\n\n=> (6 (1 (1 4)))",
+        ),
+        (
+            "(list (area 2/3) (area 2))",
+            json!([
+                "(method area (ratio))",
+                "(method area :around (cl:ratio))",
+                "(labels sum :in (method area (ratio)))"
+            ]),
+            "5 calls of the 3 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
+             ((METHOD AREA (RATIO)) 2/3) => 3\n      ((LABELS SUM :IN (METHOD AREA (RATIO))) 2) => 3\n        \
+             ((LABELS SUM :IN (METHOD AREA (RATIO))) 1) => 1\n          \
+             ((LABELS SUM :IN (METHOD AREA (RATIO))) 0) => 0\n\n=> ((3) 4)",
+        ),
+        // What is left is no longer what later calls are in.
+        (
+            "(thrower '(1 2))",
+            json!(["(labels walk :in thrower)", "after"]),
+            "5 calls of the 2 functions traced:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
+             ((LABELS WALK :IN THROWER) 1) => NIL\n    \
+             ((LABELS WALK :IN THROWER) (2)) was left by a non-local exit\n      \
+             ((LABELS WALK :IN THROWER) 2) was left by a non-local exit\n  (AFTER 1) => 1\n\n=> (1)",
+        ),
+        // As frames and references name a method, and a name with a blank.
+        (
+            "(list (area 2/3) (|an odd one| 1))",
+            json!(["(:method area :around (ratio))", "|an odd one|"]),
+            "2 calls of the 2 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
+             (|an odd one| 1) => 1\n\n=> ((3) 1)",
+        ),
+        // Breakpoints are for one thread.
+        (
+            "(outer 1) (sb-thread:join-thread (sb-thread:make-thread (lambda () (outer 2))))",
+            json!(["(labels fact :in outer)"]),
+            "1 call of the function traced:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
+             were traced up to then, since SBCL's breakpoints are for one thread.\n\n=> 2",
+        ),
+    ] {
+        assert_eq!(traced(&mut server, json!({"code": code, "functions": functions})), expected);
+        assert_untraced(&mut server);
+    }
+    // What the user traces stays so.
+    good(&mut server, "evaluate-lisp", json!({"code": "(trace (method area (ratio)))"}));
+    let text = traced(&mut server, json!({"code": "(area 1/2)", "functions": ["(method area (ratio))"]}));
+    assert!(
+        text.starts_with("1 call of the function traced:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
+        "{text}"
+    );
+    assert!(good(&mut server, "evaluate-lisp", json!({"code": "(area 1/2)"})).contains("returned 1\n"), "still");
+    good(&mut server, "evaluate-lisp", json!({"code": "(untrace) (trace (labels fact :in outer))"}));
+    let text = bad(&mut server, "trace-calls", json!({"code": "(outer 1)", "functions": ["(labels fact :in outer)"]}));
+    assert!(text.contains("(LABELS FACT :IN OUTER) cannot be traced while TRACE traces it: SBCL traces"), "{text}");
+}
+
+#[test]
+fn what_of_local_functions_and_methods_cannot_be_traced_is_said() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    for (name, expected) in [
+        (
+            "(flet twice :in inlined)",
+            "INLINED has no local function twice in its compiled code: it has none. SBCL makes one",
+        ),
+        (
+            "(labels fect :in outer)",
+            "OUTER has no local function fect in its compiled code; it has (labels fact :in outer)",
+        ),
+        ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
+        ("(method area (string))", "There is no (method area (string)). The methods of AREA:\n  (method area "),
+        ("(method fact (t))", "FACT is no generic function: it has no methods."),
+        ("(labels fact)", "(labels fact) is no name of a local function: (labels bar :in foo) is."),
+        ("(labels fact :in outer", "is no name of a function."),
+        ("(lambda x)", "(lambda x) is no name of a function: foo, (setf foo), (method foo (integer)) and"),
+    ] {
+        let text = bad(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+    let arguments = json!({"code": "(outer 3)", "functions": ["(labels fact :in outer)"], "wait": 50});
+    let text = bad(&mut server, "trace-calls", arguments);
+    assert!(text.contains("cannot be traced in an evaluation that may be in the background"), "{text}");
+    assert_untraced(&mut server);
+}
+
+#[test]
+fn traced_and_profiled_code_goes_on_in_the_background() {
+    let mut server = server();
+    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let arguments = json!({"code": "(fact 3)", "functions": ["fact"], "background": true});
+    assert_eq!(good(&mut server, "trace-calls", arguments), "Evaluation 3 goes on in the background.");
+    let text = untimed(&good(&mut server, "evaluation", json!({"id": 3, "action": "wait"})));
+    insta::assert_snapshot!(text, @r"
+    3 calls of the function traced:
+      (FACT 3) => 6
+        (FACT 2) => 2
+          (FACT 1) => 1
+
+    => 6
+    ");
+    assert_untraced(&mut server);
+
+    let path = server.home().join("background.svg");
+    let arguments = json!({"code": "(work) 1", "save-to": path, "wait": 0.05, "package": "cl-user"});
+    assert_eq!(good(&mut server, "profile", arguments), "Evaluation 5 goes on in the background.");
+    let text = good(&mut server, "evaluation", json!({"action": "wait"}));
+    assert!(text.starts_with("Samples ") && text.contains("   BURN  evaluation 2, line 2"), "{text}");
+    assert!(text.ends_with(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
+    assert!(std::fs::read_to_string(&path).unwrap().contains("<title>BURN ("));
+    std::fs::remove_file(&path).unwrap();
+
+    // Held, it is traced; released, no more.
+    let arguments =
+        json!({"code": "(fact 3) (divide 1 0) (fact 2)", "functions": ["fact", "divide"], "on-error": "debug"});
+    let text = bad(&mut server, "trace-calls", arguments.clone());
+    assert!(text.contains("[Debugger]\nHeld."), "{text}");
+    let text = untimed(&good(&mut server, "return-from-frame", json!({"frame": 2, "code": "7"})));
+    assert!(text.contains("  (DIVIDE 1 0) => 7\n  (FACT 2) => 2\n    (FACT 1) => 1\n\n=> 2"), "{text}");
+    bad(&mut server, "trace-calls", arguments.clone());
+    good(&mut server, "abort-evaluation", json!({}));
+    assert_untraced(&mut server);
+    let mut refused = arguments;
+    refused["background"] = true.into();
+    assert!(bad(&mut server, "trace-calls", refused).contains("on-error can only be \"abort\""), "not both");
+}
+
+/// Functions to profile.
+const WORK: &str = "
+    (defun burn (n) (declare (optimize speed) (fixnum n))
+      (let ((sum 0d0)) (declare (double-float sum)) (dotimes (i n sum) (incf sum (sqrt (coerce i 'double-float))))))
+    (defun work () (loop with end = (+ (get-internal-real-time) (* 4/10 internal-time-units-per-second))
+                         while (< (get-internal-real-time) end) do (burn 100000)))
+    (defun waste () (let ((kept '())) (dotimes (i 300 (length kept)) (setf kept (make-list 10000)))))";
+
+#[test]
+fn a_profile_names_functions_and_places() {
+    let mut server = Server::ready();
+    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let text = good(&mut server, "profile", json!({"code": "(work) :done"}));
+    let mut lines = text.lines();
+    let first = lines.next().unwrap();
+    assert!(first.starts_with("Samples ") && first.ends_with(" s, 1 thread"), "{text}");
+    assert_eq!(lines.next(), Some("self%  total%  calls   function"));
+    let burn =
+        lines.clone().find(|line| line.contains("   BURN  evaluation 1, line 2")).unwrap_or_else(|| panic!("{text}"));
+    let share: f64 = burn.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(share > 50.0, "{text}");
+    assert!(lines.clone().any(|line| line.contains("100.0      -   WORK  evaluation 1, line ")), "{text}");
+    assert!(!text.contains("SBCL-HOST") && text.ends_with("\n\n=> :DONE"), "{text}");
+
+    let threads = "(let ((thread (sb-thread:make-thread #'work))) (work) (sb-thread:join-thread thread) 1)";
+    for mode in ["cpu", "time"] {
+        let text = good(&mut server, "profile", json!({"code": threads, "mode": mode, "top": 2}));
+        assert!(text.lines().next().unwrap().ends_with("2 threads"), "{text}");
+        assert!(text.contains("BURN  evaluation") && text.contains("more functions\n\n=> 1"), "{text}");
+    }
+    let text = good(&mut server, "profile", json!({"code": "(waste)", "mode": "alloc"}));
+    assert!(text.contains("   WASTE  evaluation 1, line ") && text.ends_with("=> 10000"), "{text}");
+    let text = good(&mut server, "profile", json!({"code": "1"}));
+    assert!(text.starts_with("Samples 0 over 0.0 s, 0 threads\nNo samples: ") && text.ends_with("\n\n=> 1"), "{text}");
+}
+
+#[test]
+fn profiling_ends_whatever_happens() {
+    let mut server = Server::ready();
+    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let idle = |server: &mut Server| {
+        let state = "(list sb-sprof::*profiling* sb-sprof::*samples* sb-sprof::*timer*)";
+        assert_eq!(good(server, "evaluate-lisp", json!({"code": state})), "=> (NIL NIL NIL)");
+    };
+    for mode in ["cpu", "time", "alloc"] {
+        let text = bad(&mut server, "profile", json!({"code": "(work) (error \"no\")", "mode": mode}));
+        assert!(text.starts_with("Samples ") && text.contains("\n\n[ERROR] SIMPLE-ERROR\nno\n"), "{text}");
+        idle(&mut server);
+        let text = bad(&mut server, "profile", json!({"code": "(loop (work))", "mode": mode, "timeout": 0.3}));
+        assert!(text.starts_with("Samples ") && text.contains("\n\n[ERROR] TIMEOUT\n"), "{text}");
+        idle(&mut server);
+    }
+    good(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:start-profiling)"}));
+    let text = bad(&mut server, "profile", json!({"code": "1"}));
+    assert!(text.contains("SB-SPROF is profiling already, in mode :CPU"), "{text}");
+    good(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
+}
+
+#[test]
+fn a_flame_graph_is_written() {
+    let mut server = Server::ready();
+    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let path = server.home().join("flames.svg");
+    let text = good(&mut server, "profile", json!({"code": "(work) 1", "save-to": path}));
+    assert!(text.contains(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
+    let graph = std::fs::read_to_string(&path).unwrap();
+    assert!(graph.contains("<svg") && graph.trim_end().ends_with("</svg>"), "{graph}");
+    assert!(graph.contains("<title>BURN (") && graph.contains("<title>WORK ("), "{graph}");
+    std::fs::remove_file(&path).unwrap();
+    // Nor is there a directory of that name.
+    let nowhere = path.join("x.svg");
+    let text = good(&mut server, "profile", json!({"code": "(work)", "save-to": nowhere}));
+    let expected = format!("No flame graph in {}: No such file or directory", nowhere.display());
+    assert!(text.contains(&expected), "{text}");
+}
+
+/// The names that tools/list shows, and how long it is.
+fn listed(server: &mut Server) -> (Vec<String>, usize) {
+    let result = &server.request("tools/list", json!({}))["result"];
+    let names = result["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned());
+    (names.collect(), result.to_string().len())
+}
+
+#[test]
+fn tools_can_be_chosen() {
+    for arguments in [
+        &["--tools", "reset-session,evaluate_lisp"][..],
+        &["--tools", "evaluate-lisp,reset-session", "--no-supervisor"],
+    ] {
+        let mut server = Server::start_with(arguments);
+        server.initialize("2025-11-25");
+        // In the order of all.
+        assert_eq!(listed(&mut server).0, ["evaluate-lisp", "reset-session"]);
+        assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "1"})), "=> 1");
+        // What is not listed is not there.
+        let refused = server.request("tools/call", json!({"name": "list-definitions", "arguments": {}}));
+        assert_eq!(refused["error"]["code"], -32602);
+        let message = refused["error"]["message"].as_str().unwrap();
+        assert_eq!(message, "There is no tool \"list-definitions\". There are: evaluate-lisp, reset-session.");
+    }
+    let mut core = Server::start_with(&["--tools", "core"]);
+    core.initialize("2025-11-25");
+    let (core, _) = listed(&mut core);
+    let mut all = Server::start_with(&["--tools", "all"]);
+    all.initialize("2025-11-25");
+    let (all, _) = listed(&mut all);
+    assert!(core.len() < all.len() && core.iter().all(|name| all.contains(name)), "{core:?}");
+    assert!(core.contains(&"get-backtrace".to_owned()) && !core.contains(&"profile".to_owned()), "{core:?}");
+
+    let output = std::process::Command::new(crate::client::BINARY)
+        .args(["serve", "--tools", "evaluate-lisp,nix"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("There is no tool \"nix\"."));
+}
+
+#[test]
+fn the_list_of_tools_is_short_and_always_the_same() {
+    let mut server = Server::ready();
+    let (names, length) = listed(&mut server);
+    assert_eq!(listed(&mut server).0, names);
+    println!("{} tools, {length} bytes", names.len());
+    assert!(length <= 20_480, "{length} bytes");
+    let answer = server.request("tools/call", json!({"name": "trace_calls", "arguments": {}}));
+    assert_eq!(answer["error"]["code"], -32602);
+    assert!(outcome(&server.request("tools/call", json!({"name": "profile", "arguments": {}}))).1);
+}

@@ -1,0 +1,318 @@
+//! Several connections on one image: what is each one's own, and how they take turns.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::support::{error, fresh};
+use sbcl::{Background, Evaluation, HoldError, Outcome, RestartDesignator, Resumed, Session, report};
+
+/// Long enough for anything that comes at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What `begin` hands to its reply.
+fn wait<T: Send + 'static>(begin: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> T {
+    let (sender, receiver) = mpsc::channel();
+    begin(Box::new(move |value| drop(sender.send(value))));
+    receiver.recv_timeout(PATIENCE).expect("an answer")
+}
+
+fn eval(session: &Session, code: &str) -> Outcome {
+    Arc::unwrap_or_clone(wait(|reply| _ = session.submit(Evaluation::new(code), reply)))
+}
+
+/// The values of `code`, which does not fail.
+fn values(session: &Session, code: &str) -> Vec<String> {
+    let outcome = eval(session, code);
+    let values = outcome.result.unwrap_or_else(|error| panic!("{code}: {error:?}"));
+    values.into_iter().map(|value| value.text).collect()
+}
+
+/// Evaluates what fails and is held.
+fn hold(session: &Session, code: &str) -> Arc<Outcome> {
+    let evaluation = Evaluation { hold: true, ..Evaluation::new(code) };
+    let outcome = wait(|reply| _ = session.submit(evaluation, reply));
+    assert!(outcome.held, "{outcome:?}");
+    outcome
+}
+
+fn resume(session: &Session, restart: &str, values: &str) -> Result<Resumed, HoldError> {
+    wait(|reply| _ = session.invoke_restart(&RestartDesignator::Name(restart.to_owned()), values, reply))
+}
+
+/// What an evaluation came to that goes on by a restart.
+fn resumed(session: &Session, restart: &str, values: &str) -> Outcome {
+    match resume(session, restart, values) {
+        Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn errors_are_each_ones_own() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    let first = error("agent", &eval(&agent, "(error \"agent's\")")).id;
+    assert!(person.last_error().is_none() && person.error_history().is_empty());
+    assert_eq!(values(&person, "(+ 1 2)"), ["3"]);
+    assert_eq!(agent.last_error().unwrap().id, first, "another's success clears nothing");
+    let second = error("person", &eval(&person, "(error \"person's\")")).id;
+    assert!(second > first, "numbers never mean two things");
+    assert_eq!(values(&agent, "(+ 1 2)"), ["3"]);
+    assert!(agent.last_error().is_none());
+    assert_eq!(person.last_error().unwrap().message.text, "person's");
+    assert_eq!((agent.error(second), person.error(first)), (None, None));
+    person.disconnect();
+}
+
+#[test]
+fn the_package_and_the_variables_of_repl_and_printer_are_each_ones_own() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    values(&agent, "(defpackage :p1 (:use :cl)) (in-package :p1) (setf *print-base* 16) (defvar *x* 255) *x*");
+    assert_eq!(
+        values(&person, "(list * + (package-name *package*) *print-base* 255)"),
+        ["(NIL NIL \"COMMON-LISP-USER\" 10 255)"]
+    );
+    assert_eq!(values(&person, "*"), ["(NIL NIL \"COMMON-LISP-USER\" 10 255)"]);
+    values(&person, "(defpackage :p2 (:use :cl)) (in-package :p2) (setf *print-case* :downcase *read-base* 2)");
+    assert_eq!(values(&agent, "*"), ["FF"]);
+    assert_eq!(values(&agent, "(list 'foo (package-name *package*) *read-base*)"), ["(FOO \"P1\" A)"]);
+    assert_eq!(values(&person, "(list 'foo 11 (package-name *package*))"), ["(foo 3 \"P2\")"]);
+    // A readtable is its owner's, too.
+    values(&person, "(set-macro-character #\\! (lambda (s c) (declare (ignore s c)) 111))");
+    assert_eq!(values(&person, "!"), ["7"]);
+    assert_eq!(values(&agent, "'a!"), ["A!"]);
+    // Another one begins anew.
+    person.disconnect();
+    let another = lisp.session().connect();
+    assert_eq!(values(&another, "(list 'foo 11 (package-name *package*))"), ["(FOO 11 \"COMMON-LISP-USER\")"]);
+    another.disconnect();
+}
+
+#[test]
+fn what_goes_into_the_background_leaves_no_variables_behind_either() {
+    let lisp = fresh();
+    let person = lisp.session().connect();
+    values(&person, "(defpackage :p3 (:use :cl))");
+    let later = |code: &str| Evaluation { background: Background::Later, ..Evaluation::new(code) };
+    // It stays in the foreground, and its variables are kept.
+    let outcome = wait(|reply| _ = person.submit(later("(in-package :p3) 5"), reply));
+    assert!(!outcome.is_error());
+    assert_eq!(values(&person, "(list * (package-name *package*))"), ["(5 \"P3\")"]);
+    let at_once = Evaluation { background: Background::AtOnce, ..Evaluation::new("(in-package :cl-user) 6") };
+    let outcome = wait(|reply| _ = person.submit(at_once, reply));
+    assert!(!outcome.is_error());
+    assert_eq!(values(&person, "(package-name *package*)"), ["\"P3\""]);
+    person.disconnect();
+}
+
+#[test]
+fn what_one_holds_stays_held_while_others_evaluate() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    for (holder, other) in [(&agent, &person), (&person, &agent)] {
+        hold(holder, "(let ((a 41)) (+ a (restart-case (error \"held\") (use-value (v) v))))");
+        assert!(holder.is_held() && !other.is_held());
+        assert_eq!(values(other, "(+ 1 2)"), ["3"]);
+        let failed = hold(other, "(+ 5 (restart-case (error \"too\") (use-value (v) v)))");
+        assert_eq!(error("too", &failed).message.text, "too");
+        assert!(holder.is_held() && other.is_held());
+        assert_eq!(holder.last_error().unwrap().message.text, "held");
+        let locals = wait(|reply| _ = holder.frame_locals(0, reply));
+        assert!(locals.is_ok(), "{locals:?}");
+        assert_eq!(resumed(holder, "use-value", "1").result.unwrap()[0].text, "42");
+        assert_eq!(values(holder, "*"), ["42"]);
+        assert!(other.is_held() && other.last_error().is_some() && holder.last_error().is_none());
+        assert_eq!(resumed(other, "use-value", "2").result.unwrap()[0].text, "7");
+        assert!(matches!(resume(other, "abort", ""), Err(HoldError::NothingHeld)));
+        // One's own next evaluation releases it, and only that says so.
+        hold(holder, "(error \"again\")");
+        let text = report::evaluation(&eval(other, "1"));
+        assert_eq!(text, "=> 1");
+        let text = report::evaluation(&eval(holder, "2"));
+        assert!(text.starts_with("[notice]\nThe evaluation that was held for debugging has been released."), "{text}");
+        assert!(!holder.is_held());
+    }
+    person.disconnect();
+}
+
+#[test]
+fn a_held_evaluation_can_be_taken_over() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    person.set_name("sbcl-mcp repl");
+    assert!(matches!(person.take_over(None), Err(HoldError::NothingHeld)));
+    let held = hold(&agent, "(+ 1 (restart-case (error \"mine\") (use-value (v) v)))");
+    let taken = person.take_over(None).unwrap();
+    assert!(taken.held && taken.evaluation == held.evaluation);
+    assert!(person.is_held() && !agent.is_held());
+    assert_eq!(person.last_error(), agent.last_error(), "it is both's last error");
+    assert!(matches!(resume(&agent, "use-value", "1"), Err(HoldError::NothingHeld)));
+    let text = report::evaluation(&eval(&agent, "1"));
+    let number = held.evaluation;
+    assert_eq!(
+        text,
+        format!(
+            "[notice]\nAnother connection (sbcl-mcp repl) took over evaluation {number}, which was held for debugging.\n\n=> 1"
+        )
+    );
+    assert_eq!(person.evaluation(None).unwrap().id, number);
+    assert_eq!(resumed(&person, "use-value", "9").result.unwrap()[0].text, "10");
+    assert!(person.last_error().is_none());
+    // Of several, one is named; and one that holds something takes nothing over.
+    let third = lisp.session().connect();
+    let first = hold(&agent, "(error \"a\")").evaluation;
+    let second = hold(&third, "(error \"b\")").evaluation;
+    let refusal = person.take_over(None).unwrap_err().to_string();
+    assert!(refusal.contains(&format!("{first}, {second}")), "{refusal}");
+    person.take_over(Some(second)).unwrap();
+    assert!(person.take_over(Some(first)).unwrap_err().to_string().contains("holds an evaluation already"));
+    third.disconnect();
+    assert!(person.is_held());
+    person.disconnect();
+    // The end of a connection is known before its cleanup forms have run.
+    assert_eq!(values(&agent, "3"), ["3"]);
+}
+
+#[test]
+fn each_is_told_what_the_others_define() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    person.set_name("repl");
+    values(&person, "(defun area (w h) (* w h)) (defvar *rate* 2)");
+    let text = report::evaluation(&eval(&agent, "(area 2 3)"));
+    insta::assert_snapshot!(text, @r"
+    [notice]
+    Another connection (repl) defined AREA, *RATE*.
+
+    => 6
+    ");
+    values(&person, "(defun area (w h) (+ w h)) (defpackage :mine) 1");
+    let text = report::evaluation(&eval(&agent, "(area 2 3)"));
+    insta::assert_snapshot!(text, @r"
+    [notice]
+    Another connection (repl) defined MINE; redefined AREA.
+
+    => 5
+    ");
+    values(&agent, "(defun one () 1)");
+    insta::assert_snapshot!(report::evaluation(&eval(&person, "(one)")), @r"
+    [notice]
+    Another connection defined ONE.
+
+    => 1
+    ");
+    // What is told is bounded, and one's own is not told.
+    values(&person, "(dotimes (i 500) (eval `(defun ,(intern (format nil \"F~D\" i)) () ,i)))");
+    let text = report::evaluation(&eval(&agent, "1"));
+    assert!(text.contains("defined F0, F1, ") && text.contains("F19 and more.") && text.len() < 400, "{text}");
+    assert_eq!(report::evaluation(&eval(&person, "1")), "=> 1");
+    person.disconnect();
+    values(&agent, "(defun two () 2)");
+}
+
+#[test]
+fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    values(&agent, "(defvar *unwound* nil) (defvar *begun* (sb-thread:make-semaphore))");
+    hold(&agent, "(error \"stays\")");
+    let (sender, receiver) = mpsc::channel();
+    for code in ["(unwind-protect (progn (sb-thread:signal-semaphore *begun*) (sleep 600)) (setf *unwound* t))", "1"] {
+        let sender = sender.clone();
+        person.submit(Evaluation { timeout: sbcl::TimeLimit::None, ..Evaluation::new(code) }, move |outcome| {
+            drop(sender.send(outcome.result.clone().map_err(|error| error.kind.clone())));
+        });
+    }
+    let began = wait(|reply| {
+        let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("(sleep 600)") };
+        let job = person.submit(evaluation, reply);
+        assert!(person.so_far(job).evaluation > 0);
+        // The first of them runs.
+        while !person
+            .evaluation(Some(person.so_far(job).evaluation - 2))
+            .is_ok_and(|status| matches!(status.progress, sbcl::Progress::Running { .. }))
+        {
+            std::thread::yield_now();
+        }
+        person.disconnect();
+    });
+    assert_eq!(error("in the background", &began).kind, "CANCELLED");
+    for _ in 0..2 {
+        let ended = receiver.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(ended, Err("CANCELLED".to_owned()));
+    }
+    assert!(agent.is_held() && agent.last_error().unwrap().message.text == "stays");
+    let inside = wait(|reply| _ = agent.eval_in_frame(0, "*unwound*", sbcl::TimeLimit::Default, reply));
+    let inside = inside.unwrap();
+    assert!(matches!(inside.result.as_deref(), Ok([value]) if value.text != "?"), "{inside:?}");
+    assert_eq!(values(&agent, "1"), ["1"]);
+    // What it held is released, by its cleanup forms.
+    let person = lisp.session().connect();
+    values(&agent, "(defvar *released* (sb-thread:make-semaphore))");
+    hold(&person, "(unwind-protect (error \"goes\") (sb-thread:signal-semaphore *released*))");
+    person.disconnect();
+    assert_eq!(values(&agent, "(sb-thread:wait-on-semaphore *released* :timeout 30)"), ["0"]);
+}
+
+#[test]
+fn many_connections_take_turns_under_any_schedule() {
+    let lisp = fresh();
+    let sessions: Vec<_> =
+        (0..4).map(|n| if n == 0 { lisp.session().clone() } else { lisp.session().connect() }).collect();
+    values(&sessions[0], "(defvar *inside* 0) (defvar *most* 0)");
+    std::thread::scope(|scope| {
+        for (n, session) in sessions.iter().enumerate() {
+            scope.spawn(move || {
+                let mut seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(n as u64 + 1);
+                let mut last = None;
+                for round in 0..120_u64 {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    match seed % 5 {
+                        0 => {
+                            let text = format!("{n}-{round}");
+                            let outcome = eval(session, &format!("(error \"{text}\")"));
+                            assert_eq!(error(&text, &outcome).message.text, text);
+                            last = Some(text);
+                        }
+                        1 => {
+                            let text = format!("held {n}-{round}");
+                            hold(session, &format!("(* 2 (restart-case (error \"{text}\") (use-value (v) v)))"));
+                            last = Some(text);
+                        }
+                        2 if session.is_held() => {
+                            let outcome = resumed(session, "use-value", &round.to_string());
+                            assert_eq!(outcome.result.unwrap()[0].text, (2 * round).to_string());
+                            last = None;
+                        }
+                        3 if session.is_held() => {
+                            wait(|reply| _ = session.abort_held(reply)).unwrap();
+                        }
+                        _ => {
+                            // One at a time, whoever asks.
+                            let code = "(setf *most* (max *most* (incf *inside*))) (sleep 0.0005) (decf *inside*)";
+                            assert_eq!(values(session, code), ["0"]);
+                            assert_eq!(values(session, &format!("(list {n} {round})")), [format!("({n} {round})")]);
+                            assert_eq!(values(session, "(second *)"), [round.to_string()]);
+                            last = None;
+                        }
+                    }
+                    assert_eq!(session.last_error().map(|error| error.message.text.clone()), last);
+                }
+            });
+        }
+    });
+    assert_eq!(values(&sessions[0], "*most*"), ["1"]);
+    for session in &sessions[1..] {
+        session.disconnect();
+    }
+    // No thread is left but the lane's.
+    let threads = "(length sb-host::**evaluation-threads**)".replace("sb-host", "sbcl-host");
+    let until = std::time::Instant::now() + PATIENCE;
+    while values(&sessions[0], &threads) != ["1"] {
+        assert!(std::time::Instant::now() < until, "{:?}", values(&sessions[0], &threads));
+    }
+}

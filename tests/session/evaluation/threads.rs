@@ -1,0 +1,98 @@
+//! Threads that an evaluation starts.
+
+use super::*;
+
+#[test]
+fn output_of_a_thread_that_is_waited_for_is_captured() {
+    let outcome = fresh()
+        .eval("(sb-thread:join-thread (sb-thread:make-thread (lambda () (write-string \"from a thread\") :joined)))");
+    assert_eq!(values("thread", &outcome), [":JOINED"]);
+    assert_eq!(outcome.stdout.text, "from a thread");
+}
+
+#[test]
+fn output_of_a_thread_that_outlived_its_evaluation_is_background() {
+    let lisp = fresh();
+    let outcome =
+        lisp.eval("(defvar *th* (sb-thread:make-thread (lambda () (sleep 0.3) (write-string \"late\")))) :started");
+    assert_eq!(values("start", &outcome), [":STARTED"]);
+    assert!(outcome.stdout.is_empty(), "{}", outcome.stdout.text);
+    let text = lisp.text("(sb-thread:join-thread *th*) (write-string \"now\") 1");
+    insta::assert_snapshot!(text, @r"
+    [background]
+    late
+
+    [stdout]
+    now
+
+    => 1
+    ");
+    assert_eq!(lisp.text("1"), "=> 1");
+}
+
+#[test]
+fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
+    let lisp = fresh();
+    let outcome = lisp
+        .eval("(sb-thread:join-thread (sb-thread:make-thread (lambda () (error \"in a thread\"))) :default :failed)");
+    assert_eq!(values("thread", &outcome), [":FAILED", ":ABORT"]);
+    assert_eq!(lisp.value("(+ 1 2)"), "3");
+}
+
+/// The kernel sends the timers' signal to whatever thread does not block it: one that has nothing to do passes it on.
+#[test]
+fn timers_go_on_whatever_thread_their_signal_comes_to() {
+    let lisp = fresh();
+    assert_eq!(
+        lisp.value(
+            "(let ((ran nil)
+                   (idle (svref sbcl-host::**lane-threads** sbcl-host::+inspection-lane+)))
+               (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (setf ran t)) :thread nil) 0.05)
+               (sb-impl::%clear-system-timer)
+               (sleep 0.06)
+               (sb-alien:alien-funcall
+                (sb-alien:extern-alien \"pthread_kill\" (function sb-alien:int sb-alien:unsigned-long sb-alien:int))
+                (sb-thread::thread-os-thread idle) sb-unix:sigalrm)
+               (loop until ran do (sleep 0.01))
+               ran)"
+        ),
+        "T"
+    );
+}
+
+#[test]
+fn an_error_in_a_timer_is_reported_like_any_thread_s() {
+    let lisp = fresh();
+    for (place, thread) in [("t", "Timer tick"), ("nil", "signals")] {
+        let code = format!(
+            "(defvar *done* nil) (defun tick () (unwind-protect (error \"from a timer\") (setf *done* t)))\n\
+             (setf *done* nil) (sb-ext:schedule-timer (sb-ext:make-timer 'tick :name \"tick\" :thread {place}) 0.05)\n\
+             (loop until *done* do (sleep 0.01)) (sleep 0.1)"
+        );
+        let text = lisp.text(&code);
+        let report = format!(
+            "[background]\nError in thread {thread}: SIMPLE-ERROR\nfrom a timer\n0: (ERROR \"from a timer\")\n1: (TICK)\n"
+        );
+        assert!(text.starts_with(&report) && text.ends_with("\n\n=> NIL"), "{text}");
+        assert!(!text.contains("debugger") && !text.contains("quitting"), "{text}");
+    }
+    // Nor does one that unwinds its thread stop those to come.
+    for place in ["t", "nil"] {
+        for does in ["(throw 'out 1)", "(sb-thread:abort-thread)", "(setf *done* t)"] {
+            let code = format!(
+                "(setf *done* nil)\n\
+                 (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (unwind-protect {does} (setf *done* t))) :thread {place}) 0.05)\n\
+                 (loop until *done* do (sleep 0.01)) :done"
+            );
+            assert!(lisp.text(&code).ends_with("=> :DONE"), "{does}");
+        }
+    }
+}
+
+#[test]
+fn a_stack_exhausted_in_a_thread_ends_neither_the_process_nor_the_session() {
+    let lisp = fresh();
+    let code = "(defun dive (x) (list (dive x))) (sb-thread:join-thread (sb-thread:make-thread #'dive :arguments '(1)) :default :failed)";
+    assert_eq!(values("dive", &lisp.eval(code)), [":FAILED", ":ABORT"]);
+    assert_eq!(lisp.value("(+ 1 2)"), "3");
+}

@@ -1,0 +1,66 @@
+//! Threads: which there are, what keeps them, and whose definitions are whose.
+
+use crate::support::fresh;
+use sbcl::report::DefinitionFilter;
+
+#[test]
+fn the_thread_that_evaluates_is_the_main_thread() {
+    let lisp = fresh();
+    assert_eq!(
+        lisp.value(
+            "(list (eq (sb-thread:main-thread) sb-thread:*current-thread*) (length (sb-thread:list-all-threads)))"
+        ),
+        "(T 1)"
+    );
+    let outcome = lisp.eval(
+        "(let ((done (sb-thread:make-semaphore)))
+           (sb-thread:make-thread (lambda ()
+                                    (sb-thread:interrupt-thread (sb-thread:main-thread)
+                                                                (lambda () (princ :interrupted)))
+                                    (sb-thread:signal-semaphore done)))
+           (sb-thread:wait-on-semaphore done)
+           1)",
+    );
+    assert_eq!(outcome.stdout.text, "INTERRUPTED");
+    assert_eq!(lisp.error("(sb-thread:abort-thread)").kind, "SB-THREAD::SIMPLE-THREAD-ERROR");
+    assert_eq!(lisp.value("(+ 1 2)"), "3");
+}
+
+#[test]
+fn a_thread_that_has_ended_is_not_kept() {
+    let lisp = fresh();
+    // Ten times what is kept if it is.
+    let code = "(flet ((run (n) (dotimes (i n) (sb-thread:join-thread (sb-thread:make-thread
+                  (lambda () (make-array 1000000 :element-type '(unsigned-byte 8))))))))
+                  (run 400)
+                  (sb-thread:join-thread (sb-thread:make-thread #'run :arguments '(400)))
+                  (sb-ext:gc :full t)
+                  (< (sb-kernel:dynamic-usage) 200000000))";
+    assert_eq!(lisp.value(code), "T");
+}
+
+#[test]
+fn system_threads_are_not_told_of_as_running() {
+    let outcome = fresh().eval("(sb-ext:gc)");
+    assert!(outcome.notices.is_empty(), "{outcome:?}");
+}
+
+#[test]
+fn a_background_thread_that_defines_makes_no_other_form_a_definition() {
+    let lisp = fresh();
+    lisp.eval(
+        "(defvar *stop* nil) (defvar *rounds* 0)
+         (defvar *thread* (sb-thread:make-thread (lambda () (loop until *stop* do (eval '(defun redefined () 1)) (incf *rounds*)))))",
+    );
+    let code = "(let ((before *rounds*)) (loop while (< *rounds* (+ before 3)) do (sb-thread:thread-yield)) (+ 1 2))";
+    assert_eq!(lisp.eval(code).defined, []);
+    // What a form's own thread defines is the form's.
+    assert_eq!(
+        lisp.eval("(sb-thread:join-thread (sb-thread:make-thread (lambda () (eval '(defun by-thread () 1)))))")
+            .defined
+            .len(),
+        1
+    );
+    lisp.values("(setf *stop* t) (sb-thread:join-thread *thread*)");
+    assert!(lisp.definitions_text(DefinitionFilter::Functions).contains("BY-THREAD"));
+}

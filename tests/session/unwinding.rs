@@ -1,0 +1,121 @@
+//! An evaluation that failed has failed, whatever its cleanup forms do; and the user's debugger hooks.
+
+use std::time::Duration;
+
+use crate::support::{error, fresh};
+use sbcl::report;
+
+#[test]
+fn a_cleanup_form_that_stops_the_unwinding_does_not_undo_the_failure() {
+    let lisp = fresh();
+    let error = lisp.error("(progn (block nil (unwind-protect (error \"boom\") (return))) 5)");
+    assert_eq!(error.message.text, "boom");
+    assert!(lisp.last_error_text().contains("boom"));
+    // Nor are the forms after it evaluated.
+    let outcome = lisp.eval("(block nil (unwind-protect (error \"boom\") (return))) (print :next)");
+    assert!(outcome.is_error() && outcome.stdout.is_empty(), "{outcome:?}");
+}
+
+#[test]
+fn of_several_errors_the_last_is_told_and_the_others_are_in_the_history() {
+    let lisp = fresh();
+    for code in [
+        "(progn (block nil (unwind-protect (error \"first\") (return))) (error 'type-error :datum 1 :expected-type 'list))",
+        "(unwind-protect (error \"first\") (error 'type-error :datum 1 :expected-type 'list))",
+    ] {
+        let outcome = lisp.eval(code);
+        let last = error(code, &outcome);
+        assert_eq!(last.kind, "TYPE-ERROR", "{code}");
+        let history = lisp.session().error_history();
+        assert_eq!((history[0].id, &*history[0].kind), (last.id, "TYPE-ERROR"));
+        assert_eq!((history[1].id, &*history[1].message.text), (last.id - 1, "first"));
+        let text = report::evaluation(&outcome);
+        assert!(text.starts_with(&format!("[notice]\nE{} reached the debugger before: ", last.id - 1)), "{text}");
+    }
+}
+
+#[test]
+fn a_timeout_cannot_be_swallowed() {
+    let lisp = fresh();
+    let limit = Duration::from_millis(200);
+    for code in [
+        "(progn (block nil (unwind-protect (loop) (return))) 5)",
+        "(progn (block nil (unwind-protect (loop) (return))) (error \"after it\"))",
+        "(progn (block nil (unwind-protect (error \"boom\") (loop))) 5)",
+    ] {
+        let outcome = lisp.eval_for(limit, code);
+        assert_eq!(error(code, &outcome).kind, "TIMEOUT", "{code}");
+    }
+    assert_eq!(lisp.value("(+ 1 2)"), "3");
+}
+
+#[test]
+fn an_unknown_package_has_the_two_restarts_and_near_names() {
+    let lisp = fresh();
+    lisp.values("(defpackage :some-library (:nicknames :some-lib) (:use :cl))");
+    let outcome = lisp.eval_in("some-lob", "1");
+    let error = error("some-lob", &outcome);
+    assert_eq!(crate::support::restarts(&error), ["RETRY", "ABORT"]);
+    assert!(error.message.text.contains("SOME-LIB"), "{error:?}");
+    assert!(!lisp.last_error_text().contains("thread"), "{}", lisp.last_error_text());
+}
+
+#[test]
+fn the_users_hooks_run_and_persist() {
+    let lisp = fresh();
+    lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore h)) (format t \"hook ~A~%\" c)))");
+    for round in 0..2 {
+        let outcome = lisp.eval("(error \"boom\")");
+        assert_eq!(outcome.stdout.text, "hook boom\n", "round {round}");
+        assert_eq!(error("boom", &outcome).message.text, "boom");
+    }
+    // SBCL's own comes before it, and for BREAK as well, which CLHS keeps from the other.
+    lisp.values("(setf sb-ext:*invoke-debugger-hook* (lambda (c h) (declare (ignore h)) (format t \"sbcl ~A~%\" c)))");
+    assert_eq!(lisp.eval("(error \"boom\")").stdout.text, "sbcl boom\nhook boom\n");
+    assert_eq!(lisp.eval("(break \"here\")").stdout.text, "sbcl here\n");
+    // One may leave, and the evaluation goes on.
+    lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore c h)) (throw 'out :left)))");
+    assert_eq!(lisp.value("(catch 'out (error \"boom\"))"), ":LEFT");
+}
+
+#[test]
+fn a_hook_that_fails_is_told_of() {
+    let lisp = fresh();
+    lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore c h)) (error \"in the hook\")))");
+    let outcome = lisp.eval("(error \"boom\")");
+    assert_eq!(error("boom", &outcome).message.text, "boom");
+    assert_eq!(outcome.notices, ["The function in *DEBUGGER-HOOK* failed with SIMPLE-ERROR."]);
+    lisp.values("(sb-ext:disable-debugger)");
+    assert_eq!(lisp.error("(error \"boom\")").message.text, "boom");
+}
+
+#[test]
+fn plus_is_the_form_before_whether_it_failed_or_not() {
+    let lisp = fresh();
+    lisp.error("(error \"boom\")");
+    assert_eq!(lisp.value("+"), "(ERROR \"boom\")");
+    assert_eq!(lisp.value("++"), "(ERROR \"boom\")");
+}
+
+#[test]
+fn garbage_collected_all_the_time_does_not_cost_the_image() {
+    let lisp = fresh();
+    lisp.values("(defvar *before* (sb-ext:bytes-consed-between-gcs)) (defun deep (n) (list (deep (1+ n))))");
+    for bytes in [1, 0, 4096] {
+        let set = format!("(setf (sb-ext:bytes-consed-between-gcs) {bytes})");
+        assert_eq!(lisp.value(&set), bytes.to_string());
+        for _ in 0..2 {
+            assert_eq!(lisp.error("(car (first (list 1)))").kind, "TYPE-ERROR");
+            assert_eq!(lisp.error("(deep 0)").kind, "SB-KERNEL::CONTROL-STACK-EXHAUSTED");
+        }
+        // What was set is what is read.
+        assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), bytes.to_string());
+    }
+    // As under bare SBCL, a value that is none is refused, and another one is taken as it is.
+    assert_eq!(lisp.error("(setf (sb-ext:bytes-consed-between-gcs) -1)").kind, "TYPE-ERROR");
+    assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), "4096");
+    lisp.values("(setf (sb-ext:bytes-consed-between-gcs) (* 1024 1024))");
+    assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), "1048576");
+    lisp.values("(setf (sb-ext:bytes-consed-between-gcs) *before*)");
+    assert_eq!(lisp.value("(= *before* (sb-ext:bytes-consed-between-gcs))"), "T");
+}
