@@ -76,18 +76,18 @@ look_for_lint_tools() {
 
 look_for_test_tools() {
     makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
-    # tests/away.rs hides the build from the binary; elsewhere it is not compiled.
+    # tests/mcp/away.rs hides the build from the binary; elsewhere it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
         miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
-    # A terminal for tests/repl.rs.
+    # A terminal for tests/mcp/repl.rs.
     has tmux || miss tmux tmux tmux tmux tmux
-    # Test frameworks and libraries with tests, for tests/testing.rs. Only Debian has packages of them.
+    # Test frameworks and libraries with tests, for tests/mcp/testing/. Only Debian has packages of them.
     if has apt-get; then
         local system
         for system in fiveam rt alexandria esrap; do
             has_lisp_system "$system" || miss "the Lisp system $system" "cl-$system" "" "" ""
         done
-        # An editor joins, in tests/attach.rs.
+        # An editor joins, in tests/mcp/attach.rs.
         has_lisp_system slime || miss "SLIME's server" cl-swank "" "" ""
     fi
 }

@@ -317,11 +317,11 @@ fn a_running_evaluation_is_looked_after(mode: Mode) {
     let status = good(&mut server, "evaluation", json!({"id": 1}));
     assert!(status.starts_with("Evaluation 1: running for "), "{status}");
     assert!(status.ends_with(" s\n(format t \"begun~%\") …\nOutput so far: 6 characters"), "{status}");
-    insta::assert_snapshot!(good(&mut server, "evaluation", json!({})), @r"
+    insta::allow_duplicates! { insta::assert_snapshot!(good(&mut server, "evaluation", json!({})), @r"
     Evaluation 2: waiting for the evaluations before it
     (defvar *ran* t)
     Output so far: 0 characters
-    ");
+    "); }
     // Not over in so many seconds.
     let waited = good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 0.05}));
     assert!(waited.starts_with("Evaluation 1: running for "), "{waited}");
@@ -361,12 +361,12 @@ fn a_held_evaluation_goes_on_under_its_number(mode: Mode) {
     assert_eq!(output, "Evaluation 2, output, characters 0 to 6 of 7:\ninside\n");
     let (slow, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
     assert!(is_error && slow.contains("[ERROR] TIMEOUT\n") && slow.contains("0.2 seconds"), "{slow}");
-    insta::assert_snapshot!(good(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})), @r"
+    insta::allow_duplicates! { insta::assert_snapshot!(good(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})), @r"
     [stdout]
     after
 
     => :DONE
-    ");
+    "); }
     let output = good(&mut server, "evaluation", json!({"id": 1, "action": "output"}));
     assert_eq!(output, "Evaluation 1, output, characters 0 to 12 of 13:\nbefore\nafter\n");
     assert!(good(&mut server, "evaluation", json!({"id": 1})).starts_with("Evaluation 1: succeeded"));

@@ -520,12 +520,12 @@ fn a_session_turned_upside_down_still_answers(mode: Mode) {
     let undo = "(setf *standard-output* sb-sys:*stdout*)";
     assert!(text.starts_with("[notice]\n*STANDARD-OUTPUT* stays set") && text.contains(undo), "{text}");
     assert_eq!(session.gives("(progn (princ 1) 2)", 5.0), "=> 2");
-    insta::assert_snapshot!(session.gives(&format!("{undo} (progn (princ 1) 2)"), 5.0), @r"
+    insta::allow_duplicates! { insta::assert_snapshot!(session.gives(&format!("{undo} (progn (princ 1) 2)"), 5.0), @r"
     [stdout]
     1
 
     => 2
-    ");
+    "); }
     session.at_worst_lost("(set '*standard-output* 3)");
     assert!(session.gives("(progn (princ 1) 2)", 5.0).ends_with("[stdout]\n1\n\n=> 2"));
 
