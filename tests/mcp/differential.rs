@@ -170,6 +170,7 @@ impl Driver {
             .arg(directory("differential/driver.lisp"))
             .args(["--eval", "(differential::serve)", "--quit"])
             .env("SBCL_HOME", &bare.home)
+            .env("HOME", captures.parent().expect("the captures are in the workplace"))
             .env("DIFFERENTIAL_STDOUT", captures.join("stdout"))
             .env("DIFFERENTIAL_STDERR", captures.join("stderr"))
             .stdin(Stdio::piped())
@@ -393,7 +394,8 @@ fn differences(cases: &[Case], bare: &Bare) -> Vec<String> {
     for stretch in cases.chunk_by(|_, next| !next.fresh) {
         let code = |call: &str, files: &str| call.trim_end().replace(SCRATCH, files);
         let files = scratch.emptied();
-        let mut server = Server::ready();
+        let mut server = Server::start_with_environment(&[], &[("HOME", &scratch.0)]);
+        server.initialize("2025-06-18");
         let ours: Vec<Vec<String>> = stretch
             .iter()
             .map(|case| case.calls.iter().map(|call| normalized(&verdict(&mut server, &code(call, &files)))).collect())

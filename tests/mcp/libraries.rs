@@ -45,10 +45,16 @@ static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
     kept
 });
 
-/// A cache directory of a test's own in which the installed libraries are compiled.
-pub(crate) fn cache() -> Scratch {
-    let cache = Scratch::new();
-    let copied = Command::new("cp").args(["-a"]).arg(COMPILED.join(".")).arg(&cache).status();
+/// Starts a server whose own cache has the installed libraries compiled; nothing has been said yet.
+pub(crate) fn start_with(arguments: &[&str]) -> Server {
+    let server = Server::start_with(arguments);
+    copy_to(&server);
+    server
+}
+
+/// Puts the compiled libraries into the cache of a server that has not used it yet.
+pub(crate) fn copy_to(server: &Server) {
+    let cache = server.home().join("XDG_CACHE_HOME");
+    let copied = Command::new("cp").arg("-a").arg(COMPILED.join(".")).arg(cache).status();
     assert!(copied.expect("cp starts").success(), "the compiled libraries can be copied");
-    cache
 }

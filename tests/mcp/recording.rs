@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::client::{BINARY, Scratch, Server};
 use crate::mode::{Mode, both_modes};
-use crate::processes::kill_worker;
+use crate::processes::{kill_worker, until};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -150,14 +150,21 @@ fn questions_and_cancellations_are_played(mode: Mode) {
     let result = json!({"action": "accept", "content": {"restart": choice, "values": "42"}});
     server.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result}));
     assert!(server.outcome(call).0.ends_with("=> 42"));
-    // It has begun when it is cancelled, then as now.
-    let call = server.post_running("", "(loop)", 60.0);
+    // It loops when it is cancelled, then as now: another thread has seen that, and says so.
+    let marker = server.home().join("loops");
+    server.evaluate(
+        "(defvar *loops* nil)
+         (defun announce (file) (loop until *loops* do (sleep 0.001)) (with-open-file (s file :direction :output)))
+         (defun spin (file) (sb-thread:make-thread #'announce :arguments file) (setf *loops* t) (loop))",
+    );
+    let call = server.post_call("evaluate-lisp", json!({"code": format!("(spin {marker:?})")}));
+    until("it loops", || marker.exists());
     server.notify("notifications/cancelled", json!({"requestId": call}));
     assert!(crate::client::last_error(&mut server).contains("CANCELLED"));
     server.goes_on();
     // What is played writes where it did.
     let end = server.finish();
-    recording.replays(4);
+    recording.replays(5);
     drop(end);
 }
 

@@ -167,7 +167,7 @@ fn other_frameworks_say_as_much() {
     for dialect in DIALECTS {
         let name = dialect.framework;
         let project = Project::new(&format!("{name:?}"), dialect.perform, dialect.tests);
-        let mut server = Server::start_with(&["--structured-content"]);
+        let mut server = libraries::start_with(&["--structured-content"]);
         server.initialize("2025-11-25");
         server.evaluate(&format!(
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
@@ -432,7 +432,7 @@ fn by_bare_sbcl(program: &str) -> Option<String> {
 fn real_suites_come_to_what_the_framework_itself_says() {
     // sb-rt, run twice by the test-op, without and with compilation.
     if installed("alexandria") {
-        let mut server = Server::ready();
+        let mut server = ready();
         let text = good(&mut server, "run-tests", json!({"system": "alexandria"}));
         let verdict = text.lines().next().unwrap_or_default();
         let program = "(progn (asdf:load-system \"alexandria-tests\")
@@ -446,7 +446,7 @@ fn real_suites_come_to_what_the_framework_itself_says() {
         }
     }
     if installed("esrap") && installed("fiveam") {
-        let mut server = Server::ready();
+        let mut server = ready();
         let text = good(&mut server, "run-tests", json!({"system": "esrap"}));
         let verdict = text.lines().next().unwrap_or_default();
         let program = "(progn (asdf:load-system \"esrap/tests\")
@@ -495,7 +495,7 @@ fn other_frameworks_verdicts_are_those_in_bare_sbcl() {
         let ending = &ending[..ending.rfind('(').expect("its form")];
         let later = rest.find("later").map_or("", |at| &rest[rest[..at].rfind('(').expect("its form")..]);
         let project = Project::new(&format!("{name:?}"), dialect.perform, &format!("{ending}{later}"));
-        let mut server = Server::start_with(&["--structured-content"]);
+        let mut server = libraries::start_with(&["--structured-content"]);
         server.initialize("2025-11-25");
         server.evaluate(&format!("(progn {registry} t)"));
         project.register(&mut server);

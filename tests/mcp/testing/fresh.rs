@@ -105,7 +105,7 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
 
 #[test]
 fn what_takes_longer_than_it_may_is_named() {
-    let mut server = Server::ready();
+    let mut server = ready();
     good(&mut server, "configure-limits", json!({"timeout": 0}));
     let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
                   (sbcl-host::announce-test nil))";
@@ -153,7 +153,7 @@ fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
                  (deftest fills (length (loop collect (make-array 10000))) 0)\n(deftest after 1 1)\n\
                  (deftest fills-again (length (loop collect (make-list 10000))) 0)\n(deftest end 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
-    let mut server = Server::start_with(&["--heap", "512M"]);
+    let mut server = libraries::start_with(&["--heap", "512M"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
@@ -199,7 +199,7 @@ fn a_fresh_image_has_the_files_and_nothing_else() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest stale (parse \"\") (1))\n(deftest spoilt (parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     // What is not loaded here stays so.
@@ -274,7 +274,7 @@ fn a_fresh_image_may_take_its_time() {
                  (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     // Those are a hundred looks of the watchdog's.
-    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    let mut server = libraries::start_with(&["--watch-interval", "20"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     server.evaluate("(progn (make-package :session) (defvar *kept* 1))");

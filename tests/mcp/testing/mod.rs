@@ -12,16 +12,22 @@ use crate::libraries::{self, installed};
 use crate::processes::until;
 use serde_json::{Value, json};
 
+/// Starts a server with the installed libraries and shakes hands.
+fn ready() -> Server {
+    let mut server = libraries::start_with(&[]);
+    server.initialize("2025-06-18");
+    server
+}
+
 /// A system `demo` and one of its tests, `demo/tests`, in a directory of their own.
 struct Project {
     directory: Scratch,
-    cache: Scratch,
 }
 
 impl Project {
     /// With these tests, that depend on this framework and are run by this form.
     fn new(framework: &str, perform: &str, tests: &str) -> Self {
-        let project = Self { directory: Scratch::below_target(), cache: libraries::cache() };
+        let project = Self { directory: Scratch::below_target() };
         project.write(
             "demo.asd",
             &format!(
@@ -55,8 +61,7 @@ impl Project {
 
     /// A server that finds the system.
     fn server(&self) -> Server {
-        let mut server = Server::start_with_environment(&[], &[("XDG_CACHE_HOME", &self.cache)]);
-        server.initialize("2025-06-18");
+        let mut server = ready();
         self.register(&mut server);
         server
     }

@@ -106,7 +106,7 @@ fn the_reports_of_a_test_operation_have_suspects() {
          ((minusp n) (sign-of n))\n        (t :small)))\n\n\
          (defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n",
     );
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
@@ -134,7 +134,7 @@ fn the_reports_of_a_test_operation_have_suspects() {
 /// What is told of an error after its test is printed then: what its frames had on the stack is gone.
 #[test]
 fn arguments_on_the_stack_are_not_looked_at_when_that_is_gone() {
-    let mut server = Server::ready();
+    let mut server = ready();
     server.evaluate("(require \"sb-rt\")");
     server.evaluate(
         "(defun inner (function list) (declare (notinline +)) (+ (funcall function 1) (first list)) 1)
@@ -167,7 +167,7 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
                   ((> size 10)\n           (large-name size))\n          (t :small))))\n\n\
                   (declaim (inline sign-of))\n(defun sign-of (n)\n  (if (minusp n)\n      :plus\n      :minus))\n";
     project.write("src/demo.lisp", source);
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let asked = "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
@@ -265,7 +265,7 @@ fn suspects_are_of_the_code_wherever_its_tests_are() {
             "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(defun call (f) (funcall f 1))\n\
              (deftest one (call 'demo::small) 2)\n(deftest two (call 'demo::large) 2)\n",
         );
-        let mut server = Server::ready();
+        let mut server = ready();
         for place in ["code/", "aids/", "tests/"] {
             server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.directory.join(place)));
         }
@@ -348,7 +348,7 @@ fn what_ran_only_to_tell_of_a_failure_is_no_suspect() {
                   (defun make-item (n)\n  (make-instance 'item :n n))\n\n\
                   (defun check-item (item)\n  (when (evenp (n item))\n    (error 'odd-item :item item)))\n";
     project.write("src/demo.lisp", source);
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let content = structured(&mut server, json!({"system": "demo", "suspects": 5}));

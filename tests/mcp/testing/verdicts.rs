@@ -155,7 +155,7 @@ fn what_never_ends_printing_ends_no_run() {
 #[test]
 fn each_test_is_a_record_and_counts_add_up() {
     let Some(project) = fiveam(FIVEAM) else { return };
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let content = structured(&mut server, json!({"system": "demo", "timeout": 0.5}));
@@ -216,7 +216,7 @@ fn a_system_is_found_as_load_finds_it() {
         "(defsystem \"other-tests\" :depends-on (\"sb-rt\") :pathname \"tests\" :components ((:file \"tests\")))";
     project.write("more.asd", other);
     let root = project.directory.display().to_string();
-    let mut server = Server::ready();
+    let mut server = ready();
     let missing = bad(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(missing.contains("Not found in ") && missing.contains(", above it and one level below, "), "{missing}");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
@@ -224,7 +224,7 @@ fn a_system_is_found_as_load_finds_it() {
     // In it, in a file of another name, above it.
     for (system, directory) in [("demo", ""), ("DEMO/TESTS", ""), ("other-tests", ""), ("demo", "/tests")] {
         for fresh in [false, true] {
-            let mut server = Server::ready();
+            let mut server = ready();
             let arguments = json!({"system": system, "directory": format!("{root}{directory}"), "fresh": fresh});
             let text = good(&mut server, "run-tests", arguments);
             assert!(text.contains("=> all pass  1 passed, 0 failed"), "{system}: {text}");
@@ -282,7 +282,7 @@ fn several() -> Option<Project> {
 fn several_systems_are_tested_in_one_call() {
     let Some(project) = several() else { return };
     let root = project.directory.display().to_string();
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     let run = |server: &mut Server, systems: Value, others: Value| {
         let mut arguments = json!({"system": systems, "directory": root});
@@ -381,7 +381,7 @@ fn a_test_that_checks_nothing_is_told_of_as_that() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
                  (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
     let Some(project) = fiveam(tests) else { return };
-    let mut server = Server::start_with(&["--structured-content"]);
+    let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
@@ -434,7 +434,7 @@ fn a_test_that_another_has_removed_does_not_pass() {
     ] {
         let tests = format!("(defpackage :demo-tests (:use :cl :{framework}))\n(in-package :demo-tests)\n{tests}");
         let project = Project::new(&format!("{framework:?}"), perform, &tests);
-        let mut server = Server::ready();
+        let mut server = ready();
         server.evaluate(&format!(
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
         ));
@@ -448,7 +448,7 @@ fn a_test_that_another_has_removed_does_not_pass() {
 
 #[test]
 fn what_is_not_there_is_an_error_with_near_names() {
-    let mut server = Server::ready();
+    let mut server = ready();
     let text = bad(&mut server, "run-tests", json!({}));
     assert_eq!(text, "run-tests needs one of system, package and name.");
     assert_eq!(text, bad(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
