@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build demo test flaky fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -19,6 +19,9 @@ sbcl: build-tools
 
 build: sbcl ## Build the release binary, SBCL included: target/release/sbcl-mcp
 	cargo build --release
+
+sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (CONTRIBUTING.md, Moving the pin)
+	cargo run --quiet -p sbcl-core -- internals
 
 demo: build ## A session over MCP, as a client sees it
 	cargo run --quiet --release --example demo -- "$${CARGO_TARGET_DIR:-target}/release/sbcl-mcp"

@@ -9,6 +9,14 @@
 ;;; Every contrib that was built: those left out are in contribs.lisp.
 (mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
 
+;;; What has moved in SBCL is named before something fails that relies on it.
+(load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
+(handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
+  (error (failure)
+    (format *error-output* "~&~A~%" failure)
+    (sb-ext:exit :code 1 :abort t)))
+(delete-package "SBCL-INTERNALS")
+
 (let ((system (asdf:find-system "sbcl-host"))
       (compiled '())
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))

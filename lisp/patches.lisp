@@ -12,11 +12,18 @@
   "Have the build look whether BODY returns true. NAME, a string, says of what."
   `(push (list ,name (lambda () ,@body)) *assumptions*))
 
+(defun assumption-problem (name holds-p)
+  "Return why the assumption NAME, for which HOLDS-P is to return true, does not hold, or NIL when it does."
+  ;; A probe that fails may also end this process: then the build's log ends with its name.
+  (format t "~&Probing: ~A~%" name)
+  (finish-output)
+  (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
+    (error (condition) (princ-to-string condition))))
+
 (defun broken-assumptions ()
   "Return the names of the assumptions that do not hold in this SBCL, with the reason where there is one."
   (loop for (name holds-p) in (reverse *assumptions*)
-        for problem = (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
-                        (error (condition) (princ-to-string condition)))
+        for problem = (assumption-problem name holds-p)
         when problem
           collect (format nil "~A: ~A" name problem)))
 

@@ -18,10 +18,7 @@ whether it is the host's own."
            (file (ignore-errors (sb-c::debug-source-namestring
                                  (sb-c::debug-info-source
                                   (sb-kernel:%code-debug-info (sb-di::compiled-debug-fun-component info)))))))
-       (values (if (and (consp name)
-                        (member (first name) '(sb-c::xep sb-c::tl-xep sb-c::&more-processor sb-c::&optional-processor)))
-                   (second name)
-                   name)
+       (values name
                (and (stringp file) (eql 9 (or (mismatch "SYS:HOST;" file) 9))))))
     (sb-kernel:code-component "code without a name")
     ((or string symbol) (and info (string info)))))

@@ -20,7 +20,7 @@
                (:file "test-reports") (:file "test-operation")
                (:file "threads") (:file "values") (:file "calls") (:file "lanes") (:file "embedding")
                (:file "tracing") (:file "traced-functions") (:file "profiling") (:file "contribs")
-               (:file "checkpoint") (:file "patches") (:file "start"))
+               (:file "checkpoint") (:file "patches") (:file "probes") (:file "start"))
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 
 (asdf:defsystem "sbcl-host/tests"

@@ -103,6 +103,48 @@ stderr as text, the warnings, and how many of its forms defined something."
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
 
+;;; Probes
+
+(defun probe (beginning)
+  "Return why the assumption whose name has this BEGINNING does not hold, or NIL."
+  (loop for (name holds-p) in *assumptions*
+        when (eql 0 (search beginning name))
+          return (assumption-problem name holds-p)
+        finally (error "no assumption ~S" beginning)))
+
+(defun probe-with (beginning function wrapper)
+  "Return true when the assumption whose name has this BEGINNING holds, but not with WRAPPER in the place of FUNCTION."
+  (and (null (probe beginning))
+       (unwind-protect (progn (encapsulate function 'probe wrapper)
+                              (stringp (probe beginning)))
+         (sb-int:unencapsulate function 'probe))))
+
+(define-test byte-readers-that-get-other-arguments-are-noticed
+  ;; As after SBCL 2.6.7, without the size buffer.
+  (expect t (probe-with "the byte reader" 'read-no-octets
+                        (lambda (read stream buffer sizes start count &optional (eof-error-p t))
+                          (declare (type function read) (ignore sizes))
+                          (funcall read stream buffer start count eof-error-p)))))
+
+(define-test mutexes-that-are-not-freed-are-noticed
+  (expect t (probe-with "a mutex" 'sb-thread:grab-mutex
+                        (lambda (grab mutex &key (waitp t) timeout)
+                          (declare (type function grab) (ignore timeout))
+                          (and waitp (funcall grab mutex))))))
+
+#+x86-64
+(define-test another-stack-where-something-unwinds-is-noticed
+  (expect t (probe-with "UNWIND" 'stopped-unwinding
+                        (lambda (stopped next count start frame)
+                          (declare (type function stopped))
+                          (funcall stopped next (sap+ count 8) (sap+ start 8) frame)))))
+
+(define-test interruptions-that-pass-the-handler-are-noticed
+  (expect t (probe-with "an interruption" 'sb-thread:interrupt-thread
+                        (lambda (interrupt thread function)
+                          (declare (ignore interrupt thread))
+                          (funcall (the function function))))))
+
 (defun run-test (function)
   "Call FUNCTION, a test, and return NIL, or the condition that it failed with."
   (handler-case (progn (funcall (the function function)) nil)

@@ -62,7 +62,7 @@ pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress
 /// The files of the Lisp side.
 pub(crate) fn inputs(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
-    Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd"])).collect())
+    Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
 }
 
 fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {

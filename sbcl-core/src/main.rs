@@ -1,11 +1,25 @@
 //! `cargo run -p sbcl-core`: makes the shared library and the core now, with visible progress, and prints where they
-//! are. A build of the main crate then finds them in the cache.
+//! are. A build of the main crate then finds them in the cache. `cargo run -p sbcl-core internals` writes
+//! `lisp/sbcl-internals.sexp` instead, with SBCL alone.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use sbcl_core::Recipe;
+
 fn main() -> ExitCode {
-    match sbcl_core::Recipe::in_checkout(&checkout()).build() {
+    let checkout = checkout();
+    let recipe = Recipe::in_checkout(&checkout);
+    if std::env::args().nth(1).as_deref() == Some("internals") {
+        return match write_internals(&recipe, &checkout) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problem) => {
+                eprintln!("sbcl-core: {problem}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    match recipe.build() {
         Ok(built) => {
             println!("library: {}", built.library.display());
             println!("core: {}", built.core.display());
@@ -16,6 +30,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the table of the internal names of SBCL that the Lisp side uses, as the SBCL of the pin has them.
+fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
+    let bare = recipe.sbcl().map_err(|error| error.to_string())?;
+    let bare = bare.ok_or("ready-made files bring no SBCL to describe the names with")?;
+    let (table, fasls) = (recipe.lisp_dir.join("sbcl-internals.sexp"), checkout.join("target/sbcl-internals"));
+    let mut command = bare.command();
+    command.arg("--load").arg(recipe.lisp_dir.join("write-internals.lisp"));
+    command.env("SBCL_MCP_INTERNALS_OUTPUT", &table).env("SBCL_MCP_FASL_DIR", fasls);
+    let output = command.output().map_err(|error| format!("{}: {error}", bare.program.display()))?;
+    if output.status.success() {
+        println!("table: {}", table.display());
+        return Ok(());
+    }
+    Err(format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
 }
 
 /// The checkout that this crate is a directory of: cargo says where when it runs this program.

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::library::Shim;
 use crate::platform::Platform;
 use crate::progress::Progress;
-use crate::sbcl::Bare;
+use crate::sbcl::{Bare, Sbcl};
 use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{core, library, sbcl};
@@ -75,11 +75,30 @@ impl Recipe {
         }
         let cache = Cache::new(self.settings.cache.clone());
         let toolchain = Toolchain::choose(&self.settings)?;
-        let sbcl = sbcl::build(&cache, &self.settings, &toolchain, &self.target, &self.progress)?;
+        let sbcl = self.build_sbcl(&cache, &toolchain)?;
         let shim = Shim { source: &self.shim, include: &self.include_dir };
         let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
         let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?;
         Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
+    }
+
+    /// SBCL alone, as its own build leaves it, made if it is not in the cache: also where the Lisp side does not build
+    /// with it yet. None where [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names ready-made files.
+    ///
+    /// # Errors
+    ///
+    /// As for [`build`](Self::build).
+    pub fn sbcl(&self) -> Result<Option<Bare>, Error> {
+        if self.settings.prebuilt.is_some() {
+            return Ok(None);
+        }
+        let cache = Cache::new(self.settings.cache.clone());
+        let toolchain = Toolchain::choose(&self.settings)?;
+        Ok(Some(self.build_sbcl(&cache, &toolchain)?.bare()))
+    }
+
+    fn build_sbcl(&self, cache: &Cache, toolchain: &Toolchain) -> Result<Sbcl, Error> {
+        sbcl::build(cache, &self.settings, toolchain, &self.target, &self.progress)
     }
 
     /// The files and directories whose change makes another build necessary.

@@ -1,0 +1,185 @@
+;;;; Probes of how SBCL behaves, where the Lisp side relies on more than that a name is what it was: what each name is,
+;;;; sbcl-internals.sexp says. The build runs them all, as it does those in patches.lisp.
+
+(in-package "SBCL-HOST")
+
+;;; Streams: SBCL calls the functions of ours with arguments of its own choice
+
+(define-assumption "the byte reader of a stream (N-BIN) is called with a buffer, a size buffer, a start, a count and EOF-ERROR-P"
+  (let ((stream (make-empty-stream))
+        (octets (make-array 4 :element-type '(unsigned-byte 8))))
+    (and (eql 0 (read-sequence octets stream))
+         (eql 0 (sb-sys:read-n-bytes stream octets 0 4 nil))
+         (handler-case (progn (sb-sys:read-n-bytes stream octets 0 4) nil)
+           (end-of-file () t)))))
+
+(define-assumption "the character and byte readers of a stream (IN and BIN) are called with EOF-ERROR-P and a value"
+  (let ((stream (make-empty-stream)))
+    (and (eq :end (read-char stream nil :end))
+         (eq :end (read-byte stream nil :end))
+         (eq :end (peek-char nil stream nil :end))
+         (eq :end (read-line stream nil :end))
+         (eq :end (read-char-no-hang stream nil :end))
+         (handler-case (progn (read-char stream) nil)
+           (end-of-file () t)))))
+
+(define-assumption "the writers of a stream (COUT, SOUT and BOUT) are called with a character, with a string and bounds, and with a byte"
+  (let* ((text "")
+         (*output* (make-output))
+         (*on-output* (lambda (string start end)
+                        (setf text (concatenate 'string text (subseq string start end)))))
+         (stream (make-standard-stream (event-code :stdout) 0)))
+    (write-char #\a stream)
+    (write-string "xbcx" stream :start 1 :end 3)
+    (write-string (make-array 3 :element-type 'character :fill-pointer 2 :initial-contents "dex") stream)
+    (write-byte #xC3 stream)
+    (write-sequence (coerce '(#xA9 #x66) '(vector (unsigned-byte 8))) stream)
+    (finish-output stream)
+    (equal (format nil "abcde~Cf" (code-char #xE9)) text)))
+
+;;; Threads, mutexes, interruptions
+
+(define-assumption "a mutex whose state and owner are set to 0 is free"
+  (let ((mutex (sb-thread:make-mutex)))
+    (sb-thread:grab-mutex mutex)
+    (and (/= 0 (sb-thread::mutex-state mutex))
+         (sb-thread:holding-mutex-p mutex)
+         (progn (setf (sb-thread::mutex-state mutex) 0
+                      (sb-thread::mutex-%owner mutex) 0)
+                (not (sb-thread:holding-mutex-p mutex)))
+         (null (sb-thread:mutex-owner mutex))
+         (sb-thread:grab-mutex mutex :waitp nil)
+         (progn (sb-thread:release-mutex mutex)
+                (eql 0 (sb-thread::mutex-state mutex))))))
+
+(define-assumption "what a thread that has ended has in the slots that are set of one which is not in a forked process"
+  (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))
+    (sb-thread:join-thread thread)
+    (and (eql -1 (sb-thread::thread-%visible thread))
+         (not (sb-thread:thread-alive-p thread))
+         (eql 0 (sb-thread::thread-primitive-thread thread)))))
+
+(define-assumption "the tree of threads with one thread in it"
+  (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
+
+(define-assumption "an interruption is handed to *INTERRUPT-HANDLER* where that is a function, and else is called"
+  (let ((calls '()))
+    (flet ((interrupt (mark)
+             (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (push mark calls)))))
+      (let ((sb-thread::*interrupt-handler* (lambda (function)
+                                              (push :handler calls)
+                                              (funcall (the function function)))))
+        (interrupt :handed))
+      (let ((sb-thread::*interrupt-handler* nil))
+        (interrupt :called)))
+    (equal '(:called :handed :handler) calls)))
+
+(define-assumption "a binding of *DEADLINE* to NIL suspends the deadline outside"
+  (handler-case (sb-sys:with-deadline (:seconds 0)
+                  (let ((sb-impl::*deadline* nil))
+                    (not (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout 0.001))))
+    (sb-sys:deadline-timeout () nil)))
+
+(define-assumption "the end of the control stack, where the stack pointer is above the one and below the other"
+  (< (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)
+     (sap-int (sb-vm::current-sp))
+     (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
+
+;;; Handlers and restarts
+
+(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial ones hides the handlers outside"
+  (handler-case (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
+                  (signal 'simple-condition)
+                  t)
+    (simple-condition () nil)))
+
+(define-assumption "the handlers in *HANDLER-CLUSTERS*, by which it is told whether SBCL's own handles an error"
+  (let ((condition (make-condition 'simple-error)))
+    (flet ((handled-by-system-p () (system-handles-p condition (butlast sb-kernel:*handler-clusters*))))
+      (and (handler-bind ((warning #'muffle-warning) (simple-error #'princ-to-string)) (handled-by-system-p))
+           (handler-bind ((simple-error (compile nil '(lambda (condition) condition)))) (not (handled-by-system-p)))
+           (not (system-handles-p condition sb-kernel::**initial-handler-clusters**))))))
+
+(define-assumption "a restart that is made and bound by hand is found, reported and invoked"
+  (let* ((restart (sb-kernel::make-restart 'probe (lambda (value) (list :invoked value))
+                                           (lambda (stream) (write-string "Probe." stream))))
+         (sb-kernel:*restart-clusters* (list (list restart))))
+    (and (equal (list restart) (compute-restarts))
+         (string= "Probe." (princ-to-string restart))
+         (equal '(:invoked 1) (invoke-restart 'probe 1)))))
+
+(define-assumption "what a restart's interactive function and test are"
+  (restart-case (let ((restart (find-restart 'probe)))
+                  (and (equal '(1 2) (funcall (the function (sb-kernel::restart-interactive-function restart))))
+                       (funcall (the function (sb-kernel::restart-test-function restart)) nil)))
+    (probe (&rest arguments)
+      :interactive (lambda () (list 1 2))
+      arguments)))
+
+;;; Frames
+
+(define-assumption "where a frame keeps the frame pointer and the return address of the one that called it"
+  (let* ((frame (sb-di:top-frame))
+         (caller (sb-di:frame-down frame)))
+    (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
+         (equal (frame-name caller) (frame-name (frame-below (frame-address frame)))))))
+
+(defun compiled-as-submitted (form)
+  "Return the value of FORM, compiled as submitted code is."
+  (let ((cached **evaluation-lexenv**))
+    (unwind-protect (let ((lexenv (evaluation-lexenv)))
+                      (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv))))
+      (setf **evaluation-lexenv** cached))))
+
+(define-assumption "code that is compiled as submitted code is keeps its closures in its frames, and what *SOURCE-PLIST* was"
+  (let* ((sb-c::*source-plist* '(:probe 1))
+         (closure (compiled-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
+                                           (declare (notinline make))
+                                           (make 1)))))
+    (and (sb-kernel:closurep closure)
+         (eql 1 (getf (sb-c::debug-source-plist (code-source (sb-kernel:fun-code-header (sb-kernel:%closure-fun closure))))
+                      :probe))
+         (member closure (frames-at-error closure #'frame-closure) :test #'eq))))
+
+(define-assumption "what the frames of methods are called"
+  (flet ((name-of (function) (sb-kernel:%fun-name (sb-kernel:%fun-fun function))))
+    (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
+      (and (method-name-p (name-of (method-fast-function method)))
+           (eq 'sb-pcl::fast-method (first (name-of (sb-pcl::safe-method-fast-function method))))
+           (eq method (frame-method (name-of (method-fast-function method))))))))
+
+(define-assumption "how the effective method function of some methods is called, with the arguments as a list"
+  (let* ((function #'make-load-form)
+         (arguments (list (find-class 'restart)))
+         (methods (compute-applicable-methods function arguments)))
+    (equal (multiple-value-list (apply function arguments))
+           (multiple-value-list (call-effective-method function methods arguments)))))
+
+(define-assumption "the context of a compiler's warning has the form that it is about"
+  (let ((forms '()))
+    (handler-bind ((warning (lambda (condition)
+                              (let ((context (sb-c::find-error-context nil)))
+                                (when context
+                                  (push (sb-c::compiler-error-context-original-form context) forms)))
+                              (muffle-warning condition))))
+      (compile nil '(lambda () (list (car 1 2)))))
+    (member '(car 1 2) forms :test #'equal)))
+
+;;; Unwinding: last, for where this has changed memory may be written that is anybody's
+
+#+x86-64
+(defun stop-and-resume (function)
+  "Return the values of FUNCTION. What unwinds it is stopped here, as where the program's frames are left, and resumed."
+  (let ((*unwinding* nil))
+    (stopping-unwind (funcall (the function function))
+        ((frame-pointer-here))
+      (go-on-unwinding))))
+
+#+x86-64
+(define-assumption "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
+  (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))
+        always (equal values (multiple-value-list
+                              (catch 'probe (stop-and-resume (lambda () (throw 'probe (values-list values)))))))
+        always (equal values (multiple-value-list
+                              (block probe (stop-and-resume (lambda () (return-from probe (values-list values)))))))
+        always (equal values (multiple-value-list (stop-and-resume (lambda () (values-list values)))))))
