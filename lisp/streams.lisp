@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 ;;; Operations of a stream's MISC function: %STREAM-OPCODE in SBCL's src/code/ansi-stream.lisp, which the finished
-;;; image no longer has. PROBE-STREAMS in patches.lisp shows that they are still these.
+;;; image no longer has. A probe in patches.lisp shows that they are still these.
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +listen+ 0)
   (defconstant +force-output+ 2)
