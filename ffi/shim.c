@@ -2,6 +2,21 @@
 
 #include <string.h>
 
+#ifdef __linux__
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#endif
+
 #include "sbcl_host.h"
 
 #include "genesis/sbcl.h"
@@ -52,3 +67,150 @@ void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }
 /* Linked with --wrap: where SBCL looks for a core in an ELF section. The host knows better than /proc/self/exe, for it
  * may be a shared object in some other program, or may have been told of another core. */
 char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup(runtime_path) : 0; }
+
+#ifdef __linux__
+
+/* Copying the process: lisp/checkpoint.lisp. Nothing here may need more than glibc 2.31 has, whatever it is built with. */
+
+#define SBCL_HOST_IN_THE_WAY (-0x10000)
+/* How long a thread pauses at most. */
+#define SBCL_HOST_PAUSE_MILLISECONDS 3000
+
+extern void sb_posix_after_fork(void);
+
+/* As _Fork(3) of glibc 2.34, but with the negative error number: fork(3) would wait for the locks of malloc(3) and
+ * stdio(3), which a thread that is stopped in C code may hold for ever, and run the program's pthread_atfork functions. */
+int32_t sbcl_host_fork(void) {
+  /* Of the other arguments, in the machine's order, none is given. */
+  long process = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
+  if (process < 0)
+    return -errno;
+  if (process == 0)
+    sb_posix_after_fork();
+  return (int32_t)process;
+}
+
+/* True when the code that the last signal interrupted in this thread is Lisp's. SBCL counts a call out of Lisp as Lisp. */
+static int is_in_lisp(struct thread *thread) {
+  sword_t signals = fixnum_value(read_TLS(FREE_INTERRUPT_CONTEXT_INDEX, thread));
+  return signals > 0 && gc_managed_heap_space_p(os_context_pc(nth_interrupt_context(signals - 1, thread)));
+}
+
+/* Odd while threads are to pause. */
+static volatile uint32_t pauses;
+
+/* Begins a pause, and returns its number, which is not 0. */
+uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
+
+void sbcl_host_end_pause(void) { __atomic_add_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
+
+/* Called by an interruption of this thread: if it was in Lisp, waits for the end of the pause of this number, no longer
+ * than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. In C code it may hold a lock, and is not kept. */
+int32_t sbcl_host_pause(uint32_t number) {
+  if (!is_in_lisp(get_sb_vm_thread()))
+    return 0;
+  for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && pauses == number; left--)
+    nanosleep(&(struct timespec){0, 1000000}, 0);
+  return 1;
+}
+
+/* Copies this process, while the world is stopped, if each thread is where it may be cut off: anywhere but in Lisp code
+ * that must not be interrupted, which may be changing what the collector or another thread relies on. With CALM, a
+ * thread must also not be in C code that Lisp has called with interrupts enabled, and which may hold a lock of malloc's.
+ * Returns as sbcl_host_fork does, or SBCL_HOST_IN_THE_WAY. In the latter case, THREADS gets the Lisp objects of the
+ * threads that have to move on, before a 0, then these and the others in Lisp, and a 0: COUNT words at most. */
+int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
+  struct thread *self = get_sb_vm_thread(), *thread;
+  lispobj *last = threads + count - 1;
+  for (int all = 0; all < 2; all++) {
+    lispobj *first = threads;
+    for_each_thread(thread) {
+      if (thread == self || thread->state_word.state != STATE_STOPPED)
+        continue;
+      int lisp = is_in_lisp(thread), enabled = read_TLS(INTERRUPTS_ENABLED, thread) != NIL;
+      if (lisp ? all || !enabled : calm && enabled) {
+        if (threads < last - 1)
+          *threads++ = thread->lisp_thread ? thread->lisp_thread : NIL;
+      }
+    }
+    if (!all && threads == first)
+      break;
+    *threads++ = 0;
+    if (all)
+      return SBCL_HOST_IN_THE_WAY;
+  }
+  int32_t process = sbcl_host_fork();
+  if (process == 0) {
+    /* The others are not in this process. The collector would find holes in what they were about to allocate. */
+    for_each_thread(thread) {
+      if (thread != self)
+        gc_close_thread_regions(thread, 0);
+    }
+    all_threads = self;
+    self->next = self->prev = 0;
+  }
+  return process;
+}
+
+/* Takes the locks of the C library that a process needs which saves an image, and releases them: never returns when a
+ * thread holds one that is not in this process. */
+void sbcl_host_take_c_locks(void) {
+#ifdef __GLIBC__
+  /* Of every arena. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  (void)mallinfo();
+#pragma GCC diagnostic pop
+#endif
+  /* As much as a thread's own cache has nothing for. */
+  free(malloc(10000));
+  FILE *file = fopen("/dev/null", "r");
+  if (file)
+    fclose(file);
+  /* That of the loader, which closes the image's shared objects. */
+  void *program = dlopen(0, RTLD_LAZY);
+  if (program)
+    dlclose(program);
+}
+
+/* The kernel's struct linux_dirent64. */
+struct entry {
+  uint64_t inode;
+  int64_t offset;
+  unsigned short length;
+  unsigned char type;
+  char name[];
+};
+
+/* Closes all files from number FIRST on. */
+void sbcl_host_close_from(uint32_t first) {
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+  if (syscall(SYS_close_range, first, UINT_MAX, 0) == 0)
+    return;
+  /* Before Linux 5.9, or where a filter refuses it. Without a call that may want a lock. */
+  _Alignas(struct entry) char buffer[4096];
+  int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) {
+    struct rlimit limit = {0, 0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    for (rlim_t number = first; number < limit.rlim_cur && number < 1 << 20; number++)
+      close((int)number);
+    return;
+  }
+  /* Closing one may have the next ones skipped: until there is none. */
+  for (int closed = 1; closed; lseek(directory, 0, SEEK_SET)) {
+    closed = 0;
+    for (long length; (length = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0;) {
+      for (long at = 0; at < length; at += ((struct entry *)(buffer + at))->length) {
+        long number = strtol(((struct entry *)(buffer + at))->name, 0, 10);
+        if (number >= first && number != directory && close((int)number) == 0)
+          closed = 1;
+      }
+    }
+  }
+  close(directory);
+}
+
+#endif

@@ -39,8 +39,13 @@
              (fasl (make-pathname :name name :type "fasl" :defaults fasls))
              ;; A name under SYS: makes the frames of this code count as the system's.
              (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
-        (load (or (compile-file (asdf:component-pathname component) :output-file fasl)
-                  (error "~A does not compile." name)))
+        ;; A form that cannot be compiled is an error where it is called, and no warning.
+        (multiple-value-bind (output warned failed)
+            (compile-file (asdf:component-pathname component) :output-file fasl)
+          (declare (ignore warned))
+          (when (or failed (null output))
+            (error "~A does not compile." name)))
+        (load fasl)
         (push fasl compiled)
         ;; What two files call alike is the last one's in both.
         (do-symbols (symbol "SBCL-HOST")

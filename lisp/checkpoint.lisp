@@ -15,64 +15,127 @@
 (defglobal **checkpoint** nil
   "What the image that was saved last is called, which is the one that was booted if this one was; or NIL.")
 
-(declaim (inline thread-word))
-(defun thread-word (thread slot)
-  "Return the word in SLOT of the C struct of a thread that the SAP THREAD points to."
-  (sap-ref-word thread (ash slot sb-vm:word-shift)))
+;;; Functions of ffi/shim.c
 
-(defun cut-off-threads ()
-  "In the child, where no other thread has come along, have the runtime know of this one alone. What the others were about
-to allocate is closed first, or the collector would find holes in it. The world is stopped."
-  (let ((self (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot)))
-    (loop for thread = (extern-alien "all_threads" system-area-pointer)
-            then (int-sap (thread-word thread sb-vm::thread-next-slot))
-          until (zerop (sap-int thread))
-          unless (sap= thread self)
-            do (alien-funcall (extern-alien "gc_close_thread_regions" (function void system-area-pointer int)) thread 0))
-    (setf (extern-alien "all_threads" system-area-pointer) self
-          (sap-ref-word self (ash sb-vm::thread-next-slot sb-vm:word-shift)) 0
-          (sap-ref-word self (ash sb-vm::thread-prev-slot sb-vm:word-shift)) 0)))
+(defglobal **c-functions** '()
+  "The functions that DEFINE-C-FUNCTION has defined: lists of a global variable, which has its address, and its name in C.")
 
-(defun fork-image (&optional mutexes)
-  "Fork, all other threads being stopped where they may be. Return the child's process number, 0 in the child, which has
-this thread only, a negative error number, or :BUSY when one of the MUTEXES is held. Without interrupts.
-fork(3) would wait for the locks of malloc(3) and stdio(3), which a thread may hold that is stopped in C code, for ever."
-  (let ((process nil))
+(defmacro define-c-function (name (c-name result &rest parameters) documentation)
+  "Define NAME as the function C-NAME of ffi/shim.c, with RESULT and PARAMETERS, lists of a name and an alien type. To be
+called once FIND-C-FUNCTIONS has been."
+  (let ((address (intern (format nil "**~A-ADDRESS**" name))))
+    `(progn
+       (declaim (type (unsigned-byte 64) ,address))
+       (defglobal ,address 0
+         ,(format nil "The address of ~A." c-name))
+       (pushnew '(,address ,c-name) **c-functions** :test #'equal)
+       (defun ,name ,(mapcar #'first parameters)
+         ,documentation
+         (alien-funcall (sap-alien (int-sap ,address) (function ,result ,@(mapcar #'second parameters)))
+                        ,@(mapcar #'first parameters))))))
+
+(defun find-c-functions ()
+  "Find the functions that DEFINE-C-FUNCTION has defined. In a child process it would be too late: its loader's lock may be
+held by a thread that it does not have."
+  (loop for (address name) in **c-functions**
+        do (setf (symbol-value address)
+                 (or (sb-sys:find-foreign-symbol-address name)
+                     (error "The function ~A is not in this program." name)))))
+
+(define-c-function fork-process ("sbcl_host_fork" (signed 32))
+  "Fork. Return the child's process number, 0 in the child, or a negative error number.")
+
+(define-c-function fork-stopped-process ("sbcl_host_fork_stopped" (signed 32) (calm (signed 32))
+                                                                  (threads system-area-pointer)
+                                                                  (count (unsigned 32)))
+  "Fork while the world is stopped, if each thread is where it may be cut off; else return +IN-THE-WAY+ and fill THREADS.")
+
+(define-c-function begin-pause ("sbcl_host_begin_pause" (unsigned 32))
+  "Begin a pause and return its number.")
+
+(define-c-function end-pause ("sbcl_host_end_pause" void)
+  "End the pause.")
+
+(define-c-function join-pause ("sbcl_host_pause" (signed 32) (pause (unsigned 32)))
+  "Wait for the end of PAUSE and return 1, or return 0 at once where C code was interrupted.")
+
+(define-c-function take-c-locks ("sbcl_host_take_c_locks" void)
+  "Take the locks of the C library that saving needs, and release them. Never return when a thread holds one that is not
+there. Other locks than these are of no use to a process that saves.")
+
+(define-c-function close-descriptors ("sbcl_host_close_from" void (first (unsigned 32)))
+  "Close all files from number FIRST on: the client's connection and whatever else is the parent's.")
+
+;;; Forking
+
+(defconstant +in-the-way+ (- #x10000)
+  "SBCL_HOST_IN_THE_WAY of ffi/shim.c: a thread is where it must not be cut off.")
+
+(defun fork-image (mutexes &optional calm)
+  "Stop all other threads and fork, unless one of MUTEXES is held or a thread is where it must not be cut off; with CALM, a
+thread in C code that was called with interrupts enabled must not be cut off either. Return the child's process number, 0
+in the child, which has this thread only, or a negative error number; else NIL, the mutex or a thread in the way, and, in
+the latter case, a list of the threads that can be interrupted. Without interrupts."
+  (let ((words (make-array 1024 :element-type '(unsigned-byte 64) :initial-element 0))
+        (process nil)
+        (obstacle nil)
+        (threads '()))
     (loop
-      ;; As SUB-GC does it (src/code/gc.lisp).
+      ;; As SUB-GC does it (src/code/gc.lisp). Nothing moves meanwhile.
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
-          (cond ((loop for mutex in mutexes thereis (/= 0 (sb-thread::mutex-state mutex)))
-                 (setf process :busy))
-                ((eql 0 (setf process (alien-funcall (extern-alien "_Fork" (function int)))))
-                 (cut-off-threads))
-                ((minusp process)
-                 (setf process (- (sb-alien:get-errno)))))
-          (alien-funcall (extern-alien "release_gc_lock" (function void)))
-          (alien-funcall (extern-alien "gc_start_the_world" (function void)))))
-      (when process
-        (return process)))))
+          (unwind-protect
+               (unless (setf obstacle (find 0 mutexes :key #'sb-thread::mutex-state :test #'/=))
+                 (setf process (fork-stopped-process (if calm 1 0) (vector-sap words) (length words))))
+            (alien-funcall (extern-alien "release_gc_lock" (function void)))
+            (alien-funcall (extern-alien "gc_start_the_world" (function void))))
+          (when (eql process +in-the-way+)
+            (setf process nil
+                  obstacle (sb-kernel:%make-lisp-obj (aref words 0))
+                  threads (loop for index from (1+ (position 0 words))
+                                for word = (aref words index)
+                                until (zerop word)
+                                collect (sb-kernel:%make-lisp-obj word))))))
+      (when (or process obstacle)
+        (return (values process obstacle threads))))))
 
-(defun take-c-locks ()
-  "Take the locks that malloc and stdio have for this thread, and let go of them: that never returns when a thread holds one
-that is not there. Others than these are of no use to a process that saves."
-  ;; As much as malloc has no cache for, and fopen wants some, too.
-  (let ((memory (alien-funcall (extern-alien "malloc" (function unsigned-long unsigned-long)) 10000))
-        (file (alien-funcall (extern-alien "fopen" (function unsigned-long c-string c-string)) "/dev/null" "r")))
-    (alien-funcall (extern-alien "free" (function void unsigned-long)) memory)
-    ;; Another thread has allocated what is freed at the end (save.c, unwind_binding_stack): malloc has another lock for
-    ;; that. As large as it is, it stays where it is.
-    (let ((map (extern-alien "tlsindex_to_symbol_map" unsigned-long)))
-      (alien-funcall (extern-alien "realloc" (function unsigned-long unsigned-long unsigned-long))
-                     map
-                     (alien-funcall (extern-alien "malloc_usable_size" (function unsigned-long unsigned-long)) map)))
-    (unless (eql 0 file)
-      (alien-funcall (extern-alien "fclose" (function int unsigned-long)) file))))
+(defconstant +pause-milliseconds+ 2000
+  "How long threads pause at most. SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c is more.")
 
-(defun answered-p (descriptor)
-  "True when an octet can be read from DESCRIPTOR within two seconds."
-  (and (sb-unix:unix-simple-poll descriptor :input 2000)
+(defun fork-paused-image (mutexes calm threads)
+  "Do as FORK-IMAGE does while THREADS pause, each from where an interruption finds it in Lisp code: that is never in code
+that must not be interrupted. With CALM, one that stays in C code is waited for during twelve attempts; then it is cut off
+there."
+  (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
+        (pause (begin-pause))
+        (asked '()))
+    (flet ((ask (thread)
+             (let ((entry (or (assoc thread asked :test #'eq)
+                              (first (push (cons thread nil) asked)))))
+               ;; Once more where C code was interrupted.
+               (unless (cdr entry)
+                 (setf (cdr entry) t)
+                 (handler-case (sb-thread:interrupt-thread thread
+                                                           (lambda ()
+                                                             (setf (cdr entry) (eql 1 (join-pause pause)))))
+                   ;; It has ended.
+                   (sb-thread:interrupt-thread-error ()))))))
+      (unwind-protect
+           (loop for attempt from 1
+                 ;; To stop the world takes long where there are many threads.
+                 do (loop repeat 8
+                          do (mapc #'ask threads)
+                             (sb-unix:nanosleep 0 300000))
+                    (multiple-value-bind (process obstacle others) (fork-image mutexes (and calm (<= attempt 12)))
+                      (when (or process (null others) (> (monotonic-milliseconds) end))
+                        (return (values process obstacle)))
+                      (setf threads others)))
+        (end-pause)))))
+
+(defun answered-p (descriptor milliseconds)
+  "True when an octet can be read from DESCRIPTOR within so many MILLISECONDS."
+  (and (sb-unix:unix-simple-poll descriptor :input milliseconds)
        (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
          (with-pinned-objects (octet)
            (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))))
@@ -82,35 +145,70 @@ that is not there. Others than these are of no use to a process that saves."
   (alien-funcall (extern-alien "kill" (function int int int)) process 9)
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
-(defun fork-free-image (&optional mutexes)
-  "Do as FORK-IMAGE does until no lock is held in the child by a thread that it does not have, which is rare but where C code
-allocates all the time; 20 times at most, and then it is an error as if the system had refused it (EDEADLK). The second value
-is how long the last one has stopped the others, in milliseconds."
-  (loop for attempt from 1
-        do (multiple-value-bind (in out) (sb-unix:unix-pipe)
-             (unless in
-               (return (values (- out) 0)))
-             (let* ((begin (monotonic-milliseconds))
-                    (process (fork-image mutexes))
-                    (stopped (- (monotonic-milliseconds) begin)))
-               (when (eql 0 process)
-                 (take-c-locks)
-                 (let ((octet (make-array 1 :element-type '(unsigned-byte 8) :initial-element 0)))
-                   (with-pinned-objects (octet)
-                     (sb-unix:unix-write out octet 0 1)))
-                 (return (values 0 0)))
-               (sb-unix:unix-close out)
-               (let ((free (or (eq process :busy) (minusp process) (answered-p in))))
-                 (sb-unix:unix-close in)
-                 (when free
-                   (return (values process stopped)))
-                 (end-child process)
-                 (when (= attempt 20)
-                   (return (values -35 stopped))))))))
+(defun fork-free-image (mutexes seconds wait)
+  "Do as FORK-IMAGE does until nothing is in the way, and no lock of the C library is held in the child by a thread that it
+does not have; for SECONDS at most. Return the child's process number, 0 in the child, a negative error number, or NIL;
+how long the last attempt has stopped the others, in milliseconds; and, after NIL, what was in the way: a mutex, a thread,
+or :C-LOCK. Without interrupts; WAIT is called between attempts."
+  (declare (type function wait))
+  (find-c-functions)
+  (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
+        for calm = nil then (or calm (eq obstacle :c-lock))
+        ;; A copy that answers does so at once, but where the processors are busy.
+        for patience = 250 then (if (eq obstacle :c-lock) (min 2000 (* 2 patience)) patience)
+        for (process stopped obstacle) = (multiple-value-list (fork-once mutexes calm patience))
+        when (or process (> (monotonic-milliseconds) end))
+          return (values process stopped obstacle)
+        do (funcall wait)))
 
-(defun close-descriptors (first)
-  "Close all files from number FIRST on: the client's connection and whatever else is the parent's. Linux, close_range(2)."
-  (alien-funcall (extern-alien "close_range" (function int unsigned-int unsigned-int int)) first #xFFFFFFFF 0))
+(defun fork-once (mutexes calm patience)
+  "Make one attempt for FORK-FREE-IMAGE, as which it returns. The child is waited for PATIENCE milliseconds."
+  (multiple-value-bind (in out) (sb-unix:unix-pipe)
+    (unless in
+      (return-from fork-once (values (- out) 0)))
+    (let ((begin (monotonic-milliseconds)))
+      (multiple-value-bind (process obstacle threads) (fork-image mutexes calm)
+        (when threads
+          (setf (values process obstacle) (fork-paused-image mutexes calm threads)))
+        (when (eql 0 process)
+          (take-c-locks)
+          (let ((octet (make-array 1 :element-type '(unsigned-byte 8) :initial-element 0)))
+            (with-pinned-objects (octet)
+              (sb-unix:unix-write out octet 0 1)))
+          (return-from fork-once (values 0 0)))
+        (let ((stopped (- (monotonic-milliseconds) begin)))
+          (sb-unix:unix-close out)
+          (when (and process (plusp process) (not (answered-p in patience)))
+            (end-child process)
+            (setf process nil
+                  obstacle :c-lock))
+          (sb-unix:unix-close in)
+          (values process stopped obstacle))))))
+
+(defun definition-mutexes ()
+  "Return the mutexes that threads hold which compile, intern, or define classes: what those change is not whole meanwhile."
+  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
+
+(defun check-copied (process obstacle seconds)
+  "Signal an error that says why there is no copy of this process, if there is none: PROCESS and OBSTACLE are what
+FORK-FREE-IMAGE returned after SECONDS."
+  (flet ((title (thread)
+           (if thread (thread-title thread) "a thread")))
+    (cond ((and process (minusp process))
+           (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+          (process)
+          ((typep obstacle 'sb-thread:mutex)
+           (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
+                   pause; the last was ~A."
+                  seconds (title (sb-thread:mutex-owner obstacle))))
+          ((eq obstacle :c-lock)
+           (error "The process cannot be copied: for ~D seconds, threads that are in C code have held locks of malloc, ~
+                   stdio or the loader at each attempt."
+                  seconds))
+          (t
+           (error "The process cannot be copied: for ~D seconds, ~A has not left code that must not be interrupted ~
+                   (WITHOUT-INTERRUPTS)."
+                  seconds (title obstacle))))))
 
 (defun forget-threads ()
   "Make threads that are not in this process dead ones, and free the mutexes, which nobody will."
@@ -199,7 +297,7 @@ number 3 and ERRORS for its standard error; return in a child that it has, which
     (put errors 2)
     (alien-funcall (extern-alien "setsid" (function int)))
     ;; What cannot be made a copy of finds no child, and says so.
-    (unless (eql 0 (alien-funcall (extern-alien "_Fork" (function int))))
+    (unless (eql 0 (fork-process))
       (put lock 3)
       (close-descriptors 4)
       (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
@@ -208,6 +306,9 @@ number 3 and ERRORS for its standard error; return in a child that it has, which
       (alien-funcall (extern-alien "_exit" (function void int)) 9))
     ;; PR_SET_PDEATHSIG, SIGKILL.
     (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
+
+(defconstant +session-pause-seconds+ 5
+  "How long it is waited until no thread is in the way of a copy of the session's image. It evaluates nothing meanwhile.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Have a child process save the image in the file PATH, which must not exist; it ends with status 0 once that is complete.
@@ -219,22 +320,26 @@ with LOCK and ERRORS, and a child of its own saves the image."
   (let* ((threads (user-threads))
          (before **checkpoint**)
          (process nil)
-         (stopped 0))
+         (stopped 0)
+         (obstacle nil))
     (setf **checkpoint** name)
-    ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
-    (without-interrupts
-      (sb-impl::finalizer-thread-stop)
-      (unwind-protect
-           (progn
-             (setf (values process stopped) (fork-free-image))
-             (when (eql 0 process)
-               (when finisher
-                 (leave-to-finisher finisher lock errors))
-               (save-image path)))
-        (sb-impl::finalizer-thread-start)))
-    (when (minusp process)
-      (setf **checkpoint** before)
-      (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+    (unwind-protect
+         ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
+         (without-interrupts
+           (sb-impl::finalizer-thread-stop)
+           (unwind-protect
+                (progn
+                  (setf (values process stopped obstacle)
+                        (fork-free-image (definition-mutexes) +session-pause-seconds+
+                                         (lambda () (sb-sys:with-local-interrupts (sleep 0.001)))))
+                  (when (eql 0 process)
+                    (when finisher
+                      (leave-to-finisher finisher lock errors))
+                    (save-image path)))
+             (sb-impl::finalizer-thread-start)))
+      (unless (typep process '(integer 1))
+        (setf **checkpoint** before)))
+    (check-copied process obstacle +session-pause-seconds+)
     (push-record "saving" :process process
                           :stopped (values (round (* 1000 stopped)))
                           :timers (let ((timers (length (sb-ext:list-all-timers))))
@@ -248,7 +353,7 @@ with LOCK and ERRORS, and a child of its own saves the image."
   "Held while the process is copied: once at a time.")
 
 (defconstant +pause-seconds+ 30
-  "How long it is waited until no thread compiles, interns, or defines a class.")
+  "How long it is waited until no thread is in the way of a copy of the program's image.")
 
 (defun take-default-signals ()
   "In the child, where the program's handlers have nothing to do, have its signals do what they do by default, and none
@@ -284,7 +389,7 @@ kills this process kills that one, too, as does SIGALRM after **SAVING-SECONDS**
          (close-descriptors 3)
          (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
          (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
-                (saver (alien-funcall (extern-alien "_Fork" (function int)))))
+                (saver (fork-process)))
            (when (eql 0 saver)
              (save-for-parent path process))
            (with-pinned-objects (status)
@@ -300,37 +405,37 @@ of it, as SAVE-AND-REPORT does. Return the child's process number; who is interr
 thread of the program's, while others go on: what those are doing is cut off in the child. None of them compiles, interns
 or defines a class then, or it is an error: that one does not stop is waited for +PAUSE-SECONDS+."
   (let ((process nil)
-        (given nil)
-        (end (+ (get-internal-real-time) (* +pause-seconds+ internal-time-units-per-second)))
-        (mutexes (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*)))
+        (obstacle nil)
+        (given nil))
     (unwind-protect
          (progn
            (sb-thread:with-mutex (**saving-lock**)
              (without-interrupts
                (sb-impl::finalizer-thread-stop)
                (unwind-protect
-                    ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
-                    (loop
-                      (setf process (fork-free-image mutexes))
-                      (cond ((eql 0 process)
-                             (save-and-report path report))
-                            ((or (integerp process) (> (get-internal-real-time) end))
-                             (return)))
-                      (sb-sys:with-local-interrupts (sleep 0.001)))
+                    (progn
+                      ;; To ask for the locks would be no use: whoever compiles again at once gets them first.
+                      (multiple-value-bind (child stopped reason)
+                          (fork-free-image (definition-mutexes) +pause-seconds+
+                                           (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))
+                        (declare (ignore stopped))
+                        (setf process child
+                              obstacle reason))
+                      (when (eql 0 process)
+                        (save-and-report path report)))
                  (sb-impl::finalizer-thread-start))))
-           (cond ((eq process :busy)
-                  (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
-                          pause." +pause-seconds+))
-                 ((minusp process)
-                  (error "The process cannot be copied: ~A." (sb-int:strerror (- process)))))
+           (check-copied process obstacle +pause-seconds+)
            (setf given t)
            process)
       (when (and (not given) (typep process '(integer 1)))
         (end-child process)))))
 
-(define-query :image-name (&key)
-  "Push a record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's
+(define-query :image-name (&key collect)
+  "With COLLECT, collect all garbage first: what was saved of threads in the middle of something may only fail then. Push a
+record `image` with the `name` of the checkpoint that this image was booted from, if it was, and the session's
 `package`; then a record `definitions` with `count` and `kind` for each kind of what the session has defined."
+  (when collect
+    (sb-ext:gc :full t))
   (push-record "image" :name **checkpoint** :package (package-name (current-package)))
   (let ((counts '())
         (systems '()))

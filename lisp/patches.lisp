@@ -206,15 +206,9 @@ what it defines, and the name of its parameter that says which."
       (funcall stop))))
 
 (define-assumption "the threads and mutexes that a child process has to forget"
-  (let ((self (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot)))
-    (and (member sb-thread:*current-thread*
-                 (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
-         (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))
-         (sb-sys:find-foreign-symbol-address "gc_close_thread_regions")
-         (loop for thread = (sap-int (extern-alien "all_threads" system-area-pointer))
-                 then (thread-word (int-sap thread) sb-vm::thread-next-slot)
-               until (zerop thread)
-               thereis (eql thread (sap-int self))))))
+  (and (member sb-thread:*current-thread*
+               (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
+       (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))))
 
 ;;; The compiler and its warnings: where *ERROR-OUTPUT* is the user's own stream, that gets the text; else the host does
 

@@ -23,7 +23,7 @@ use crate::seal::Seal;
 
 /// How long a child may take to save an image, and a throw-away process to boot it.
 const SAVING: Duration = Duration::from_secs(300);
-const PROBING: Duration = Duration::from_secs(30);
+const PROBING: Duration = Duration::from_secs(60);
 /// Checkpoints that there may be, but for automatic ones.
 const MAX_CHECKPOINTS: usize = 100;
 /// Characters of a name.
@@ -273,8 +273,8 @@ impl Checkpoints {
         remove_directory(&self.directory);
     }
 
-    /// Boots the core in a throw-away process, and compares what that calls itself with `name`. What it says that its
-    /// session has defined.
+    /// Boots the core in a throw-away process, which collects its garbage, and compares the name of its image with `name`.
+    /// Returns what the image says that its session has defined.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([

@@ -79,6 +79,8 @@ fn make(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, platform: &Platform,
     if !platform.is_macos() {
         // The shim says where SBCL looks for an embedded core.
         link.arg("-Wl,--wrap=os_get_runtime_executable_path");
+        // What is missing fails the build, not the first call.
+        link.arg("-Wl,-z,defs");
     }
     link.args(flags.words("LIBS"));
     work.log.run("linking libsbcl", &mut link, work.progress)?;

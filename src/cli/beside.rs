@@ -45,14 +45,14 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     say(&session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors())))
 }
 
-/// Boots and says what the image calls itself.
+/// Boots, collects all garbage and says what the image calls itself.
 pub(super) fn probe(options: Options, stdio: Stdio) -> i32 {
     let scratch = Scratch::new();
     let session = match options.session(&scratch, None) {
         Ok(session) => session,
         Err(error) => return complain(&format!("sbcl-mcp cannot start: {error}")),
     };
-    let (name, defines) = session.image_name();
+    let (name, defines) = session.collect_and_name();
     let tried = serde_json::to_vec(&Tried { name, defines }).unwrap_or_default();
     let written = std::fs::File::from(stdio.output).write_all(&tried);
     clear_up(&scratch);

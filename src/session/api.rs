@@ -338,10 +338,11 @@ impl Session {
         self.enqueue(Lane::Evaluation, self.inner.query(operation), None, reply);
     }
 
-    /// The name of the checkpoint that the image was booted from, and what the session has defined, in words; empty for
-    /// none.
-    pub(crate) fn image_name(&self) -> (String, String) {
-        let records = wait(|reply| self.query(&Operation::new("image-name"), reply)).unwrap_or_default();
+    /// Collects all garbage. Returns the name of the checkpoint that the image was booted from, and what the session has
+    /// defined, in words; empty for none.
+    pub(crate) fn collect_and_name(&self) -> (String, String) {
+        let operation = Operation::new("image-name").with("collect", 1_u64);
+        let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
         let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
         let counts = records.iter().filter_map(|record| Some((record.number("count")?, record.text("kind")?)));
         let counts: Vec<_> =

@@ -1,0 +1,160 @@
+//! Checkpoints of images whose threads are in the middle of something at any moment: in the C library's malloc, or in a
+//! change of a weak hash table. `make checkpoint-load` saves 500.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use common::{Server, bad, good};
+use serde_json::json;
+
+/// A state directory of a test's own, removed at the end.
+struct State(PathBuf);
+
+impl State {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("sbcl-mcp-load-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn serve(&self) -> Server {
+        let mut server = Server::start_with_environment(&[], &[("XDG_STATE_HOME", &self.0)]);
+        server.initialize("2025-11-25");
+        server
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Threads that work while *GO* is true.
+const THREADS: &str = r#"
+(defvar *go* t)
+(defvar *tables* '())
+(defun work (name function)
+  (sb-thread:make-thread (lambda () (loop (if *go* (funcall function) (sleep 0.001)))) :name name))"#;
+
+/// More than malloc's caches for a thread take, so that each call takes the lock of an arena.
+const ALLOCATE: &str = r#"
+(dotimes (i 12)
+  (work "allocates" (lambda ()
+                      (dotimes (i 100)
+                        (sb-alien:free-alien (sb-alien:make-alien sb-alien:int 3000))))))"#;
+
+const INSERT: &str = r#"
+(dotimes (i 12)
+  (let ((table (make-hash-table :test 'eq :weakness :key)))
+    (push table *tables*)
+    (work "inserts" (lambda ()
+                      (clrhash table)
+                      (dotimes (i 1000)
+                        (setf (gethash (list i) table) i))))))"#;
+
+/// Saves so many checkpoints while threads do what `loads` says, and restores the last one.
+fn save_under_load(name: &str, loads: &[&str], saves: usize) {
+    let state = State::new(name);
+    let mut server = state.serve();
+    server.evaluate(THREADS);
+    for load in loads {
+        server.evaluate(load);
+    }
+    let begin = Instant::now();
+    for number in 1..=saves {
+        server.evaluate("(setf *go* t)");
+        let saving = server.post_call("checkpoint", json!({"action": "save", "name": "loaded"}));
+        // Evaluated once the process has been copied: what the threads do from then on only slows the saving down.
+        server.evaluate("(setf *go* nil)");
+        let (text, is_error) = server.outcome(saving);
+        assert!(!is_error, "save {number}: {text}");
+        if number % 50 == 0 {
+            println!("{number} saved in {:?}", begin.elapsed());
+        }
+    }
+    server.evaluate("(setf *go* nil)");
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
+    let text = server.evaluate(
+        "(sb-ext:gc :full t)
+         (dolist (table *tables*) (setf (gethash :key table) :value))
+         (sb-ext:gc :full t)
+         (list *go* (length (sb-thread:list-all-threads))
+               (every (lambda (table) (eq :value (gethash :key table))) *tables*))",
+    );
+    assert_eq!(text, "=> (T 1 T)");
+}
+
+/// How many checkpoints each test saves.
+fn saves() -> usize {
+    std::env::var("SBCL_MCP_LOADED_SAVES").ok().and_then(|saves| saves.parse().ok()).unwrap_or(8)
+}
+
+#[test]
+fn threads_may_be_in_malloc() {
+    save_under_load("malloc", &[ALLOCATE], saves());
+}
+
+#[test]
+fn threads_may_be_changing_weak_tables() {
+    save_under_load("weak", &[INSERT], saves());
+}
+
+#[test]
+fn threads_may_be_in_malloc_and_in_weak_tables() {
+    save_under_load("both", &[ALLOCATE, INSERT], saves());
+}
+
+#[test]
+fn a_thread_that_cannot_be_interrupted_is_named() {
+    let state = State::new("uninterruptible");
+    let mut server = state.serve();
+    server.evaluate(
+        r#"(defvar *stop* nil)
+           (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (loop until *stop*))) :name "spins")"#,
+    );
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.contains("for 5 seconds, thread spins has not left code that must not be interrupted"), "{text}");
+    server.evaluate("(setf *stop* t)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+}
+
+#[test]
+fn a_thread_that_compiles_without_end_is_named() {
+    let state = State::new("compiling");
+    let mut server = state.serve();
+    server.evaluate(
+        r#"(defvar *stop* nil)
+           (sb-thread:make-thread (lambda () (sb-kernel::with-world-lock () (loop until *stop* do (sleep 0.01))))
+                                  :name "compiles")"#,
+    );
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.contains("Other threads have compiled, interned symbols, or defined classes, for 5 seconds"), "{text}");
+    assert!(text.contains("the last was thread compiles"), "{text}");
+    server.evaluate("(setf *stop* t)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+}
+
+/// The image is booted and collects its garbage before it counts as a checkpoint.
+#[test]
+fn an_image_that_cannot_collect_is_no_checkpoint() {
+    let state = State::new("collecting");
+    let mut server = state.serve();
+    server.evaluate(
+        r#"(push (lambda ()
+                  (sb-int:encapsulate 'sb-ext:gc 'fails
+                                      (lambda (gc &rest arguments)
+                                        (declare (ignore gc arguments))
+                                        (sb-ext:exit :code 1 :abort t))))
+                sb-ext:*init-hooks*)"#,
+    );
+    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saved image does not come up.");
+    server.evaluate("(pop sb-ext:*init-hooks*)");
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+}
