@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz soak kill checkpoint-model checkpoint-figures lint bench bench-peers figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -46,6 +46,10 @@ kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idlenes
 checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
 	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test mcp checkpoints::a_session_is_what_the_model_says
 	cargo test --release --test mcp checkpoints:: -- --ignored --nocapture
+
+checkpoint-load: sbcl ## 500 checkpoints while threads allocate in C and change weak tables (SBCL_MCP_LOADED_SAVES: how many)
+	SBCL_MCP_LOADED_SAVES=$${SBCL_MCP_LOADED_SAVES:-500} cargo test --release --test mcp \
+	  checkpoint_copies::threads_may_be_in_malloc_and_in_weak_tables -- --nocapture
 
 checkpoint-figures: build ## What checkpoints cost, with ratios to a plain start: nothing else should run meanwhile
 	python3 scripts/checkpoint_figures.py

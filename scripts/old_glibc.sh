@@ -30,7 +30,8 @@ tree() {
     touch "$root/complete"
 }
 
-# try PROGRAM RELEASE: has the doctor look, and evaluates, with that Debian's libraries alone.
+# try PROGRAM RELEASE: has the doctor look, evaluates, and saves and restores a checkpoint, with that Debian's libraries
+# alone.
 try() {
     local root=$trees/$2 glibc said name=sbcl-mcp.$$
     install "$1" "$root/tmp/$name"
@@ -39,8 +40,35 @@ try() {
         env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp unshare --mount \
             sh -c 'mount --bind /proc "$0/proc" && exec chroot "$0" "$@"' "$root" "$@"
     }
+    # restores: has a server save a checkpoint, and restore it.
+    restores() {
+        local id=0 server server_PID
+        coproc server { in_tree "/tmp/$name" 2>&1; }
+        # ask METHOD PARAMETERS: prints the answer.
+        ask() {
+            local line
+            id=$((id + 1))
+            printf '{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}\n' "$id" "$1" "$2" >&"${server[1]}"
+            while read -r -t 120 line <&"${server[0]}"; do
+                [[ $line != *"\"id\":$id,"* && $line != *"\"id\":$id}"* ]] || { said=$line && return; }
+            done
+            said="no answer to $1 $2 within two minutes" && return 1
+        }
+        evaluate() { ask tools/call "{\"name\":\"evaluate-lisp\",\"arguments\":{\"code\":\"$1\"}}"; }
+        checkpoint() { ask tools/call "{\"name\":\"checkpoint\",\"arguments\":{\"action\":\"$1\",\"name\":\"x\"}}"; }
+        ask initialize '{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"old-glibc","version":"1"}}' &&
+            evaluate '(defvar *x* 41)' && checkpoint save && [[ $said == *'Saved \"x\"'* ]] &&
+            evaluate '(setf *x* 0)' && checkpoint restore && [[ $said == *'Restored \"x\"'* ]] &&
+            evaluate '(1+ *x*)' && [[ $said == *'=> 42'* ]]
+        local result=$? pid=$server_PID
+        exec {server[1]}>&-
+        # A server that hangs does not end by itself.
+        timeout 30 tail --pid="$pid" -f /dev/null || kill "$pid"
+        return $result
+    }
     glibc=$(in_tree ldd --version | sed -n '1s/.* //p')
-    if ! said=$(in_tree "/tmp/$name" doctor 2>&1) || [ "$(in_tree "/tmp/$name" eval '(+ 1 2)')" != "=> 3" ]; then
+    if ! said=$(in_tree "/tmp/$name" doctor 2>&1) || [ "$(in_tree "/tmp/$name" eval '(+ 1 2)')" != "=> 3" ] ||
+        ! restores; then
         rm "$root/tmp/$name"
         printf '%s\nold-glibc: it does not run on Debian %s (glibc %s)\n' "$said" "$2" "$glibc" >&2
         exit 1

@@ -70,7 +70,14 @@ pub(crate) fn keep_only(files: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()>
     // SAFETY: the call takes plain numbers and changes nothing but what execve(2) keeps.
     #[cfg(target_os = "linux")]
     if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) } != 0 {
-        return Err(io::Error::last_os_error());
+        // Before Linux 5.11, or where a filter refuses it.
+        for entry in std::fs::read_dir("/proc/self/fd")? {
+            let number = entry?.file_name().to_str().and_then(|name| name.parse::<libc::c_int>().ok());
+            if let Some(number) = number.filter(|number| *number > 2) {
+                // SAFETY: as above. One that another thread has closed meanwhile needs nothing.
+                unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+            }
+        }
     }
     for file in files {
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;

@@ -1,5 +1,5 @@
-//! Checkpoints of images whose threads are in the middle of something at any moment: in the C library's malloc, or in a
-//! change of a weak hash table. `make checkpoint-load` saves 500.
+//! How the process is copied that a checkpoint is saved from: while its threads are in the middle of something, in the C
+//! library's malloc or in a change of a weak hash table (`make checkpoint-load` saves 500), and on old systems.
 
 #![cfg(target_os = "linux")]
 
@@ -8,7 +8,7 @@ mod common;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use common::{Server, bad, good};
+use common::{Server, again_without_supervisor, bad, good};
 use serde_json::json;
 
 /// A state directory of a test's own, removed at the end.
@@ -92,7 +92,7 @@ fn save_under_load(name: &str, loads: &[&str], saves: usize) {
 
 /// How many checkpoints each test saves.
 fn saves() -> usize {
-    std::env::var("SBCL_MCP_LOADED_SAVES").ok().and_then(|saves| saves.parse().ok()).unwrap_or(8)
+    std::env::var("SBCL_MCP_LOADED_SAVES").ok().and_then(|saves| saves.parse().ok()).unwrap_or(4)
 }
 
 #[test]
@@ -134,7 +134,10 @@ fn a_thread_that_compiles_without_end_is_named() {
                                   :name "compiles")"#,
     );
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert!(text.contains("Other threads have compiled, interned symbols, or defined classes, for 5 seconds"), "{text}");
+    assert!(
+        text.contains("Other threads have compiled, interned symbols, or defined classes, for 5 seconds"),
+        "{text}"
+    );
     assert!(text.contains("the last was thread compiles"), "{text}");
     server.evaluate("(setf *stop* t)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
@@ -157,4 +160,59 @@ fn an_image_that_cannot_collect_is_no_checkpoint() {
     assert_eq!(text, "Nothing was saved: the saved image does not come up.");
     server.evaluate("(pop sb-ext:*init-hooks*)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+}
+
+/// Has the kernel know no close_range(2), as before Linux 5.9: a seccomp filter of all threads of the process.
+const NO_CLOSE_RANGE: &str = r#"
+(let ((filter (make-array 4 :element-type '(unsigned-byte 64)
+                            :initial-contents '(#x0000000000000020       ; load the call's number
+                                                #x000001b401000015       ; close_range, or allow
+                                                #x0005002600000006       ; ENOSYS
+                                                #x7fff000000000006)))    ; allow
+      (program (make-array 2 :element-type '(unsigned-byte 64))))
+  (sb-sys:with-pinned-objects (filter program)
+    (setf (aref program 0) (length filter)
+          (aref program 1) (sb-sys:sap-int (sb-sys:vector-sap filter)))
+    (sb-alien:alien-funcall
+     (sb-alien:extern-alien "prctl" (function sb-alien:int sb-alien:int sb-alien:unsigned-long sb-alien:unsigned-long
+                                              sb-alien:unsigned-long sb-alien:unsigned-long))
+     38 1 0 0 0)
+    ;; seccomp(2): SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC.
+    (sb-alien:alien-funcall
+     (sb-alien:extern-alien "syscall" (function sb-alien:long sb-alien:long sb-alien:unsigned-long
+                                                sb-alien:unsigned-long sb-sys:system-area-pointer))
+     #+x86-64 317 #+arm64 277 1 1 (sb-sys:vector-sap program))))"#;
+
+#[test]
+fn a_kernel_without_close_range_will_do() {
+    let state = State::new("close-range");
+    let mut server = state.serve();
+    assert_eq!(server.evaluate(NO_CLOSE_RANGE), "=> 0");
+    server.evaluate(
+        r#"(defvar *open* nil)
+           (push (lambda ()
+                   (setf *open* (length (directory "/proc/self/fd/*" :resolve-symlinks nil))))
+                 sb-ext:*save-hooks*)
+           ;; More than the kernel lists at once, none of them for programs.
+           (dotimes (i 200)
+             (sb-posix:fcntl (sb-posix:open "/dev/null" sb-posix:o-rdonly) sb-posix:f-setfd 0))"#,
+    );
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
+    // The standard ones, and the directory.
+    assert_eq!(server.evaluate("*open*"), "=> 4");
+    let text = server.evaluate(r#"(< (length (directory "/proc/self/fd/*" :resolve-symlinks nil)) 100)"#);
+    assert_eq!(text, "=> T");
+}
+
+#[test]
+fn old_kernels_without_a_supervisor() {
+    again_without_supervisor(&[
+        "threads_may_be_in_malloc",
+        "threads_may_be_changing_weak_tables",
+        "threads_may_be_in_malloc_and_in_weak_tables",
+        "a_thread_that_cannot_be_interrupted_is_named",
+        "a_thread_that_compiles_without_end_is_named",
+        "an_image_that_cannot_collect_is_no_checkpoint",
+    ]);
 }
