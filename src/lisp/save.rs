@@ -167,8 +167,9 @@ impl Lisp {
     /// `sb-ext:*save-hooks*` are run, in the copy, where functions of the program's are not there either.
     ///
     /// Calls that other threads are in meanwhile go on here, and are cut off in the core where they are, without their
-    /// cleanup forms; locks that they held are free there. No collection, compilation, class definition or change of a
-    /// package is cut off: those are waited for. Any other change is, be it of several objects or of one hash table:
+    /// cleanup forms; locks that they held are free there. No collection, compilation, class definition, change of a
+    /// package, of a weak or synchronized hash table, nor anything else in `sb-sys:without-interrupts` is cut off: those
+    /// are waited for, if need be by having the other threads pause for some milliseconds. Any other change is, be it of several objects or of one hash table:
     /// what must be whole in the core must not be changed meanwhile, so have those who change it and whoever saves hold
     /// a lock of yours. Host threads may do what they like, those that are in a function that Lisp has called, too, and
     /// nothing of the host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork`
@@ -197,7 +198,8 @@ impl Lisp {
     /// # Errors
     /// [`Error::Io`] when a file cannot be made at `path`; [`Error::Save`] when the copy did not save, on a full disk
     /// for instance, or took longer than 300 seconds; [`Error::Condition`] when the process cannot be copied, or other
-    /// threads compile, intern symbols or define classes for 30 seconds without a pause. What was at `path` before
+    /// threads compile, intern symbols or define classes for 30 seconds without a pause, or one stays in
+    /// `without-interrupts` for as long. What was at `path` before
     /// stays. This handle's [limit](Self::with_timeout) is for the time until there is a copy: [`Error::Timeout`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
