@@ -12,6 +12,7 @@ mod attach;
 mod away;
 mod background;
 mod check;
+mod checkpoint_copies;
 mod checkpoints;
 mod command_line;
 mod commands;

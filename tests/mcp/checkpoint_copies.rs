@@ -3,36 +3,19 @@
 
 #![cfg(target_os = "linux")]
 
-mod common;
-
-use std::path::PathBuf;
 use std::time::Instant;
 
-use common::{Server, again_without_supervisor, bad, good};
+use rstest_reuse::apply;
 use serde_json::json;
 
-/// A state directory of a test's own, removed at the end.
-struct State(PathBuf);
+use crate::client::{Scratch, Server, bad, good};
+use crate::mode::{Mode, both_modes};
 
-impl State {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("sbcl-mcp-load-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn serve(&self) -> Server {
-        let mut server = Server::start_with_environment(&[], &[("XDG_STATE_HOME", &self.0)]);
-        server.initialize("2025-11-25");
-        server
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A server of this mode whose checkpoints are in `state`.
+fn serve(mode: Mode, state: &Scratch) -> Server {
+    let mut server = mode.start_with_environment(&[], &[("XDG_STATE_HOME", state)]);
+    server.initialize("2025-11-25");
+    server
 }
 
 /// Threads that work while *GO* is true.
@@ -58,16 +41,16 @@ const INSERT: &str = r#"
                       (dotimes (i 1000)
                         (setf (gethash (list i) table) i))))))"#;
 
-/// Saves so many checkpoints while threads do what `loads` says, and restores the last one.
-fn save_under_load(name: &str, loads: &[&str], saves: usize) {
-    let state = State::new(name);
-    let mut server = state.serve();
+/// Saves checkpoints while threads do what `loads` says, and restores the last one.
+fn save_under_load(loads: &[&str]) {
+    let state = Scratch::new();
+    let mut server = serve(Mode::Supervised, &state);
     server.evaluate(THREADS);
     for load in loads {
         server.evaluate(load);
     }
     let begin = Instant::now();
-    for number in 1..=saves {
+    for number in 1..=saves() {
         server.evaluate("(setf *go* t)");
         let saving = server.post_call("checkpoint", json!({"action": "save", "name": "loaded"}));
         // Evaluated once the process has been copied: what the threads do from then on only slows the saving down.
@@ -97,23 +80,23 @@ fn saves() -> usize {
 
 #[test]
 fn threads_may_be_in_malloc() {
-    save_under_load("malloc", &[ALLOCATE], saves());
+    save_under_load(&[ALLOCATE]);
 }
 
 #[test]
 fn threads_may_be_changing_weak_tables() {
-    save_under_load("weak", &[INSERT], saves());
+    save_under_load(&[INSERT]);
 }
 
 #[test]
 fn threads_may_be_in_malloc_and_in_weak_tables() {
-    save_under_load("both", &[ALLOCATE, INSERT], saves());
+    save_under_load(&[ALLOCATE, INSERT]);
 }
 
 #[test]
 fn a_thread_that_cannot_be_interrupted_is_named() {
-    let state = State::new("uninterruptible");
-    let mut server = state.serve();
+    let state = Scratch::new();
+    let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
         r#"(defvar *stop* nil)
            (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (loop until *stop*))) :name "spins")"#,
@@ -126,8 +109,8 @@ fn a_thread_that_cannot_be_interrupted_is_named() {
 
 #[test]
 fn a_thread_that_compiles_without_end_is_named() {
-    let state = State::new("compiling");
-    let mut server = state.serve();
+    let state = Scratch::new();
+    let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
         r#"(defvar *stop* nil)
            (sb-thread:make-thread (lambda () (sb-kernel::with-world-lock () (loop until *stop* do (sleep 0.01))))
@@ -146,8 +129,8 @@ fn a_thread_that_compiles_without_end_is_named() {
 /// The image is booted and collects its garbage before it counts as a checkpoint.
 #[test]
 fn an_image_that_cannot_collect_is_no_checkpoint() {
-    let state = State::new("collecting");
-    let mut server = state.serve();
+    let state = Scratch::new();
+    let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
         r#"(push (lambda ()
                   (sb-int:encapsulate 'sb-ext:gc 'fails
@@ -183,10 +166,10 @@ const NO_CLOSE_RANGE: &str = r#"
                                                 sb-alien:unsigned-long sb-sys:system-area-pointer))
      #+x86-64 317 #+arm64 277 1 1 (sb-sys:vector-sap program))))"#;
 
-#[test]
-fn a_kernel_without_close_range_will_do() {
-    let state = State::new("close-range");
-    let mut server = state.serve();
+#[apply(both_modes)]
+fn a_kernel_without_close_range_will_do(mode: Mode) {
+    let state = Scratch::new();
+    let mut server = serve(mode, &state);
     assert_eq!(server.evaluate(NO_CLOSE_RANGE), "=> 0");
     server.evaluate(
         r#"(defvar *open* nil)
@@ -203,16 +186,4 @@ fn a_kernel_without_close_range_will_do() {
     assert_eq!(server.evaluate("*open*"), "=> 4");
     let text = server.evaluate(r#"(< (length (directory "/proc/self/fd/*" :resolve-symlinks nil)) 100)"#);
     assert_eq!(text, "=> T");
-}
-
-#[test]
-fn old_kernels_without_a_supervisor() {
-    again_without_supervisor(&[
-        "threads_may_be_in_malloc",
-        "threads_may_be_changing_weak_tables",
-        "threads_may_be_in_malloc_and_in_weak_tables",
-        "a_thread_that_cannot_be_interrupted_is_named",
-        "a_thread_that_compiles_without_end_is_named",
-        "an_image_that_cannot_collect_is_no_checkpoint",
-    ]);
 }
