@@ -105,9 +105,11 @@ uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pauses, 1, __AT
 void sbcl_host_end_pause(void) { __atomic_add_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
 
 /* Called by an interruption of this thread: if it was in Lisp, waits for the end of the pause of this number, no longer
- * than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. In C code it may hold a lock, and is not kept. */
+ * than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. In C code it may hold a lock, and is not kept; nor is it in
+ * without-gcing, the end of which whoever stops the world waits for. */
 int32_t sbcl_host_pause(uint32_t number) {
-  if (!is_in_lisp(get_sb_vm_thread()))
+  struct thread *thread = get_sb_vm_thread();
+  if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
     return 0;
   for (int left = SBCL_HOST_PAUSE_MILLISECONDS; left > 0 && pauses == number; left--)
     nanosleep(&(struct timespec){0, 1000000}, 0);
