@@ -133,12 +133,27 @@ there."
                       (setf threads others)))
         (end-pause)))))
 
-(defun answered-p (descriptor milliseconds)
-  "True when an octet can be read from DESCRIPTOR within so many MILLISECONDS."
-  (and (sb-unix:unix-simple-poll descriptor :input milliseconds)
-       (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
-         (with-pinned-objects (octet)
-           (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))))
+(defun sleeping-p (process)
+  "True when the child PROCESS waits for something."
+  (handler-case
+      (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
+        ;; The name before the state may have anything in it.
+        (let ((line (read-line file)))
+          (eql #\S (char line (+ 2 (position #\) line :from-end t))))))
+    (error ())))
+
+(defun answered-p (descriptor process)
+  "True once an octet can be read from DESCRIPTOR; false when the child PROCESS, which is to write it, waits for something,
+which can only be a lock that no thread of it holds, or has not answered within five seconds."
+  (loop repeat 250
+        for slept = nil then sleeps
+        for ready = (sb-unix:unix-simple-poll descriptor :input 20)
+        for sleeps = (and (not ready) (sleeping-p process))
+        when ready
+          return (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
+                   (with-pinned-objects (octet)
+                     (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))
+        until (and slept sleeps)))
 
 (defun end-child (process)
   "Kill the child PROCESS, and wait for its end."
@@ -154,15 +169,13 @@ or :C-LOCK. Without interrupts; WAIT is called between attempts."
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
         for calm = nil then (or calm (eq obstacle :c-lock))
-        ;; A copy that answers does so at once, but where the processors are busy.
-        for patience = 250 then (if (eq obstacle :c-lock) (min 2000 (* 2 patience)) patience)
-        for (process stopped obstacle) = (multiple-value-list (fork-once mutexes calm patience))
+        for (process stopped obstacle) = (multiple-value-list (fork-once mutexes calm))
         when (or process (> (monotonic-milliseconds) end))
           return (values process stopped obstacle)
         do (funcall wait)))
 
-(defun fork-once (mutexes calm patience)
-  "Make one attempt for FORK-FREE-IMAGE, as which it returns. The child is waited for PATIENCE milliseconds."
+(defun fork-once (mutexes calm)
+  "Make one attempt for FORK-FREE-IMAGE, as which it returns."
   (multiple-value-bind (in out) (sb-unix:unix-pipe)
     (unless in
       (return-from fork-once (values (- out) 0)))
@@ -178,7 +191,7 @@ or :C-LOCK. Without interrupts; WAIT is called between attempts."
           (return-from fork-once (values 0 0)))
         (let ((stopped (- (monotonic-milliseconds) begin)))
           (sb-unix:unix-close out)
-          (when (and process (plusp process) (not (answered-p in patience)))
+          (when (and process (plusp process) (not (answered-p in process)))
             (end-child process)
             (setf process nil
                   obstacle :c-lock))
@@ -307,8 +320,11 @@ number 3 and ERRORS for its standard error; return in a child that it has, which
     ;; PR_SET_PDEATHSIG, SIGKILL.
     (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
 
-(defconstant +session-pause-seconds+ 5
+(defconstant +session-pause-seconds+ 10
   "How long it is waited until no thread is in the way of a copy of the session's image. It evaluates nothing meanwhile.")
+
+(defconstant +last-pause-seconds+ 5
+  "The same at the end of the server, which does not wait longer than LAST_SAVE of src/mcp/checkpointing.rs.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Have a child process save the image in the file PATH, which must not exist; it ends with status 0 once that is complete.
@@ -321,7 +337,8 @@ with LOCK and ERRORS, and a child of its own saves the image."
          (before **checkpoint**)
          (process nil)
          (stopped 0)
-         (obstacle nil))
+         (obstacle nil)
+         (seconds (if finisher +last-pause-seconds+ +session-pause-seconds+)))
     (setf **checkpoint** name)
     (unwind-protect
          ;; Before that, with the finalizer thread in its loop, it would not be stopped for a fork but joined.
@@ -330,7 +347,7 @@ with LOCK and ERRORS, and a child of its own saves the image."
            (unwind-protect
                 (progn
                   (setf (values process stopped obstacle)
-                        (fork-free-image (definition-mutexes) +session-pause-seconds+
+                        (fork-free-image (definition-mutexes) seconds
                                          (lambda () (sb-sys:with-local-interrupts (sleep 0.001)))))
                   (when (eql 0 process)
                     (when finisher
@@ -339,7 +356,7 @@ with LOCK and ERRORS, and a child of its own saves the image."
              (sb-impl::finalizer-thread-start)))
       (unless (typep process '(integer 1))
         (setf **checkpoint** before)))
-    (check-copied process obstacle +session-pause-seconds+)
+    (check-copied process obstacle seconds)
     (push-record "saving" :process process
                           :stopped (values (round (* 1000 stopped)))
                           :timers (let ((timers (length (sb-ext:list-all-timers))))

@@ -102,7 +102,7 @@ fn a_thread_that_cannot_be_interrupted_is_named() {
            (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (loop until *stop*))) :name "spins")"#,
     );
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert!(text.contains("for 5 seconds, thread spins has not left code that must not be interrupted"), "{text}");
+    assert!(text.contains("for 10 seconds, thread spins has not left code that must not be interrupted"), "{text}");
     server.evaluate("(setf *stop* t)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }
@@ -118,7 +118,7 @@ fn a_thread_that_compiles_without_end_is_named() {
     );
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(
-        text.contains("Other threads have compiled, interned symbols, or defined classes, for 5 seconds"),
+        text.contains("Other threads have compiled, interned symbols, or defined classes, for 10 seconds"),
         "{text}"
     );
     assert!(text.contains("the last was thread compiles"), "{text}");
