@@ -56,6 +56,9 @@ enum Imbalance {
     Unfinished(Mode, usize, usize),
 }
 
+/// Returns true once a search is to end without a result.
+type Stop<'a> = &'a dyn Fn() -> bool;
+
 /// An open parenthesis: line and byte, from 0.
 type Place = (usize, usize);
 
@@ -124,7 +127,7 @@ pub fn check(text: &str, known: &[String]) -> Checked {
     match balance(&lines, |_, _| {}) {
         Ok(()) => Checked { findings: reader::findings(&lines, &lexed(&lines), known), repaired: None },
         Err(imbalance) => {
-            let edits = repair::edits(&lines).unwrap_or_default();
+            let edits = repair::edits(&lines, &|| false).unwrap_or_default();
             let repaired = apply(&lines, &edits);
             let mut findings = match edits[..] {
                 [] => vec![plain(&lines, imbalance)],
@@ -213,12 +216,13 @@ fn reads(text: &str) -> bool {
         && reader::findings(&lines, &lexed(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
 }
 
-/// Says where the indentation of code that the reader came to no end with went wrong: `line 7: …`, or `None` when the
-/// code is balanced or nothing can be said.
-pub(crate) fn hint(code: &str) -> Option<String> {
-    /// What is worth looking through while somebody waits for the answer.
-    const LONGEST: usize = 400_000;
-    if code.len() > LONGEST {
+/// Bytes of code, or of a file, that [`hint`] looks into.
+pub(crate) const LONGEST_HINTED: usize = 400_000;
+
+/// Says where the indentation of code that the reader came to no end with went wrong: `line 7: …`. Returns `None` when
+/// the code is balanced, nothing can be said, or `stop` returned true before something was found.
+pub(crate) fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
+    if code.len() > LONGEST_HINTED {
         return None;
     }
     let lines = lines_of(code);
@@ -226,7 +230,7 @@ pub(crate) fn hint(code: &str) -> Option<String> {
     if reader::has_own_syntax(&lines) {
         return None;
     }
-    let edits = repair::edits(&lines)?;
+    let edits = repair::edits(&lines, &stop)?;
     let repaired = apply(&lines, &edits);
     let findings = explain(&lines, &edits, &lines_of(&repaired));
     let said: Vec<_> = findings.iter().map(|finding| format!("line {}: {}", finding.line, finding.message)).collect();

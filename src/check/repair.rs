@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::Stop;
 use super::lexer::{Item, Kind, Line, Mode, is_blank, lex};
 
 /// What an edit costs.
@@ -120,13 +121,14 @@ struct Variant {
     edit: Option<Edit>,
 }
 
-/// Returns the edits that balance the lines, in order; `None` where there are too many, or none are found.
-pub(super) fn edits(lines: &[&str]) -> Option<Vec<Edit>> {
-    let region = damaged(lines);
-    let found = search(&lines[region.clone()]);
+/// Returns the edits that balance the lines, in order; `None` where there are too many, none are found, or `stop` ended
+/// the search.
+pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
+    let region = damaged(lines, stop);
+    let found = search(&lines[region.clone()], stop);
     let mut edits = match found {
         Some(edits) => edits,
-        None if region.len() < lines.len() => return search(lines),
+        None if region.len() < lines.len() => return search(lines, stop),
         None => return None,
     };
     for edit in &mut edits {
@@ -136,9 +138,9 @@ pub(super) fn edits(lines: &[&str]) -> Option<Vec<Edit>> {
 }
 
 /// The lines between the top-level forms at the beginning and at the end that are balanced, each on its own.
-fn damaged(lines: &[&str]) -> Range<usize> {
+fn damaged(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
     let starts: Vec<usize> = (0..lines.len()).filter(|&number| lines[number].starts_with('(')).collect();
-    let mut walk = Search::new(lines, 0);
+    let mut walk = Search::new(lines, 0, stop);
     let mut begin = 0;
     while let Some(end) = walk.clean_form(begin, lines.len()) {
         if end == lines.len() {
@@ -156,7 +158,7 @@ fn damaged(lines: &[&str]) -> Range<usize> {
     begin..end
 }
 
-fn search(lines: &[&str]) -> Option<Vec<Edit>> {
+fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     if lines.len() > MOST_LINES || lines.iter().any(|line| line.len() > LONGEST_LINE) {
         return None;
     }
@@ -166,7 +168,7 @@ fn search(lines: &[&str]) -> Option<Vec<Edit>> {
         if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT * u32::from(allowed)) {
             break;
         }
-        let found = Search::new(lines, allowed).run();
+        let found = Search::new(lines, allowed, stop).run();
         let better = match (&best, &found) {
             (Some((least, _)), Some((cost, _))) => cost < least,
             (None, found) => found.is_some(),
@@ -178,6 +180,10 @@ fn search(lines: &[&str]) -> Option<Vec<Edit>> {
             (false, false) => {}
         }
     }
+    // A cheaper repair may be among those that were not looked at.
+    if stop() {
+        return None;
+    }
     best.map(|(_, edits)| edits)
 }
 
@@ -188,11 +194,12 @@ struct Search<'a> {
     stacks: Stacks,
     made: Vec<(Edit, usize)>,
     steps: usize,
+    stop: Stop<'a>,
 }
 
 impl<'a> Search<'a> {
-    fn new(lines: &'a [&'a str], allowed: u8) -> Self {
-        Self { lines, allowed, stacks: Stacks::new(), made: Vec::new(), steps: 0 }
+    fn new(lines: &'a [&'a str], allowed: u8, stop: Stop<'a>) -> Self {
+        Self { lines, allowed, stacks: Stacks::new(), made: Vec::new(), steps: 0, stop }
     }
 
     /// Where the next top-level form at the margin begins, or else `end`, when the lines from `begin` up to there are
@@ -220,7 +227,7 @@ impl<'a> Search<'a> {
         let mut states = HashMap::from([((Mode::Code, BOTTOM), start)]);
         for number in 0..self.lines.len() {
             states = self.step(number, states);
-            if self.steps > MOST_STEPS {
+            if self.steps > MOST_STEPS || (self.stop)() {
                 return None;
             }
         }
@@ -248,9 +255,12 @@ impl<'a> Search<'a> {
             if state.cost > least + HOPELESS {
                 continue;
             }
+            if (self.stop)() {
+                break;
+            }
             let edited = state.edits < self.allowed;
-            let lines = self.lines;
-            let ways = variants.entry((mode, edited)).or_insert_with(|| variants_of(lines, number, mode, edited));
+            let (lines, stop) = (self.lines, self.stop);
+            let ways = variants.entry((mode, edited)).or_insert_with(|| variants_of(lines, number, mode, edited, stop));
             self.steps += ways.len();
             for variant in ways {
                 let Some((reached, cost)) = self.apply(&variant.effect, number, stack) else { continue };
@@ -426,7 +436,7 @@ fn is_list(item: &Item) -> bool {
 }
 
 /// The ways to take a line that begins within `mode`: as it is, and `edited` in each way that makes a difference.
-fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool) -> Vec<Variant> {
+fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool, stop: Stop<'_>) -> Vec<Variant> {
     let text = lines[number];
     let line = lex(text, mode);
     let mut variants = vec![Variant { effect: effect(mode, &line), cost: unlikelihood(text, mode, &line), edit: None }];
@@ -435,6 +445,9 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool) -> Vec<V
     }
     let mut changed = String::new();
     let mut add = |at: usize, removed: usize, inserted: &str, price: u32| {
+        if stop() {
+            return;
+        }
         changed.clear();
         changed.push_str(&text[..at]);
         changed.push_str(inserted);

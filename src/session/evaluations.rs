@@ -326,14 +326,17 @@ impl Session {
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
-        let board = self.inner.board.lock();
-        let before = board.evaluations.get(id)?.outcome.clone();
+        let (before, building) = {
+            let board = self.inner.board.lock();
+            (board.evaluations.get(id)?.outcome.clone(), board.building(id).map(OutcomeBuilder::so_far))
+        };
+        // Put together without the lock.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
-        if let Some(builder) = board.building(id) {
-            text += &builder.printed_text();
-            omitted += builder.omitted();
+        if let Some(outcome) = building {
+            text += &outcome.printed();
+            omitted += outcome.stdout.omitted + outcome.stderr.omitted;
         }
         Ok((text, omitted))
     }

@@ -1,17 +1,20 @@
 //! What Lisp's threads ask for and tell.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, on_one_line};
+use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, Unbalanced, on_one_line};
 use super::hold::RELEASE_TIMEOUT;
 use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
 use super::pending::PendingReply;
 use super::scheduler::{Board, Next, Place, Running};
 use crate::image::{Event, Host, Job, Lane};
+
+/// Time for finding out where the texts are unbalanced that an evaluation failed on.
+const SEARCH_TIME: Duration = Duration::from_millis(200);
 
 /// How long to wait after a thread could not be started.
 const START_PAUSE: Duration = Duration::from_millis(10);
@@ -105,6 +108,15 @@ impl Host for Inner {
             return true;
         }
         if let Event::Done { success } = event {
+            if let Some((texts, end)) = board.find(job).and_then(Running::begin_search) {
+                // The search is slow: without the lock, while the job still counts as running.
+                drop(board);
+                let hints = hints(texts, &end);
+                board = self.board.lock();
+                if let Some(running) = board.find(job) {
+                    running.end_search(&hints);
+                }
+            }
             let Some(mut running) = board.take_running(job) else { return false };
             let end = match running.interrupted() {
                 _ if success => JobEnd::Succeeded,
@@ -222,6 +234,14 @@ impl Host for Inner {
         }
         false
     }
+}
+
+/// Searches unbalanced texts for where they went wrong, for up to 200 ms in all, or until `end` is set.
+fn hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
+    let begin = Instant::now();
+    let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= SEARCH_TIME;
+    let found = texts.into_iter().map_while(|text| (!stop()).then(|| text.hint(stop).map(|hint| (text, hint))));
+    found.flatten().collect()
 }
 
 impl Inner {

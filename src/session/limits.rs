@@ -84,6 +84,7 @@ impl Inner {
     /// Has the control lane interrupt a job, if that runs; false if not.
     pub(super) fn interrupt(&self, board: &mut Board, target: u64, reason: Interrupt) -> bool {
         let Some(running) = board.find(target) else { return false };
+        running.give_up_search();
         let since = running.interruption.get_or_insert_with(|| Interruption::new(reason)).since;
         // It may come too early, or be held up by cleanup forms: ask again. Collecting a large heap's garbage,
         // which follows when that is full, is not to be disturbed.

@@ -87,6 +87,14 @@ impl PendingReply {
         }
     }
 
+    /// The same, to be changed.
+    pub(super) fn outcome_mut(&mut self) -> Option<&mut OutcomeBuilder> {
+        match self {
+            Self::Evaluation(builder, _) | Self::Resumed(builder, _) | Self::Inside(builder, _) => Some(builder),
+            _ => None,
+        }
+    }
+
     /// The number of the evaluation that this is, or goes on with.
     pub(super) fn evaluation(&self) -> Option<u64> {
         match self {

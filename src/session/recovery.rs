@@ -160,6 +160,7 @@ impl Session {
         let mut notices = said_of(&board);
         let mut answers = Vec::new();
         for mut running in std::mem::take(&mut board.running) {
+            running.give_up_search();
             let settled = std::mem::take(&mut running.settled);
             answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
             answers.extend(settled);

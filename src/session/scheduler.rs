@@ -8,12 +8,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::aftermath::{Due, Finishing};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
-use super::events::OutcomeBuilder;
+use super::events::{OutcomeBuilder, Unbalanced};
 use super::hold::{RELEASED, TIME_UP};
 use super::limits::{INTERRUPTION_GRACE, Interruption, heap_limit};
 use super::pending::PendingReply;
@@ -128,6 +129,8 @@ pub(super) struct Running {
     pub(super) refused: Option<String>,
     /// Questions about the error state, which wait for its end because it was cancelled.
     pub(super) settled: Vec<Answer>,
+    /// Present while Lisp is done and the errors are looked into: set to end that.
+    pub(super) end_search: Option<Arc<AtomicBool>>,
 }
 
 impl Running {
@@ -152,6 +155,38 @@ impl Running {
             unwinding: None,
             refused: None,
             settled: Vec::new(),
+            end_search: None,
+        }
+    }
+
+    /// The builders of what its events come to.
+    fn builders(&mut self) -> impl Iterator<Item = &mut OutcomeBuilder> {
+        self.reply.outcome_mut().into_iter().chain(self.unwinding.as_deref_mut())
+    }
+
+    /// Returns the unbalanced texts that are to be searched before the job is over, and what is set to end the search;
+    /// `None` if there are none. The job is interrupted for nothing but a cancellation from here on.
+    pub(super) fn begin_search(&mut self) -> Option<(Vec<Unbalanced>, Arc<AtomicBool>)> {
+        let mut texts = Vec::new();
+        self.builders().for_each(|builder| builder.unbalanced(&mut texts));
+        if texts.is_empty() {
+            return None;
+        }
+        (self.deadline, self.heap_limit) = (None, None);
+        let end = self.end_search.insert(Arc::new(AtomicBool::new(self.interruption.is_some())));
+        Some((texts, end.clone()))
+    }
+
+    /// Takes what a search has found.
+    pub(super) fn end_search(&mut self, hints: &[(Unbalanced, String)]) {
+        self.end_search = None;
+        self.builders().for_each(|builder| builder.add_hints(hints));
+    }
+
+    /// Ends the search for hints, if there is one, without a result.
+    pub(super) fn give_up_search(&self) {
+        if let Some(end) = &self.end_search {
+            end.store(true, Ordering::Relaxed);
         }
     }
 

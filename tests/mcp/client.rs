@@ -280,6 +280,23 @@ impl Server {
         }
     }
 
+    /// True when the answer to a request has been read, or can be without waiting.
+    pub(crate) fn has_answered(&mut self, id: i64) -> bool {
+        let is_it = |message: &Value| message.get("method").is_none() && message["id"] == id;
+        if self.unclaimed.iter().any(is_it) {
+            return true;
+        }
+        while let Ok(line) = self.lines.as_ref().expect("reading").try_recv() {
+            let message = self.parsed(line);
+            let found = is_it(&message);
+            self.unclaimed.push_back(message);
+            if found {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Fails with what the server said at its end.
     fn ended_before(&mut self, id: &Value) -> ! {
         let status = self.status();
@@ -422,6 +439,11 @@ impl Server {
     /// Reads a line, which must be JSON-RPC.
     fn read(&mut self) -> Option<Value> {
         let line = self.read_line()?;
+        Some(self.parsed(line))
+    }
+
+    /// Returns a line as the message that it must be, which the record gets, too.
+    fn parsed(&mut self, line: Vec<u8>) -> Value {
         let text = String::from_utf8(line).expect("stdout is UTF-8");
         assert!(text.ends_with('\n'), "a torn line: {text}");
         let message: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
@@ -432,7 +454,7 @@ impl Server {
             assert!(message.get("method").is_some() || message.get("id").is_some(), "{message}");
         }
         self.transcript.push(message.clone());
-        Some(message)
+        message
     }
 }
 

@@ -1,14 +1,12 @@
 //! An error as it comes in.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, one_line, push_bounded, whole};
 use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
 
-/// Bytes of a file that is looked into for why it cannot be read.
-const MAX_FILE: u64 = 1 << 20;
 /// Restarts and slots of an error, and local variables of a frame.
 const MAX_PARTS: usize = 100;
 /// Bytes of an error's frames, local variables, slots and restarts together.
@@ -82,17 +80,22 @@ impl ErrorBuilder {
             || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
     }
 
+    /// Returns the unbalanced text that made the reader fail in evaluating `code`, if the error says so.
+    pub(crate) fn unbalanced(&self, code: &Arc<str>) -> Option<Unbalanced> {
+        if self.is_unreadable() {
+            return Some(Unbalanced::Code(code.clone()));
+        }
+        unreadable_file(self.message.as_str()).map(Unbalanced::File)
+    }
+
+    /// Adds to the message where the text is probably unbalanced.
+    pub(crate) fn add_hint(&mut self, hint: &str) {
+        self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
+    }
+
     /// The whole of it, of evaluation number `evaluation` of `code`; with this message in place of its own, if there is
     /// one.
-    pub(crate) fn finish(mut self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
-        let unreadable = if self.is_unreadable() {
-            Some(Cow::Borrowed(code))
-        } else {
-            unreadable_file(self.message.as_str()).map(Cow::Owned)
-        };
-        if let Some(hint) = unreadable.and_then(|text| crate::check::hint(&text)) {
-            self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
-        }
+    pub(crate) fn finish(self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),
@@ -124,16 +127,40 @@ impl ErrorBuilder {
     }
 }
 
-/// The text of the file that a message tells of because the reader found it not balanced. SBCL words it so when it loads or
-/// compiles one.
+/// An unbalanced text that the reader failed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unbalanced {
+    /// The submitted code.
+    Code(Arc<str>),
+    /// A file, by its path.
+    File(String),
+}
+
+impl Unbalanced {
+    /// Says where the text is probably unbalanced. Reads the file and searches until `stop` returns true: not to be
+    /// called under a lock.
+    pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
+        match self {
+            Self::Code(code) => crate::check::hint(code, stop),
+            Self::File(path) => {
+                let longest = crate::check::LONGEST_HINTED as u64;
+                let small = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= longest);
+                let bytes = small.then(|| std::fs::read(path).ok()).flatten()?;
+                crate::check::hint(&String::from_utf8_lossy(&bytes), stop)
+            }
+        }
+    }
+}
+
+/// Returns the path of the file that the reader found not balanced, as a message names it. SBCL words it so when it loads
+/// or compiles a file.
 fn unreadable_file(message: &str) -> Option<String> {
     let (_, said) = message.split_once("READ error during ")?;
     let said = said.split_once(": ")?.1;
     let balance = ["end of file on ", "unmatched close parenthesis"].iter().any(|cause| said.starts_with(cause));
     let path = said.split_once("#<SB-INT:FORM-TRACKING-STREAM for \"file ")?.1;
-    let path = path.split_once("\" {").filter(|_| balance)?.0.replace("\\\\", "\\").replace("\\\"", "\"");
-    let small = std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() <= MAX_FILE);
-    small.then(|| std::fs::read(&path).ok()).flatten().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    let path = path.split_once("\" {").filter(|_| balance)?.0;
+    Some(path.replace("\\\\", "\\").replace("\\\"", "\""))
 }
 
 /// Where the form is that begins at character `start` of `code`.

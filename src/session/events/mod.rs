@@ -5,6 +5,7 @@ mod inspection;
 mod outcome;
 mod text;
 
+pub(crate) use error::Unbalanced;
 pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
 pub(crate) use text::{ClippedBuffer, beginning, on_one_line};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::JobEnd;
-use super::error::ErrorBuilder;
+use super::error::{ErrorBuilder, Unbalanced};
 use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
@@ -345,6 +345,27 @@ impl OutcomeBuilder {
         let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
         (errors, printed)
+    }
+
+    /// Adds the texts that were found unbalanced by the errors so far, each once.
+    pub(crate) fn unbalanced(&self, texts: &mut Vec<Unbalanced>) {
+        let signalled = self.signalled.iter().flatten().flatten();
+        for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code)) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+    }
+
+    /// Adds the hints to the errors that are about these texts.
+    pub(crate) fn add_hints(&mut self, hints: &[(Unbalanced, String)]) {
+        let signalled = self.signalled.iter_mut().flatten().flatten();
+        for error in self.error.iter_mut().chain(&mut self.superseded).chain(signalled) {
+            let text = error.unbalanced(&self.code);
+            if let Some((_, hint)) = hints.iter().find(|(about, _)| Some(about) == text.as_ref()) {
+                error.add_hint(hint);
+            }
+        }
     }
 
     /// The outcome, when it ended with an error that Lisp knows nothing of.
