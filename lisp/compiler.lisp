@@ -14,9 +14,10 @@
   (disabled-package-locks nil :read-only t)
   (lexenv nil :read-only t))
 
-(declaim (type (or null cached-lexenv) **evaluation-lexenv**))
-(defglobal **evaluation-lexenv** nil
-  "The lexical environment that was made last.")
+(declaim (type (or null cached-lexenv) *evaluation-lexenv*))
+(defvar *evaluation-lexenv* nil
+  "The lexical environment of the form that this thread evaluates. The global value is a cache: the environment that was
+made last, by whichever thread.")
 
 (defun speed-matters-p (policy debug)
   "True when POLICY, under which the user's own code has DEBUG for the debug quality, asks for more speed than that."
@@ -43,7 +44,7 @@ would be under bare SBCL."
   (declare (type function process))
   (flet ((quality (name) (sb-c::policy-quality policy name)))
     (multiple-value-bind (declared qualities) (funcall process declaration policy)
-      (let* ((cached **evaluation-lexenv**)
+      (let* ((cached *evaluation-lexenv*)
              ;; The compiler binds *POLICY* to that of the form.
              (debug (and cached (sb-c::policy-quality (cached-lexenv-policy cached) 'debug))))
         (values (cond ((not (and debug policy
@@ -57,19 +58,23 @@ would be under bare SBCL."
                 qualities)))))
 
 (defun evaluation-lexenv ()
-  "Return the lexical environment in which the user's forms are evaluated."
-  (let ((cached **evaluation-lexenv**))
+  "Return the CACHED-LEXENV for the next form of the user's."
+  (let ((cached *evaluation-lexenv*))
     (if (and cached
              (eq (cached-lexenv-policy cached) sb-c::*policy*)
              (eq (cached-lexenv-handled-conditions cached) sb-c::*handled-conditions*)
              (eq (cached-lexenv-disabled-package-locks cached) sb-c::*disabled-package-locks*))
-        (cached-lexenv-lexenv cached)
-        (let ((lexenv (make-evaluation-lexenv)))
-          (setf **evaluation-lexenv** (make-cached-lexenv :policy sb-c::*policy*
-                                                          :handled-conditions sb-c::*handled-conditions*
-                                                          :disabled-package-locks sb-c::*disabled-package-locks*
-                                                          :lexenv lexenv))
-          lexenv))))
+        cached
+        (setf *evaluation-lexenv* (make-cached-lexenv :policy sb-c::*policy*
+                                                      :handled-conditions sb-c::*handled-conditions*
+                                                      :disabled-package-locks sb-c::*disabled-package-locks*
+                                                      :lexenv (make-evaluation-lexenv))))))
+
+(defun evaluate-in-lexenv (form)
+  "Evaluate FORM of the user's. Until it is done, what this thread compiles belongs to the same lexical environment, whatever
+other threads declaim meanwhile."
+  (let ((*evaluation-lexenv* (evaluation-lexenv)))
+    (sb-impl::eval-tlf form 0 (cached-lexenv-lexenv *evaluation-lexenv*))))
 
 ;;; Warnings
 
@@ -182,7 +187,7 @@ warning is recorded."
 
 (defun evaluated-form-p (lexenv)
   "True when LEXENV is that of a form of the submitted code, or of a part of one."
-  (let ((cached **evaluation-lexenv**))
+  (let ((cached *evaluation-lexenv*))
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 

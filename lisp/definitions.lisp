@@ -38,14 +38,17 @@ NIL when the session itself did.")
 
 (defun note-definition-for-others (kind name)
   "Take note that this evaluation defines NAME as KIND, as far as others are to be told."
-  (let ((defined (evaluation-defined *evaluation*))
-        (told (or *loading-system* name)))
-    (unless (or (>= (length defined) +told-definitions+)
-                (member told defined :key #'second :test #'equal))
-      (push (if *loading-system*
-                (list :system told nil)
-                (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))
-            (evaluation-defined *evaluation*)))))
+  (let* ((told (or *loading-system* name))
+         (entry (if *loading-system*
+                    (list :system told nil)
+                    (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))))
+    ;; The threads of an evaluation may define at once.
+    (sb-ext:atomic-update (evaluation-defined *evaluation*)
+                          (lambda (defined)
+                            (if (or (>= (length defined) +told-definitions+)
+                                    (member told defined :key #'second :test #'equal))
+                                defined
+                                (cons entry defined))))))
 
 (defun note-definition (kind name)
   "Record that the session defined NAME, a symbol, function name or package name, as KIND."
@@ -67,6 +70,7 @@ NIL when the session itself did.")
              (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
     (setf **debug-declaimed** t)))
 
+(declaim (type list **methods**))
 (defglobal **methods** '()
   "The methods that the session defined, on whatever generic function.")
 
@@ -86,7 +90,9 @@ NIL when the session itself did.")
 (defun map-definitions (function)
   "Call FUNCTION with kind, name and system (or NIL) of each thing that the session defined and that is still there."
   (let ((entries '()))
-    (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**)
+    ;; Other threads may define something meanwhile.
+    (sb-ext:with-locked-hash-table (**definitions**)
+      (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**))
     (loop for (system kind name) in entries
           when (and (let ((symbol (function-name-symbol name)))
                       (or (stringp symbol) (symbol-package symbol)))
@@ -146,7 +152,7 @@ NIL when the session itself did.")
         **debug-declaimed** nil)
   (sb-ext:without-package-locks
     (let ((left '()))
-      (loop for method = (pop **methods**)
+      (loop for method = (sb-ext:atomic-pop **methods**)
             while method
             do (guarded (let ((generic-function (sb-mop:method-generic-function method)))
                           (when generic-function

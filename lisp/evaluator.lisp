@@ -40,7 +40,7 @@
   (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code* *form-start* end)))
     (multiple-value-list
      (with-boundary ()
-       (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
+       (evaluate-in-lexenv form)))))
 
 (defun call-with-form-restarts (function)
   "Call FUNCTION, which reads and evaluates a form, with the two restarts that code evaluated here always has, and no

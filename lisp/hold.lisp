@@ -368,7 +368,7 @@ and ends and the package it was read in. Return a list of the last one's values,
                      (with-boundary ()
                        (if (frame-has-variables-p frame)
                            (sb-di:eval-in-frame frame form)
-                           (sb-impl::eval-tlf form 0 (evaluation-lexenv))))))
+                           (evaluate-in-lexenv form)))))
               (funcall defined *form-start* end package)))))))))
 
 (defun eval-command (job)

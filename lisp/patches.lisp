@@ -142,7 +142,7 @@ what it defines, and the name of its parameter that says which."
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
-      (push method **methods**)
+      (sb-ext:atomic-push method **methods**)
       (note-file-definition :method (method-key method) method)
       method))
   'methods)

@@ -8,6 +8,7 @@ mod connections;
 mod corpus;
 mod error_state;
 mod evaluation;
+mod forward_references;
 mod inspection;
 mod standard_streams;
 mod threads;
