@@ -1,5 +1,4 @@
-;;;; What programs that embed the image call by handle, and the threads that work for them. src/image/functions.rs has the
-;;;; same functions in the same order.
+;;;; What programs that embed the image call by handle, and the threads that work for them.
 
 (in-package "SBCL-HOST")
 

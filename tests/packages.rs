@@ -163,3 +163,29 @@ fn the_hook_tells_of_lisp_files_alone() {
     assert_eq!(hook("notes.txt", "(((").0, Some(0));
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+/// Until the names are this project's, a command that installs by name runs whatever somebody else publishes.
+#[test]
+fn readers_are_told_to_install_from_files_not_by_unpublished_names() {
+    let documents = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
+    let documents = documents.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_string_lossy()));
+    let others = ["README.md", "packaging/npm/README.md", "packaging/python/README.md"].map(str::to_owned);
+    for name in documents.filter(|name| name.ends_with(".md")).chain(others) {
+        let text = text(&name);
+        for command in [
+            "npx -y sbcl-mcp",
+            "npx sbcl-mcp",
+            "uvx sbcl-mcp",
+            "`npx`",
+            "`uvx`",
+            "install --global sbcl-mcp",
+            "pip install sbcl-mcp",
+            "tool install sbcl-mcp",
+            "cargo install sbcl-mcp",
+            "\"uvx\"",
+            "\"npx\"",
+        ] {
+            assert!(!text.contains(command), "{name}: {command}");
+        }
+    }
+}
