@@ -1,5 +1,7 @@
 //! Systems of ASDF: what they are called, and where they are defined.
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::Fault;
 use crate::session::{Operation, quoted};
 
-/// Directories and files that are looked at in one directory, and the size of an .asd file that is looked into.
+/// Directories and files that are looked at in one directory, the size of an .asd file that is looked into, and that of all
+/// of them: the thread that reads requests looks.
 const MAX_ENTRIES: usize = 2_000;
 const MAX_DEFINITION: u64 = 1 << 20;
+const MAX_DEFINITIONS: u64 = 8 << 20;
 
 /// A system, and where it is defined.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +48,7 @@ impl System {
     pub(super) fn find(name: &str, directory: Option<&str>) -> Result<Self, Fault> {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute("."), existing)?;
-        let found = find(&name, &begin);
+        let found = find(&name, &begin, &Definitions::default());
         let looked = vec![format!("{}, above it and one level below", begin.display())];
         let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
@@ -157,10 +161,10 @@ fn system_name(written: &str) -> String {
 }
 
 /// What the system that was `written` is called, and where it is defined: in `begin`, or above it, or one level below.
-fn find(written: &str, begin: &Path) -> Option<(String, Definition)> {
+fn find(written: &str, begin: &Path, known: &Definitions) -> Option<(String, Definition)> {
     let lower = written.to_lowercase();
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
-    names.into_iter().find_map(|name| find_as_written(name, begin)).or_else(|| {
+    names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
         // As neither: ASDF finds what is called like its file.
         let directories = std::iter::once(begin).chain(begin.ancestors().skip(1));
         directories.into_iter().find_map(|directory| {
@@ -168,26 +172,27 @@ fn find(written: &str, begin: &Path) -> Option<(String, Definition)> {
                 directory == begin
                     || path.file_stem().is_some_and(|stem| in_any_case(&stem.to_string_lossy(), primary(&lower)))
             });
-            only(found.filter_map(|path| defined_by(&path, written)).collect())
+            only(found.filter_map(|path| known.defined_by(&path, written)).collect())
         })
     })
 }
 
 /// The same for a name that is written as the definition's file, or the definition, has it.
-fn find_as_written(name: &str, begin: &Path) -> Option<(String, Definition)> {
+fn find_as_written(name: &str, begin: &Path, known: &Definitions) -> Option<(String, Definition)> {
     let file = format!("{}.asd", primary(name));
     let in_directory = |directory: &Path| {
         let path = directory.join(&file);
         let found = !primary(name).is_empty() && path.is_file();
         // What it defines may be written in a way that is not understood here.
-        found
-            .then(|| defined_by(&path, name).unwrap_or_else(|| (name.to_owned(), Definition::In(directory.to_owned()))))
+        found.then(|| {
+            known.defined_by(&path, name).unwrap_or_else(|| (name.to_owned(), Definition::In(directory.to_owned())))
+        })
     };
     let by_content = || {
         let paths = definitions(begin).into_iter();
         paths
-            .filter(|path| defined_names(path).iter().any(|known| known == name))
-            .find_map(|path| defined_by(&path, name))
+            .filter(|path| known.names(path).iter().any(|known| known == name))
+            .find_map(|path| known.defined_by(&path, name))
     };
     let below = || {
         let entries = fs::read_dir(begin).ok()?.take(MAX_ENTRIES).flatten();
@@ -227,23 +232,42 @@ fn definitions(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The system that was `written`, if the .asd file at `path` seems to define it, or one of that name in another case alone.
-fn defined_by(path: &Path, written: &str) -> Option<(String, Definition)> {
-    let mut names = defined_names(path);
-    if names.iter().any(|name| name == written) {
-        names.retain(|name| name == written);
-    } else {
-        names.retain(|name| in_any_case(name, written));
+/// What the .asd files define that one search has looked into: each is read once, and not too much in all.
+#[derive(Default)]
+struct Definitions {
+    names: RefCell<HashMap<PathBuf, Vec<String>>>,
+    read: Cell<u64>,
+}
+
+impl Definitions {
+    /// Returns the systems that the .asd file at `path` seems to define; none when too much has been read.
+    fn names(&self, path: &Path) -> Vec<String> {
+        let mut names = self.names.borrow_mut();
+        let read = || {
+            self.read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
+            if self.read.get() > MAX_DEFINITIONS { Vec::new() } else { defined_names(path) }
+        };
+        names.entry(path.to_owned()).or_insert_with(read).clone()
     }
-    names.sort();
-    names.dedup();
-    let name = only(names)?;
-    let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary(&name));
-    let definition = match path.parent() {
-        Some(directory) if is_named_so => Definition::In(directory.to_owned()),
-        _ => Definition::By(path.to_owned()),
-    };
-    Some((name, definition))
+
+    /// The system that was `written`, if the .asd file at `path` seems to define it, or one of that name in another case alone.
+    fn defined_by(&self, path: &Path, written: &str) -> Option<(String, Definition)> {
+        let mut names = self.names(path);
+        if names.iter().any(|name| name == written) {
+            names.retain(|name| name == written);
+        } else {
+            names.retain(|name| in_any_case(name, written));
+        }
+        names.sort();
+        names.dedup();
+        let name = only(names)?;
+        let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary(&name));
+        let definition = match path.parent() {
+            Some(directory) if is_named_so => Definition::In(directory.to_owned()),
+            _ => Definition::By(path.to_owned()),
+        };
+        Some((name, definition))
+    }
 }
 
 /// The systems that the .asd file at `path` seems to define.
