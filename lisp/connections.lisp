@@ -53,6 +53,10 @@
   (when *connection*
     (map-into *connection* #'symbol-value *connection-variables*)))
 
+(define-query :forbid-resets (&key)
+  "Have no text name the tool reset-session, which is not listed."
+  (setf **resets** nil))
+
 (define-query :forget-connection (&key connection)
   "Forget the variables of the connection with the number CONNECTION, which has ended."
   (remhash connection **connections**))

@@ -113,7 +113,7 @@ those with near names that are accessible in PACKAGE."
        (when name
          (format nil "What there is of ~A was made by the old definition, with the slots ~A.~@
                       CONTINUE takes the new definition: the old objects, and code compiled for them, become invalid.~@
-                      RECKLESSLY-CONTINUE takes it as if it fitted. With on-error \"debug\", invoke-restart chooses."
+                      RECKLESSLY-CONTINUE takes it as if it fitted."
                  (symbol-text name)
                  (with-server-syntax (:length nil)
                    (prin1-to-string (mapcar #'sb-kernel:dsd-name

@@ -167,4 +167,5 @@ would write into another thread's memory."
                  1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
 
 (defglobal **resets** t
-  "True when whoever evaluates here can have a fresh image, by the tool reset-session. In that of a program nobody can.")
+  "True when whoever evaluates here can have a fresh image, by the tool reset-session: not in a program's image, nor where
+that tool is not listed.")

@@ -6,6 +6,7 @@
   "Start the Lisp threads; when LIBRARY is a struct sbcl_library, those of a program that embeds the image as well."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
+        **resets** t
         **scratch** scratch)
   (limit-nursery)
   (prefer-large-pages)

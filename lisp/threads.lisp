@@ -60,8 +60,9 @@ must not be too many. Those that the program's calls start print where it does; 
   ((embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)
              (write-string "EXIT was called: " stream)
-             (write-string (if (embedded-p condition)
-                               "the program that this image is part of goes on."
-                               "the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
+             (write-string (cond ((embedded-p condition) "the program that this image is part of goes on.")
+                                 (**resets**
+                                  "the server goes on, and so does the session. Use the tool reset-session for a fresh one.")
+                                 (t "the server goes on, and so does the session."))
                            stream)))
   (:documentation "User's code tried to end the process, which is a server's, or that of a program which embeds the image."))

@@ -1,5 +1,6 @@
 //! The library's errors. A Lisp error is not one of them: it is an [`Outcome`](crate::Outcome).
 
+use crate::listed;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -185,15 +186,16 @@ pub enum EvaluationError {
         id: u64,
     },
     /// It was in the background when its image was lost.
-    #[error("Evaluation {id}, in the background, has been lost with its image: error-history has what is known of it.")]
+    #[error("Evaluation {id}, in the background, has been lost with its image{}.", listed::with(&["error-history"], ": error-history has what is known of it"))]
     Lost {
         /// The number.
         id: u64,
     },
     /// As many are in the background, or wait to be, as may.
     #[error(
-        "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one \
-         (evaluation {{\"id\": …, \"action\": \"cancel\"}}), or evaluate this in the foreground."
+        "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one{}, \
+         or evaluate this in the foreground.",
+        listed::with(&["evaluation"], " (evaluation {\"id\": …, \"action\": \"cancel\"})")
     )]
     TooMany {
         /// How many there are.

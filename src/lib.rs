@@ -47,6 +47,7 @@ mod handover;
 mod id_scanner;
 mod image;
 mod lisp;
+mod listed;
 pub mod outcome;
 pub mod report;
 #[cfg(feature = "mcp")]

@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::{Checkpoint, Checkpoints, Made};
+use crate::listed;
 use crate::outcome::Record;
 use crate::session::Operation;
 
@@ -72,11 +73,10 @@ impl Saver {
         done: impl FnOnce(Result<Saved, String>) + Send + 'static,
     ) {
         if self.session.is_anything_held() {
-            return done(Err(
-                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Go on with it, \
-                             or abort it (abort-evaluation), first."
-                    .to_owned(),
-            ));
+            return done(Err(format!(
+                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort it{} first.",
+                listed::with(&["abort-evaluation"], " (abort-evaluation)")
+            )));
         }
         if self.session.is_busy() {
             return done(Err(

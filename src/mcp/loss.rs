@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::restoring::Report;
 use super::worker::Returned;
 use crate::handover::{CrashReport, Resumed, Unrestored, WorkerInit};
+use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
 use crate::session::recovery::failed;
@@ -94,13 +95,13 @@ pub(super) fn shortened(text: &str) -> String {
 
 /// The outcome of an evaluation that has not begun in an image that is replaced.
 pub(super) fn replaced() -> Outcome {
-    failed("CANCELLED", "The evaluation ended with its image, which reset-session has replaced.".to_owned())
+    failed("CANCELLED", "The evaluation ended with its image, which a reset has replaced.".to_owned())
 }
 
 /// What is said of an evaluation that the last image did not finish.
 fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     let Some(crash) = &init.crash else {
-        let by = if init.returned.is_some() { "a checkpoint" } else { "reset-session" };
+        let by = if init.returned.is_some() { "a checkpoint" } else { "a reset" };
         return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
     };
     let restored = restored(init, report, crash);
@@ -125,7 +126,7 @@ fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
         Some(_) => ("\nLost: values that were assigned since the checkpoint", ""),
         None => (
             "\nNot kept: values that were assigned after their definition",
-            " (The tool checkpoint saves values, too.)",
+            listed::with(&["checkpoint"], " (The tool checkpoint saves values, too.)"),
         ),
     };
     let unfinished = match crash.background.len() + usize::from(crash.in_flight) {

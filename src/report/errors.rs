@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
+use crate::listed;
 use crate::outcome::{ErrorRecord, Frame, Local, LocalValue, Slot};
 
 /// Characters of a message in [`error_history`].
@@ -64,7 +65,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     }
-    text.push_str("\n\nFor full backtrace, use get-backtrace tool.");
+    text.push_str(listed::with(&["get-backtrace"], "\n\nFor full backtrace, use get-backtrace tool."));
     text
 }
 
@@ -106,7 +107,10 @@ pub fn locals(locals: &[Local], max: usize) -> String {
         0 => String::new(),
         more => format!("... {more} more lines, for which there is no room here. "),
     };
-    lines.push(format!("{more}eval-in-frame shows one variable, whole; max-answer (configure-limits) makes room."));
+    let one = listed::with(&["eval-in-frame"], "eval-in-frame shows one variable, whole. ");
+    let room = listed::with(&["configure-limits"], "A larger max-answer (configure-limits) makes room.");
+    lines.push(format!("{more}{one}{room}").trim_end().to_owned());
+    lines.retain(|line| !line.is_empty());
     lines.join("\n")
 }
 
@@ -151,10 +155,11 @@ pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: 
         (0, 0) => {}
         (0, older) => _ = write!(text, "\n... {older} older ones (a larger limit shows them)"),
         (left, older) => {
+            let one = listed::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
+            let room = listed::with(&["configure-limits"], "; a larger max-answer (configure-limits) makes room");
             _ = write!(
                 text,
-                "\n... {} older ones, E{} and before, for which there is no room here: describe-last-error shows one of \
-                 them (error-id), a larger max-answer (configure-limits) more",
+                "\n... {} older ones, E{} and before, for which there is no room here{one}{room}",
                 left + older,
                 errors[shown].id
             );

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::escape::escape_markers;
 use super::frames::push_frames;
 use super::{Sections, clipped_message, load, omission, push_restarts};
+use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
 
 /// What stands for the value when there is none.
@@ -105,9 +106,10 @@ fn push_place(target: &mut String, warning: &Warning) {
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
-    target.push_str(
-        "\nTools: invoke-restart, frame-locals, eval-in-frame, return-from-frame, restart-frame, abort-evaluation.",
-    );
+    let tools: Vec<_> = listed::debugger().collect();
+    if !tools.is_empty() {
+        _ = write!(target, "\nTools: {}.", tools.join(", "));
+    }
 }
 
 fn push_values(target: &mut String, values: &[Clipped]) {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
+use crate::listed;
 use crate::outcome::Record;
 
 /// Characters of what is said of what is not shown.
@@ -159,9 +160,8 @@ fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: 
     let rest = all - shown;
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
-            format!(
-                "no room for them here: {narrower} narrows the list down, a larger max-answer (configure-limits) makes room"
-            )
+            let room = listed::with(&["configure-limits"], ", a larger max-answer (configure-limits) makes room");
+            format!("no room for them here: {narrower} narrows the list down{room}")
         } else if all <= WORTH_ASKING {
             format!("ask for limit {all} to see them all")
         } else {

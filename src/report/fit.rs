@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::evaluation::{evaluation, values_text, warning_length};
 use super::frames::frames_shown_by;
 use super::{EvaluationPart, errors, omission};
+use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 
 /// Characters of a message that are always shown.
@@ -124,6 +125,7 @@ impl Rest {
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission(characters),
+            _ if !listed::has("evaluation") => return omission(characters),
             Self::Output(id) => (id, ""),
             Self::Values(id) => (id, "\"part\": \"values\", "),
             Self::Error(id) => (id, "\"part\": \"error\", "),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::{NO_FRAMES, call};
+use crate::listed;
 use crate::outcome::{ErrorRecord, Frame};
 
 /// Frames in the report of a failed evaluation.
@@ -58,7 +59,11 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     }
     let more = error.total_frames.saturating_sub(next);
     if more > 0 {
-        _ = write!(target, "\n... {more} more frames (get-backtrace shows them)");
+        _ = write!(
+            target,
+            "\n... {more} more frames{}",
+            listed::with(&["get-backtrace"], " (get-backtrace shows them)")
+        );
     }
 }
 

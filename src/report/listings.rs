@@ -6,6 +6,7 @@ use super::Sections;
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
 use crate::config::Limits;
+use crate::listed;
 use crate::outcome::{Definition, DefinitionKind, Definitions, Role, SymbolDescription};
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
@@ -51,7 +52,8 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
             let line = definition_line(definition);
             let size = length(&line);
             if size > room {
-                _ = write!(target, "\n... {} more, for which there is no room here. {NARROWER}", group.len() - index);
+                let more = group.len() - index;
+                _ = write!(target, "\n... {more} more, for which there is no room here. {}", narrower());
                 break;
             }
             room -= size;
@@ -72,8 +74,11 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
     if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
 }
 
-/// What shows definitions for which there is no room.
-const NARROWER: &str = "A `type` or `package` narrows the list down; max-answer (configure-limits) makes room.";
+/// Returns what shows definitions for which there is no room.
+fn narrower() -> String {
+    let room = listed::with(&["configure-limits"], "; max-answer (configure-limits) makes room");
+    format!("A `type` or `package` narrows the list down{room}.")
+}
 
 fn definition_line(definition: &Definition) -> String {
     format!("\n- {}", escape_markers(&definition.text))
@@ -101,7 +106,7 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
         if size as u64 / count.max(1) * all <= max as u64 {
             _ = write!(target, "... {more} more; ask for limit {all} to see them all.");
         } else {
-            _ = write!(target, "... {more} more. {NARROWER}");
+            _ = write!(target, "... {more} more. {}", narrower());
         }
     }
 }

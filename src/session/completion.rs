@@ -14,6 +14,7 @@ use super::scheduler::{Board, Running};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
+use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 
 /// What is said when local variables cannot be shown in time.
@@ -254,7 +255,17 @@ impl Inner {
     fn record_signalled(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
         state.notice(match errors.len() {
             0 => "No error was signalled that the code handled.".to_owned(),
-            _ => "Errors that the code handled (get-backtrace and describe-last-error take their error-id):".to_owned(),
+            _ => {
+                let tools: Vec<_> =
+                    ["get-backtrace", "describe-last-error"].into_iter().filter(|t| listed::has(t)).collect();
+                let take = if tools.len() == 1 { "takes" } else { "take" };
+                let takers = if tools.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({} {take} their error-id)", tools.join(" and "))
+                };
+                format!("Errors that the code handled{takers}:")
+            }
         });
         for mut error in errors {
             self.record(connection, state, &mut error);

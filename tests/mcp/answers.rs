@@ -191,7 +191,7 @@ fn what_has_no_room_in_a_list_can_be_seen_all_the_same(mode: Mode) {
     let text = good(&mut server, "frame-locals", json!({"frame": 1}));
     assert!(length(&text) <= ANSWER && text.starts_with("V0 = \"lll") && text.contains("\nV59 = "), "{text}");
     assert!(
-        text.ends_with("\neval-in-frame shows one variable, whole; max-answer (configure-limits) makes room."),
+        text.ends_with("\neval-in-frame shows one variable, whole. A larger max-answer (configure-limits) makes room."),
         "{text}"
     );
     assert_eq!(good(&mut server, "frame-locals", json!({"frame": 0})).lines().count(), 1);

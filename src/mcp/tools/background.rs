@@ -15,12 +15,12 @@ const MAX_WAIT: f64 = 86_400.0;
 
 /// Adds the two to the properties of a tool that evaluates.
 pub(super) fn add_properties(properties: &mut Value) {
-    properties["background"] = schema::flag("Answer at once; go on without a time limit. See evaluation.");
+    properties["background"] = schema::flag("Answer at once; continue in the background, without a time limit.");
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,
         "maximum": MAX_WAIT,
-        "description": "Seconds to wait; then it goes on there.",
+        "description": "Wait this many seconds, then continue in the background.",
     });
 }
 

@@ -30,12 +30,12 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Checkpoint",
-        "Save the whole Lisp image - values, functions, classes, packages, loaded systems - under a name, and go \
-        back to it later in the time of a start. Not in it: threads, sockets, open files. Saving lets the session go \
-        on; a lost image begins with the last checkpoint. `restore` forgets everything since.",
+        "Save the whole Lisp image (values, functions, classes, packages, loaded systems) under a name and restore \
+        it later, in milliseconds. Not in it: threads, sockets, open files. A lost image begins with the last checkpoint. \
+        `restore` forgets everything since.",
         json!({
             "action": choice(&ACTIONS, Some("list"), "What to do."),
-            "name": text("Its name, for all but `list`. Saving replaces one of that name."),
+            "name": text("For all but `list`. Saving replaces a checkpoint of that name."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(false),

@@ -17,18 +17,18 @@ pub(super) const AGAIN: &str = "restart-frame";
 pub(super) const ABORT: &str = "abort-evaluation";
 
 pub(super) fn tools() -> [Tool; 6] {
-    let frame = || whole_from(0, None, "The frame's number, from 0, as get-backtrace shows them.");
-    let code = || text("Lisp code; the frame's local variables are visible.");
+    let frame = || whole_from(0, None, "The frame's number in the backtrace.");
+    let code = || text("Lisp code; sees the frame's variables.");
     [
         define(
             RESTART,
             "Invoke restart",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by one of its restarts, \
-            and answer what it then comes to: values, or the next error, held again. Typical: define what is missing \
-            with eval-in-frame, then CONTINUE.",
+            "Resume the held evaluation (on-error `debug`) with one of its restarts; returns its \
+            values or the next error, held again. Typical: [[eval-in-frame|define what is missing with eval-in-frame, \
+            then ]]CONTINUE.",
             json!({
-                "restart": text("Its number in the report, such as 1, or its name."),
-                "values": text("Lisp expressions for the restart's arguments: `41`, or `1 (list 2)`."),
+                "restart": text("Its number in the report, or its name."),
+                "values": text("Lisp expressions for the restart's arguments: `1 (list 2)`."),
             }),
             &["restart"],
             evaluation_hints(),
@@ -36,9 +36,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             LOCALS,
             "Frame locals",
-            "Show the local variables of a frame of the evaluation that is held (it failed under on-error: \
-            \"debug\"): what a function was called with, and what it had made of it. For one that is not held, \
-            get-backtrace has `locals`.",
+            "Show the variables of a frame of the held evaluation (on-error `debug`).\
+            [[get-backtrace| Of others get-backtrace has `locals`.]]",
             json!({"frame": frame()}),
             &["frame"],
             inspection(),
@@ -46,9 +45,9 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             EVAL,
             "Evaluate in frame",
-            "Evaluate code inside a frame of the evaluation that is held (it failed under on-error: \"debug\"), \
-            with its local variables visible: look at them, change them, or define what was missing. An error in it \
-            does not lose the held one.",
+            "Evaluate code inside a frame of the held evaluation (on-error `debug`), with its \
+            variables visible: inspect or set them, or define what is missing. An error in it does not lose the held \
+            evaluation.",
             json!({"frame": frame(), "code": code(), "timeout": timeout_schema()}),
             &["frame", "code"],
             evaluation_hints(),
@@ -56,8 +55,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             RETURN,
             "Return from frame",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on as if a frame had returned \
-             the values of this code, and answer what it then comes to.",
+            "Resume the held evaluation (on-error `debug`) as if a frame had returned the values of \
+             this code.",
             json!({"frame": frame(), "code": code()}),
             &["frame", "code"],
             evaluation_hints(),
@@ -65,9 +64,8 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             AGAIN,
             "Restart frame",
-            "Make the evaluation that is held (it failed under on-error: \"debug\") go on by calling a frame's \
-              function again with the same arguments, for instance after redefining it, and answer what it then \
-              comes to.",
+            "Resume the held evaluation (on-error `debug`) by calling a frame's function again with \
+              the same arguments, for instance after redefining it.",
             json!({"frame": frame()}),
             &["frame"],
             evaluation_hints(),
@@ -75,8 +73,7 @@ pub(super) fn tools() -> [Tool; 6] {
         define(
             ABORT,
             "Abort evaluation",
-            "Give up the evaluation that is held (it failed under on-error: \"debug\"): it is unwound, its cleanup \
-             forms run, and what it has done stays done.",
+            "Abort the held evaluation (on-error `debug`): unwinds and runs its cleanup forms.",
             json!({}),
             &[],
             evaluation_hints(),

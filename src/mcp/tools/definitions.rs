@@ -26,13 +26,12 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "List definitions",
-        "List what this session has defined, with lambda lists and values: functions, variables, macros, classes, \
-        packages, loaded systems (counted). Use it to see where you are.",
+        "List what this session defined, with lambda lists and values: functions, variables, macros, classes, \
+        packages, loaded systems (counted).",
         json!({
-            "type": choice(TYPES, Some("all"), "Which kind of definitions to list."),
-            "package": text("List what is in this package, loaded systems' definitions too. Default: the session's \
-                own, in any package."),
-            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many definitions to list."),
+            "type": choice(TYPES, Some("all"), "Which kind to list."),
+            "package": text("Only this package's, loaded systems' too."),
+            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),
         &[],
         inspection(),

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::arguments::shown;
 use super::schema::{flag, text, whole, whole_from};
 use super::{Answer, Arguments, Call, Fault, Reply, define, inspection};
+use crate::listed;
 use crate::report::FrameRange;
 use crate::{ErrorRecord, Session};
 
@@ -26,9 +27,8 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             DESCRIBE_NAME,
             "Describe last error",
-            "Explain the error that the last failed evaluation ended with: type, message, time, restarts, and the \
-            top 5 frames. Use it after an [ERROR], before guessing. It stays the same until an evaluation succeeds; \
-            error-history has older ones.",
+            "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an [ERROR], \
+            before guessing. It stays until an evaluation succeeds.[[error-history| error-history has older ones.]]",
             json!({"error-id": error_id()}),
             &[],
             inspection(),
@@ -50,8 +50,8 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             HISTORY_NAME,
             "Error history",
-            "List the last errors of this session, newest first, with the identifiers that describe-last-error and \
-             get-backtrace take. A success clears the last error, not the history.",
+            "List the session's errors, newest first, with their identifiers[[describe-last-error| for \
+             describe-last-error]]. A success clears the last error, not the history.",
             json!({"limit": whole(1..=MAX_HISTORY, DEFAULT_HISTORY, "How many errors to list.")}),
             &[],
             inspection(),
@@ -60,7 +60,7 @@ pub(super) fn tools() -> [Tool; 3] {
 }
 
 fn error_id() -> serde_json::Value {
-    text("Which error, as error-history names them: `E17`. Default: the last one.")
+    text("Which error, as `E17`. Default: the last one.")
 }
 
 /// The error that the argument error-id names, or the last one.
@@ -72,7 +72,8 @@ fn error(session: &Session, arguments: &mut Arguments) -> Result<Option<Arc<Erro
         Fault::Value(if known.is_empty() {
             format!("There is no error {}: no errors in this session.", shown(&id))
         } else {
-            format!("There is no error {}. The history has {} (see error-history).", shown(&id), range(&known))
+            let see = listed::with(&[HISTORY_NAME], " (see error-history)");
+            format!("There is no error {}. The history has {}{see}.", shown(&id), range(&known))
         })
     })
 }

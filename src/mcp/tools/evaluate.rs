@@ -13,23 +13,22 @@ use crate::{Evaluation, OnError};
 
 pub(super) const NAME: &str = "evaluate-lisp";
 
-const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL session. Any number of forms, read and \
-    evaluated one by one; send functions that call each other together. Definitions, variables and `*package*` \
-    persist, and `*`, `**`, `***` hold the last values. Answers with [stdout], [stderr] and [warnings], then a `=> \
-    value` line for each value of the last form. A failure answers with [ERROR], type and message, and a \
-    [Backtrace]; describe-last-error and get-backtrace tell more. Standard input is empty.";
+const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, one by one. \
+    Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, `**`, `***` hold \
+    the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value of the last form. A \
+    failure answers with [ERROR], type and message, and a [Backtrace][[describe-last-error|; describe-last-error tells \
+    more]]. Standard input is empty.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
         "code": text("Common Lisp source: one form or many."),
-        "package": text("Package to evaluate in, for this call alone. Default: the current one."),
+        "package": text("Package for this call alone."),
         "timeout": timeout_schema(),
         "capture-time": flag("Add a line with real, run and GC time and the bytes allocated."),
-        "record-errors": flag("Also record the errors that the code handles itself, where they are signalled (20 at \
-            most): [notice] lists them with identifiers for get-backtrace."),
-        "on-error": on_error_schema("`abort` unwinds and reports a failure; `debug` also holds it where it failed, for \
-            invoke-restart, frame-locals, eval-in-frame and the like; `ask` lets the user choose the restart, where \
-            the client can ask. Default: the session's, `abort` at first."),
+        "record-errors": flag("Also record errors that the code handles, where they are signalled; [notice] lists them\
+            [[get-backtrace| for get-backtrace]]."),
+        "on-error": on_error_schema("On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` \
+            lets the user choose the restart, where the client can ask. Default: the session's, first `abort`."),
     });
     background::add_properties(&mut properties);
     define(NAME, "Evaluate Lisp", DESCRIPTION, properties, &["code"], evaluation_hints())

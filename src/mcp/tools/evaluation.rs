@@ -40,18 +40,18 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Evaluation",
-        "Look after an evaluation, also while it runs: its state, its end, the output or values that an answer left \
-        out (`characters omitted`), or cancel it. The last 20 are kept.",
+        "Check or cancel an evaluation, also while it runs; show the output or values that an answer left out \
+        (`characters omitted`). The last 20 are kept.",
         json!({
             "id": whole_from(1, None, "Default: the newest."),
-            "action": choice(&ACTIONS, Some("status"), "`wait` answers when it is over, as evaluate-lisp would have; \
-                `output` shows a page of what it printed; `cancel` interrupts it."),
+            "action": choice(&ACTIONS, Some("status"), "`wait` answers when it is over, as the call would have; \
+                `output` shows a page; `cancel` interrupts it."),
             "seconds": {
                 "type": "number",
                 "minimum": 0,
                 "maximum": MAX_WAIT,
                 "default": WAIT,
-                "description": "For `wait`: how long; then it answers as `status` does.",
+                "description": "For `wait`: how long.",
             },
             "part": choice(&PARTS, Some("output"), "For `output`: what to show."),
             "from": whole_from(0, Some(0), "For `output`: the first character."),

@@ -25,14 +25,13 @@ pub(super) fn tool() -> Tool {
         NAME,
         "Find references",
         "List who calls a function, or another relation, a line each: what, where, the line of source there. Works \
-        for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}. Ends with what was not looked \
-        at.",
+        for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.",
         json!({
-            "name": text("As one types it: my-app:run, (setf slot)."),
+            "name": text("As my-app:run or (setf slot)."),
             "relation": choice(&relations(), None, "callees: what it calls. references, sets, binds: of a variable. \
                 expansions: of a macro. methods: of a generic function or class. tests: those that call it, \
                 indirectly too. Default: callers."),
-            "package": text("Package for a name without prefix. Default: the current one."),
+            "package": text("Package for a name without prefix."),
             "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),
         &["name"],

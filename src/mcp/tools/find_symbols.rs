@@ -26,10 +26,10 @@ pub(super) fn tool() -> Tool {
         NAME,
         "Find symbols",
         "Search symbols and packages by name, best matches first, with kind, lambda list and first line of \
-        documentation: {\"query\": \"with-*-file\"}. describe-symbol tells all about one.",
+        documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol tells all about one.]]",
         json!({
-            "query": text("Part of a name, a glob (* and ?), or several parts, all of which it must have. \
-                alexandria:map searches that package; alexandria: lists it."),
+            "query": text("Part of a name, a glob (* and ?), or several parts that it must have. alexandria:map \
+                searches that package; alexandria: lists it."),
             "package": text("Search only this package."),
             "kind": choice(KINDS, None, "Only this kind of thing."),
             "external": flag("Only what packages export."),

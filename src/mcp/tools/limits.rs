@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::schema::choice;
 use super::{Answer, Arguments, Fault, Reply, define};
+use crate::listed;
 use crate::{Limits, OnError, Session, TimeLimit};
 
 pub(super) const NAME: &str = "configure-limits";
@@ -14,27 +15,27 @@ pub(super) fn tool() -> Tool {
         NAME,
         "Configure limits",
         "Show the session's limits and, with arguments, change them for later evaluations: when work needs longer \
-        (TIMEOUT), output was cut, or every failure is to be held (on-error). They survive resets.",
+        (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]]. They survive resets.",
         json!({
             "timeout": {
                 "type": "number",
                 "minimum": 0,
                 "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                "description": "Seconds an evaluation may take; 0 for no limit.",
+                "description": "Seconds for an evaluation; 0 for no limit.",
             },
             "max-output": {
                 "type": "integer",
                 "minimum": Limits::MAX_OUTPUT_RANGE.start(),
                 "maximum": Limits::MAX_OUTPUT_RANGE.end(),
-                "description": "Characters of captured output kept for each evaluation.",
+                "description": "Characters of output kept for each evaluation.",
             },
             "max-answer": {
                 "type": "integer",
                 "minimum": Limits::MAX_ANSWER_RANGE.start(),
                 "maximum": Limits::MAX_ANSWER_RANGE.end(),
-                "description": "Characters of one answer; the tool evaluation shows what is left out.",
+                "description": "Characters of one answer[[evaluation|; the tool evaluation shows what is left out]].",
             },
-            "on-error": on_error_schema("What a failure comes to: see evaluate-lisp."),
+            "on-error": on_error_schema("What to do on a failure."),
         }),
         &[],
         ToolAnnotations::new().read_only(false).destructive(false).idempotent(true).open_world(false),
@@ -85,13 +86,14 @@ pub(super) fn timeout_schema_with(default: &str) -> Value {
         "type": "number",
         "minimum": 0,
         "maximum": Limits::MAX_TIMEOUT_SECONDS,
-        "description": format!("Time limit in seconds, 0 for none. Default: {default}."),
+        "description": format!("Seconds; 0: no limit. Default: {default}."),
     })
 }
 
-/// What the argument `on-error` may be.
-fn on_errors() -> [(&'static str, OnError); 3] {
-    OnError::ALL.map(|choice| (choice.name(), choice))
+/// Returns the values that the argument `on-error` may have: `debug` only where there are tools for what is held.
+fn on_errors() -> Vec<(&'static str, OnError)> {
+    let offered = |choice: &OnError| *choice != OnError::Debug || listed::has(listed::DEBUGGER);
+    OnError::ALL.into_iter().filter(offered).map(|choice| (choice.name(), choice)).collect()
 }
 
 /// The argument `on-error`.
@@ -99,7 +101,7 @@ pub(super) fn on_error(arguments: &mut Arguments) -> Result<Option<OnError>, Fau
     arguments.choice("on-error", &on_errors())
 }
 
-/// Its schema.
+/// Its schema, with all values: the tool set takes out what it does not offer.
 pub(super) fn on_error_schema(description: &str) -> Value {
-    choice(&on_errors(), None, description)
+    choice(&OnError::ALL.map(|choice| (choice.name(), choice)), None, description)
 }

@@ -18,12 +18,10 @@ use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
 pub(super) const NAME: &str = "load";
 
-const DESCRIPTION: &str = "Load an ASDF system and what it depends on, or a Lisp file, into the session: what \
-    changed on disk is compiled and loaded again. Use it after editing files, in place of asdf:load-system and load. \
-    A system is found by name, or by the .asd file in or near `directory`. Answers with one line, and [warnings] \
-    with file, line, column and form; [notice] names variables that keep an old value, and definitions that a file \
-    no longer has. A failure names file, line, form and condition. Example: {\"system\": \
-    \"my-app\"}.";
+const DESCRIPTION: &str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; compiles what \
+    changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by name, or by the .asd \
+    file in or near `directory`. [warnings] have file, line and form; [notice] names \
+    variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \"my-app\"}.";
 
 const FORCE: [(&str, Option<&str>); 3] = [("none", None), ("self", Some("self")), ("all", Some("all"))];
 
@@ -32,17 +30,17 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
-        "system": text("Name of an ASDF system, as `my-app` or `my-app/tests`."),
-        "path": text("In place of system: a .lisp, .fasl or .asd file, or a directory with an .asd."),
+        "system": text("An ASDF system, as `my-app/tests`."),
+        "path": text("Or a .lisp, .fasl or .asd file, or a directory with an .asd."),
         "force": choice(
             &FORCE,
             Some("none"),
-            "Load again what is up to date: the system's `self`, or `all` it depends on.",
+            "Reload what is up to date: the system it`self`, or `all` it depends on.",
         ),
-        "directory": text("Where to look for the .asd file first."),
-        "package": text("Package that is current meanwhile."),
+        "directory": text("Where to look for the .asd first."),
+        "package": text("Current package meanwhile."),
         "timeout": timeout_schema_with("600"),
-        "on-error": on_error_schema("As of evaluate-lisp."),
+        "on-error": on_error_schema("What to do on a failure."),
     });
     background::add_properties(&mut properties);
     define(NAME, "Load a system or file", DESCRIPTION, properties, &[], evaluation_hints())

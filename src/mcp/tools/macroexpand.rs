@@ -16,14 +16,13 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Expand macros",
-        "Show what a macro form expands to, as source, with the steps named. Evaluates nothing but macro functions, \
-        and \
-        interns nothing: {\"form\": \"(with-open-file (s p) (read s))\"}.",
+        "Expand a macro form, as source, with the steps named. Evaluates nothing but macro functions: {\"form\": \
+        \"(with-open-file (s p) (read s))\"}.",
         json!({
             "form": text("The form, as Lisp source."),
             "depth": choice(DEPTHS, Some("full"), "once: one step. full: until the form itself is no macro form. all: \
-                every subform, too, local macros included."),
-            "package": text("Package to read the form in. Default: the session's current package."),
+                subforms, too."),
+            "package": text("Package to read the form in."),
         }),
         &["form"],
         inspection(),

@@ -40,6 +40,7 @@ use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
+use crate::listed;
 use crate::outcome::Record;
 use crate::rpc::inflight::Inflight;
 use crate::session::Operation;
@@ -74,6 +75,10 @@ impl ToolContext {
         checkpoints: Option<Checkpoints>,
         offer: Offer,
     ) -> Arc<Self> {
+        listed::set(offer.tools.tools().into_iter().map(|tool| tool.name.into_owned()).collect());
+        if !offer.tools.has(reset::NAME) {
+            session.query(&Operation::new("forbid-resets"), |_| ());
+        }
         Arc::new(Self { session, inflight, worker, checkpoints, offer, questions: Mutex::default() })
     }
 

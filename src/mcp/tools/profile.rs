@@ -22,8 +22,7 @@ const MAX_TOP: u64 = 500;
 const MODES: [(&str, &str); 3] = [("cpu", "cpu"), ("alloc", "alloc"), ("time", "time")];
 
 const DESCRIPTION: &str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
-    memory, with places, in all threads; then the code's own answer. Samples are 10 ms apart: let it run for a second or \
-    more.";
+    memory, with places, in all threads; then the code's own answer. Samples are 10 ms apart.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
@@ -31,10 +30,10 @@ pub(super) fn tool() -> Tool {
         "mode": choice(
             &MODES,
             Some("cpu"),
-            "`cpu`: processor time; `time`: also where threads wait; `alloc`: what allocates memory.",
+            "`time`: also where threads wait; `alloc`: what allocates memory.",
         ),
-        "top": whole(1..=MAX_TOP, TOP, "How many functions are shown."),
-        "save-to": text("A file for a flame graph (SVG), from the server's directory if relative."),
+        "top": whole(1..=MAX_TOP, TOP, "How many functions to show."),
+        "save-to": text("A file for a flame graph (SVG)."),
         "package": text("To read in."),
         "timeout": timeout_schema(),
     });

@@ -15,8 +15,8 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Reset session",
-        "Start over: definitions, variables, packages, classes, threads and the last error are gone; limits and \
-        named checkpoints stay. Cannot be undone.",
+        "Start over: definitions, variables, packages, classes, threads and the last error are gone; limits[[checkpoint| and \
+        named checkpoints]] stay. Cannot be undone.",
         json!({}),
         &[],
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false),

@@ -36,20 +36,20 @@ const TIMEOUT: f64 = 60.0;
 /// Seconds that a test may be given.
 pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIMEOUT_SECONDS;
 
-const DESCRIPTION: &str = "Run the tests of a system or package, or the test or suite of a name: the counts; then, \
-    for each test that failed, file and line, the form, what was expected and what came, or the error with frames and \
-    its identifier for get-backtrace. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF \
-    test-op as one test. Loads a system first if need be. Example: {\"system\": \"my-app\"}.";
+const DESCRIPTION: &str = "Run the tests of a system or package, or one test or suite: the counts; then, for each failed \
+    test, file and line, the form, what was expected and what came, or the error with frames[[get-backtrace| and its \
+    identifier for get-backtrace]]. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF test-op \
+    as one test. Example: {\"system\": \"my-app\"}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
         "system": {
             "type": "string",
-            "description": "An ASDF system, or several: a, b. Or give package or name.",
+            "description": "One or more ASDF systems: `a, b`. Or give package or name.",
         },
         "directory": {
             "type": "string",
-            "description": "Where to look for its .asd file first.",
+            "description": "Where to look for the .asd first.",
         },
         "package": {
             "type": "string",
@@ -57,31 +57,29 @@ pub(super) fn tool() -> Tool {
         },
         "name": {
             "type": "string",
-            "description": "A test, suite or tag, as `my-app-tests::parse-empty`.",
+            "description": "A test, suite or tag, as `my-tests::parse`.",
         },
         "timeout": {
             "type": "number",
             "minimum": TEST_TIMEOUT_RANGE.start(),
             "maximum": TEST_TIMEOUT_RANGE.end(),
             "default": TIMEOUT,
-            "description": "Seconds for each test, which then fails.",
+            "description": "Seconds for each test.",
         },
         "reload": {
             "type": "boolean",
-            "default": false,
-            "description": "First load what has changed on disk.",
+            "description": "First load what changed on disk.",
         },
         "fresh": {
             "type": "boolean",
-            "default": false,
-            "description": "Run in a new image that loads the files alone; name what differs.",
+            "description": "Run in a fresh image that loads the files only; name what differs.",
         },
         "suspects": {
             "type": "integer",
             "minimum": 0,
             "maximum": MAX_SUSPECTS,
             "default": 0,
-            "description": "So many functions for each failing test that few passing ones ran, with the lines. Runs the tests once more.",
+            "description": "For each failing test, list up to N functions that few passing tests ran, with the lines. Runs the tests again.",
         },
     });
     background::add_properties(&mut properties);

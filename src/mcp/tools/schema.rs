@@ -8,9 +8,9 @@ pub(super) fn text(description: &str) -> Value {
     json!({"type": "string", "description": description})
 }
 
-/// A yes or no; no when it is not there.
+/// A yes or no; no when it is not there, which needs no saying.
 pub(super) fn flag(description: &str) -> Value {
-    json!({"type": "boolean", "default": false, "description": description})
+    json!({"type": "boolean", "description": description})
 }
 
 pub(super) fn whole(range: RangeInclusive<u64>, default: u64, description: &str) -> Value {

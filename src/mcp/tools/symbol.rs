@@ -12,13 +12,12 @@ pub(super) fn tool() -> Tool {
     define(
         NAME,
         "Describe symbol",
-        "Tell what a symbol means: function, macro, variable with its value, class, type, with argument list, \
-        documentation and source location. Works for SBCL's own symbols, too. A name that does not exist gets near \
-        names.",
+        "Describe a symbol, SBCL's own too: function, macro, variable with its value, class, type, with argument \
+        list, documentation and source location. Suggests similar names when nothing matches.",
         json!({
-            "name": text("The symbol as one types it: car, my-app:run."),
-            "package": text("Package for a name without prefix. Default: the current one."),
-            "source": flag("Add the text of each definition, from its file or from the code that was evaluated."),
+            "name": text("The symbol, as car or my-app:run."),
+            "package": text("Package for a name without prefix."),
+            "source": flag("Add the text of each definition."),
         }),
         &["name"],
         inspection(),

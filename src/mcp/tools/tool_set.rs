@@ -1,8 +1,12 @@
 //! `--tools`: which tools a server has.
 
-use rmcp::model::Tool;
+use std::sync::Arc;
+
+use rmcp::model::{JsonObject, Tool};
+use serde_json::Value;
 
 use super::{all, checkpoint, no_such_tool, reset};
+use crate::listed;
 
 /// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
 /// starts the server decides what it can be asked.
@@ -19,15 +23,14 @@ pub(crate) enum ToolSet {
     Named(Vec<String>),
 }
 
-/// The tools of the working loop: evaluate or load, test, look at the failure, repair.
-const CORE: [&str; 10] = [
+/// The tools that the specification has, and those of the working loop: load, test, look after what runs.
+const CORE: [&str; 9] = [
     "evaluate-lisp",
     "load",
     "run-tests",
     "describe-last-error",
     "get-backtrace",
-    "describe-symbol",
-    "find-symbols",
+    "list-definitions",
     "evaluation",
     "reset-session",
     "configure-limits",
@@ -37,31 +40,56 @@ const CORE: [&str; 10] = [
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
 /// What does not hold in the image of a program, and what does.
-const OF_PROGRAMS: [(&str, &str); 2] = [
-    ("- checkpoint saves and restores the whole image; reset-session starts over and cannot be undone.\n", ""),
-    (
-        "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates again what defined something; values\n\
-         assigned later are lost.",
-        "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
-         program.",
-    ),
-];
+const OF_PROGRAMS: (&str, &str) = (
+    "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates again what defined something; values\n\
+     assigned later are lost.",
+    "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
+     program.",
+);
 
 /// The last step of the working loop, and what it is where commands can join the image.
 const LAST_STEP: (&str, &str) = (
-    "5. Write the same to the file, load it, run-tests again.",
-    "5. Write it to the file and test, as in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
+    "#. Write the same to the file[[load|, load it]][[run-tests|, run-tests again]].",
+    "#. Write it to the file and test, as in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
 );
+
+/// Numbers the lines that begin with `#.`, in their order.
+fn numbered(text: &str) -> String {
+    let mut parts = text.split("#.");
+    let mut numbered = parts.next().unwrap_or_default().to_owned();
+    for (number, part) in (1..).zip(parts) {
+        numbered += &format!("{number}.{part}");
+    }
+    numbered
+}
+
+/// Makes a tool's texts name listed tools alone, and takes out the choices that need other tools.
+fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
+    tool.description = tool.description.take().map(|text| listed::resolve(&text, has).into());
+    let mut schema = JsonObject::clone(&tool.input_schema);
+    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+    for (name, property) in properties.into_iter().flatten() {
+        if let Some(Value::String(description)) = property.get_mut("description") {
+            *description = listed::resolve(description, has);
+        }
+        if let Some(Value::Array(choices)) = property.get_mut("enum").filter(|_| name == "on-error")
+            && !listed::is_among(listed::DEBUGGER, has)
+        {
+            choices.retain(|choice| choice != "debug");
+        }
+    }
+    tool.input_schema = Arc::new(schema);
+}
 
 impl ToolSet {
     /// What a server with these tools tells a model of itself. `joinable`: commands can join its image.
     pub(super) fn instructions(&self, joinable: bool) -> String {
-        let all = INSTRUCTIONS.trim_end().to_owned();
-        match self {
-            Self::Embedded => OF_PROGRAMS.iter().fold(all, |text, (server, program)| text.replace(server, program)),
-            _ if joinable => all.replace(LAST_STEP.0, LAST_STEP.1),
-            _ => all,
-        }
+        let text = match self {
+            Self::Embedded => INSTRUCTIONS.replace(OF_PROGRAMS.0, OF_PROGRAMS.1),
+            _ if joinable => INSTRUCTIONS.replace(LAST_STEP.0, LAST_STEP.1),
+            _ => INSTRUCTIONS.to_owned(),
+        };
+        numbered(listed::resolve(&text, |tool| self.has(tool)).trim_end())
     }
 
     /// Takes what the command line says: `all`, `core`, or names with commas between.
@@ -91,6 +119,8 @@ impl ToolSet {
 
     /// The tools, in their order.
     pub(super) fn tools(&self) -> Vec<Tool> {
-        all().into_iter().filter(|tool| self.has(&tool.name)).collect()
+        let mut tools: Vec<_> = all().into_iter().filter(|tool| self.has(&tool.name)).collect();
+        tools.iter_mut().for_each(|tool| resolve(tool, &|name| self.has(name)));
+        tools
     }
 }

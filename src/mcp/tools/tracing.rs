@@ -7,6 +7,7 @@ use super::background::{self, Job};
 use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
 use super::{Arguments, Call, Fault, Step, define, evaluation_hints, later};
+use crate::listed;
 use crate::report::calls_shown;
 use crate::session::Operation;
 use crate::{Evaluation, OnError};
@@ -19,12 +20,12 @@ const MAX_DEPTH: u64 = 100;
 const LIMIT: u64 = 200;
 const MAX_LIMIT: u64 = 5_000;
 
-/// What a failure may come to here.
+/// What the argument `on-error` may be; `debug` where there are tools for what is held.
 const ON_ERROR: [(&str, OnError); 2] = [("abort", OnError::Abort), ("debug", OnError::Debug)];
 
 const DESCRIPTION: &str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
-    arguments, values or the error each ended with, and time; then the code's own answer. Macros and inlined calls are \
-    not seen. Nothing stays traced. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
+    arguments, values or error, and time; then the code's own answer. Macros and inlined calls are not seen. Nothing \
+    stays traced. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
@@ -57,7 +58,8 @@ pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
     let depth = arguments.count("depth", MAX_DEPTH, DEPTH)?;
     let limit = arguments.count("limit", MAX_LIMIT, LIMIT)?;
     evaluation.timeout = timeout(&mut arguments)?;
-    let on_error = arguments.choice("on-error", &ON_ERROR)?;
+    let on_error =
+        arguments.choice("on-error", if listed::has(listed::DEBUGGER) { &ON_ERROR } else { &ON_ERROR[..1] })?;
     let patience = background::patience(&mut arguments)?;
     let mut operation = Operation::new("trace-calls")
         .maybe("package", package)

@@ -9,6 +9,7 @@ use super::super::fit::length;
 use super::super::{call, clipped_message};
 use super::suspects::{Functions, functions, push_other_suspects, push_suspects};
 use super::{MAX_CALL, MAX_FORM, NAMES};
+use crate::listed;
 use crate::outcome::{ErrorRecord, Frame, Outcome, Record};
 
 /// Characters of a value and a message.
@@ -322,7 +323,12 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
     match (error_of(test, errors), record.text("message")) {
         (Some(error), _) => {
             let (kind, said) = (escape_markers(&error.kind), one_line(&said(record, error), MAX_MESSAGE));
-            _ = write!(entry, "\n   {kind} {said} (E{}: get-backtrace has all)", error.id);
+            _ = write!(
+                entry,
+                "\n   {kind} {said} (E{}{})",
+                error.id,
+                listed::with(&["get-backtrace"], ": get-backtrace has all")
+            );
             for frame in error.frames.iter().filter(|frame| is_users(frame)).take(detail.frames) {
                 push_frame(entry, frame);
             }

@@ -8,6 +8,7 @@ use super::error::{ErrorBuilder, Unbalanced};
 use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
+use crate::listed;
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
 
@@ -350,7 +351,8 @@ impl OutcomeBuilder {
     /// Adds the texts that were found unbalanced by the errors so far, each once.
     pub(crate) fn unbalanced(&self, texts: &mut Vec<Unbalanced>) {
         let signalled = self.signalled.iter().flatten().flatten();
-        for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code)) {
+        for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code))
+        {
             if !texts.contains(&text) {
                 texts.push(text);
             }
@@ -463,7 +465,8 @@ fn timeout_message(timeout: Duration) -> String {
     let seconds = timeout.as_secs_f64();
     format!(
         "The evaluation did not finish within its time limit of {seconds} second{} and was interrupted. What it had \
-         done by then stays done. For more time, pass a larger `timeout`, or raise the default with configure-limits.",
-        if timeout == Duration::from_secs(1) { "" } else { "s" }
+         done by then stays done. For more time, pass a larger `timeout`{}.",
+        if timeout == Duration::from_secs(1) { "" } else { "s" },
+        listed::with(&["configure-limits"], ", or raise the default with configure-limits")
     )
 }

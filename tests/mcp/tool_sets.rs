@@ -1,0 +1,137 @@
+//! `--tools`: whatever set of tools a server has, it names no other tool.
+
+use crate::client::Server;
+use serde_json::{Value, json};
+
+/// The tools for a held evaluation: where none is listed, none is held.
+const DEBUGGER_TOOLS: [&str; 6] =
+    ["invoke-restart", "frame-locals", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+
+/// The tools of a server that was started with this set, and everything it says of itself and of failures.
+fn said(set: &str) -> (Vec<String>, String) {
+    let mut server = Server::start_with(&["--tools", set]);
+    let instructions = server.initialize("2025-11-25")["instructions"].as_str().expect("instructions").to_owned();
+    assert!(instructions.len() <= 2_000, "{set}: {} bytes", instructions.len());
+    let list = server.request("tools/list", json!({}))["result"]["tools"].clone();
+    let names: Vec<String> =
+        list.as_array().expect("a list").iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect();
+    let mut said = instructions;
+    for tool in list.as_array().expect("a list") {
+        said = format!("{said}\n{}\n{}", tool["description"], tool["inputSchema"]["properties"]);
+        if let Some(properties) = tool["inputSchema"]["properties"].as_object() {
+            let on_error = properties.get("on-error").map(|property| property["enum"].to_string());
+            let has_debugger = names.iter().any(|name| DEBUGGER_TOOLS.contains(&name.as_str()));
+            assert!(on_error.is_none_or(|choices| choices.contains("debug") == has_debugger), "{set}: {tool}");
+        }
+    }
+    let deep =
+        "(defun deep (n) (if (zerop n) (error \"~a\" (make-string 9000 :initial-element #\\x)) (1+ (deep (1- n)))))";
+    let calls = [
+        ("configure-limits", json!({"on-error": "debug"})),
+        ("evaluate-lisp", json!({"code": deep})),
+        ("evaluate-lisp", json!({"code": "(deep 500)"})),
+        ("describe-last-error", json!({})),
+        ("get-backtrace", json!({"locals": true})),
+        ("error-history", json!({})),
+        ("describe-last-error", json!({"error-id": "E99"})),
+        ("evaluate-lisp", json!({"code": "(deep 500)", "on-error": "debug"})),
+        ("checkpoint", json!({"action": "save", "name": "held"})),
+        ("invoke-restart", json!({"restart": "99"})),
+        ("frame-locals", json!({"frame": 9999})),
+        ("evaluate-lisp", json!({"code": "(handler-case (car 1) (error ()))", "record-errors": true})),
+        ("evaluate-lisp", json!({"code": "(loop)", "timeout": 0.1})),
+        ("evaluate-lisp", json!({"code": "(make-string 20000 :initial-element #\\x)"})),
+        ("evaluate-lisp", json!({"code": "(dotimes (i 3000) (print i))"})),
+        (
+            "evaluate-lisp",
+            json!({"code": "(sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore (sb-thread:make-semaphore))))"}),
+        ),
+        ("evaluate-lisp", json!({"code": "(sb-ext:exit)"})),
+        ("evaluate-lisp", json!({"code": "(defstruct a b)"})),
+        ("evaluate-lisp", json!({"code": "(defstruct a b c)"})),
+        ("evaluation", json!({"id": 99})),
+        ("evaluation", json!({"action": "output"})),
+        ("find-symbols", json!({"query": "a", "limit": 1000})),
+        ("invoke-restart", json!({"restart": "1"})),
+        ("reset-session", json!({})),
+        (
+            "evaluate-lisp",
+            json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))"}),
+        ),
+    ];
+    for (tool, arguments) in calls {
+        if names.iter().any(|name| name == tool) {
+            let answer = server.request("tools/call", json!({"name": tool, "arguments": arguments}));
+            said = format!("{said}\n{}", answer["result"]["content"][0]["text"].as_str().unwrap_or_default());
+        }
+    }
+    (names, said)
+}
+
+/// True where a text names the tool: names without a hyphen are words, too, and count where they are called a tool.
+fn names_tool(text: &str, tool: &str) -> bool {
+    if tool.contains('-') {
+        return text.match_indices(tool).any(|(at, _)| {
+            let bounded = |character: Option<char>| character.is_none_or(|c| !c.is_alphanumeric() && c != '-');
+            bounded(text[..at].chars().next_back()) && bounded(text[at + tool.len()..].chars().next())
+        });
+    }
+    [
+        format!("tool {tool}"),
+        format!("`{tool}`"),
+        format!("see {tool}"),
+        format!("{tool} {{"),
+        format!("{tool} shows"),
+        format!("{tool} saves"),
+        format!("{tool}: "),
+        format!(". {tool} a system"),
+    ]
+    .iter()
+    .any(|phrase| text.contains(phrase))
+}
+
+#[test]
+fn a_server_names_no_tool_that_it_does_not_list() {
+    let (all, said_by_all) = said("all");
+    // The check finds what it is to find.
+    for tool in &all {
+        assert!(
+            names_tool(&said_by_all, tool) || ["list-definitions", "profile", "load"].contains(&tool.as_str()),
+            "{tool}"
+        );
+    }
+    let without =
+        |left_out: &String| all.iter().filter(|tool| *tool != left_out).cloned().collect::<Vec<_>>().join(",");
+    let mut sets = vec!["core".to_owned(), "evaluate-lisp,load".to_owned()];
+    sets.extend(all.iter().cloned());
+    sets.extend(all.iter().map(without));
+    let mut wrong = Vec::new();
+    for set in sets {
+        let (names, said) = said(&set);
+        for tool in all.iter().filter(|tool| !names.contains(tool)) {
+            if names_tool(&said, tool) {
+                let lines =
+                    said.lines().filter(|line| names_tool(line, tool)).map(|line| line.chars().take(200).collect());
+                wrong.push(format!("--tools {set}: {tool} in {:?}", lines.collect::<Vec<String>>()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_core_tools_are_those_of_the_specification_and_of_the_working_loop() {
+    let (names, _) = said("core");
+    let core: Value = json!([
+        "evaluate-lisp",
+        "load",
+        "describe-last-error",
+        "get-backtrace",
+        "run-tests",
+        "evaluation",
+        "list-definitions",
+        "reset-session",
+        "configure-limits"
+    ]);
+    assert_eq!(json!(names), core);
+}
