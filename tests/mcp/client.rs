@@ -286,7 +286,9 @@ impl Server {
         if self.unclaimed.iter().any(is_it) {
             return true;
         }
-        while let Ok(line) = self.lines.as_ref().expect("reading").try_recv() {
+        loop {
+            let Output::Lines(lines) = &self.output else { panic!("nobody reads what the server writes") };
+            let Ok(line) = lines.try_recv() else { return false };
             let message = self.parsed(line);
             let found = is_it(&message);
             self.unclaimed.push_back(message);
@@ -294,7 +296,6 @@ impl Server {
                 return true;
             }
         }
-        false
     }
 
     /// Fails with what the server said at its end.

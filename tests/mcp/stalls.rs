@@ -1,11 +1,8 @@
 //! What needs no Lisp is answered at once, whatever else the server does.
 
-mod common;
-
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::Server;
+use crate::client::{Scratch, Server};
 use serde_json::json;
 
 /// How long a ping, a cancellation or a question may take on an idle machine.
@@ -14,29 +11,6 @@ const SLOWEST: Duration = Duration::from_millis(250);
 const FACTOR: u32 = 10;
 /// Requests that are timed in all.
 const REQUESTS: usize = 200;
-
-/// A directory that is removed when the test ends.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("sbcl-mcp-stalls-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, text).expect("a file");
-        path
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A form of some 370 KB that lacks a parenthesis.
 fn broken_form() -> String {
@@ -120,14 +94,15 @@ impl Stopwatch {
 
 #[test]
 fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
-    let directory = Directory::new();
+    let directory = Scratch::new();
     let broken = broken_form();
-    let broken_file = directory.file("broken.lisp", &broken);
+    let broken_file = directory.write("broken.lisp", &broken);
     let functions: String =
         (0..400).map(|n| format!("(defun function-{n} (x)\n  (loop for y below x collect (+ y {n})))\n")).collect();
-    let loaded = directory.file("functions.lisp", &functions);
-    let deep = directory.file("deep.lisp", "(defun deep (n)\n  (if (zerop n)\n      (error \"deep\")\n      (1+ (deep (1- n)))))\n");
-    let systems = directory.0.join("systems");
+    let loaded = directory.write("functions.lisp", &functions);
+    let deep = directory
+        .file("deep.lisp", "(defun deep (n)\n  (if (zerop n)\n      (error \"deep\")\n      (1+ (deep (1- n)))))\n");
+    let systems = directory.join("systems");
     std::fs::create_dir_all(&systems).expect("a directory");
     for n in 0..2_000 {
         let definition = format!("(defsystem \"system-{n}\")\n{}", "; a comment of some length\n".repeat(400));
@@ -159,14 +134,20 @@ fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
         stopwatch.during("a deep backtrace", "evaluate-lisp", json!({"code": "(deep 5000)"}));
         stopwatch.during("a compilation", "evaluate-lisp", json!({"code": functions}));
         stopwatch.during("the loading of a file", "load", json!({"path": loaded, "force": "all"}));
-        stopwatch.during("a collection", "evaluate-lisp", json!({"code": "(progn (loop repeat 20 collect (make-array 1000000)) (gc :full t))"}));
+        stopwatch.during(
+            "a collection",
+            "evaluate-lisp",
+            json!({"code": "(progn (loop repeat 20 collect (make-array 1000000)) (gc :full t))"}),
+        );
     }
     stopwatch.during("a checkpoint", "checkpoint", json!({"action": "save", "name": "a"}));
     while stopwatch.timed < REQUESTS {
         stopwatch.look("nothing");
     }
     let Stopwatch { slowest, slowest_idle, slowest_request, timed, .. } = stopwatch;
-    println!("{timed} requests; the slowest, {slowest_request}, took {slowest:?}; an idle server's ping {slowest_idle:?}");
+    println!(
+        "{timed} requests; the slowest, {slowest_request}, took {slowest:?}; an idle server's ping {slowest_idle:?}"
+    );
     let allowed = SLOWEST.max(slowest_idle * FACTOR);
     assert!(slowest <= allowed, "{slowest_request} took {slowest:?}, more than {allowed:?}");
 }
