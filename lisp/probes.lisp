@@ -126,10 +126,9 @@
 
 (defun compiled-as-submitted (form)
   "Return the value of FORM, compiled as submitted code is."
-  (let ((cached **evaluation-lexenv**))
-    (unwind-protect (let ((lexenv (evaluation-lexenv)))
-                      (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv))))
-      (setf **evaluation-lexenv** cached))))
+  (let* ((*evaluation-lexenv* nil)
+         (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
+    (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))
 
 (define-assumption "code that is compiled as submitted code is keeps its closures in its frames, and what *SOURCE-PLIST* was"
   (let* ((sb-c::*source-plist* '(:probe 1))
