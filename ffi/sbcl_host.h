@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 12u
+#define SBCL_HOST_CONTRACT 13u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -216,10 +216,12 @@ struct sbcl_library {
   uint32_t reserved;
   /* Uses this Lisp thread, number 0 to interrupt others, until it is to end: 0; or something unwinds: 1. */
   int32_t (*serve)(uint32_t thread);
-  /* Calls a function of the program's: an sbcl_call_status. The answer stays until this thread's next call. */
+  /* Calls a function of the program's, with a message of COUNT words: an sbcl_call_status. ANSWER's count is, on the way
+   * in, how many of this thread's answers Lisp is still reading: those stay, and this one stays until the next call of
+   * this thread that does not count it. */
   int32_t (*call)(uint64_t function, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
-  /* Set by Lisp before it calls any: calls a Lisp function by its handle, on a Lisp thread that has called the program.
-   * An sbcl_call_status; the answer stays until the next call of either kind in this thread. */
+  /* Set by Lisp before it calls any: calls a Lisp function by its handle, with the objects in a message of COUNT words, on
+   * a Lisp thread that has called the program. An sbcl_call_status; the answer stays until the next call of either kind in this thread. */
   int32_t (*gate)(uint64_t function, uint64_t shape, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
 };
 

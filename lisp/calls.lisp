@@ -235,7 +235,7 @@ place)."
 (declaim (inline call-address talk))
 (defun call-address (function scratch reply)
   "Call the program's FUNCTION, a number, with the message in SCRATCH. Return what it returns; REPLY, two words, gets the
-address and the number of words of its answer. Interrupts are off."
+address and the number of words of its answer. Its second word is how many answers are being read. Interrupts are off."
   (declare (type (unsigned-byte 64) function) (type scratch scratch) (type system-area-pointer reply))
   (with-host-float-modes
     (alien-funcall (sap-alien (int-sap **program**)
@@ -254,11 +254,15 @@ address and the number of words of its answer. Interrupts are off."
       (let ((*interruptible* interruptible))
         (begin-message scratch)
         (funcall write scratch)
+        (setf (aref reply 0) 0
+              (aref reply 1) *answers-being-read*)
         (with-pinned-objects (reply)
-          (let ((status (call-address function scratch (vector-sap reply))))
+          (let* ((status (call-address function scratch (vector-sap reply)))
+                 (address (ldb (byte 62 0) (aref reply 0)))
+                 (count (ldb (byte 48 0) (aref reply 1))))
             (values status
-                    (unless (or (eql status 3) (zerop (aref reply 1)))
-                      (values (read-argument (ldb (byte 62 0) (aref reply 0))))))))))))
+                    (unless (or (eql status 3) (zerop count))
+                      (read-answer address count)))))))))
 
 (defun fail-program-call (class answer)
   "Signal ANSWER, a condition, or one of CLASS with the function's name and a message in the list ANSWER."
@@ -312,19 +316,22 @@ program's, which may pass them on."
                (body)))))))
 
 (declaim (inline call-with-message))
-(defun call-with-message (function address count)
-  "Call FUNCTION, a function or its name, with the COUNT arguments at ADDRESS."
-  (declare (type (unsigned-byte 62) address count))
+(defun call-with-message (function address end)
+  "Call FUNCTION, a function or its name, with the arguments from ADDRESS up to END."
+  (declare (type (unsigned-byte 62) address end))
   (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
-    (case count
-      (0 (funcall function))
-      (1 (funcall function (values (read-argument address))))
-      (2 (multiple-value-bind (first next) (read-argument address)
-           (funcall function first (values (read-argument next)))))
-      (3 (multiple-value-bind (first next) (read-argument address)
-           (multiple-value-bind (second next) (read-argument next)
-             (funcall function first second (values (read-argument next))))))
-      (t (apply function (read-elements address count))))))
+    (if (>= address end)
+        (funcall function)
+        (multiple-value-bind (first next) (read-argument address end)
+          (if (>= next end)
+              (funcall function first)
+              (multiple-value-bind (second next) (read-argument next end)
+                (if (>= next end)
+                    (funcall function first second)
+                    (multiple-value-bind (third next) (read-argument next end)
+                      (if (>= next end)
+                          (funcall function first second third)
+                          (apply function first second third (read-objects next end)))))))))))
 
 (defvar *ask-program* nil
   "True when the program has a handler that is asked about errors where they happen.")
@@ -338,14 +345,16 @@ program's, which may pass them on."
 
 (defun decide (report)
   "Ask the program's handler about the condition in REPORT, and invoke the restart that it names, if it does. What
-that fails with itself only another handler is asked about, of a call that it makes."
+that fails with itself only another handler is asked about, of a call that it makes. Return the error of a handler whose
+choice cannot be had, or NIL."
   (let* ((*ask-program* nil)
          (*asking* (1+ *asking*))
-         (choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report))) (failure) nil)))
-    (when choice
-      (let ((restart (find-restart-named (first choice) (first report))))
-        (when restart
-          (apply #'invoke-restart restart (rest choice)))))))
+         (choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report)))
+                     (failure)
+                   (return-from decide (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
+         (restart (and choice (find-restart-named (first choice) (first report)))))
+    (when restart
+      (apply #'invoke-restart restart (rest choice)))))
 
 (defun find-restart-named (name condition)
   "Return the innermost restart for CONDITION whose name is the string NAME, in whatever package, or NIL."
@@ -353,17 +362,17 @@ that fails with itself only another handler is asked about, of a call that it ma
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
 (declaim (inline enter-gate gate))
-(defun enter-gate (function shape address count)
-  "Call FUNCTION, a handle, with the COUNT arguments at ADDRESS, and write its values in SHAPE, or the condition that it
-fails with. Return 0 or 1."
-  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address count))
+(defun enter-gate (function shape address end)
+  "Call FUNCTION, a handle, with the arguments from ADDRESS up to END, and write its values in SHAPE, or the condition that
+it fails with. Return 0 or 1."
+  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address end))
   (let ((report
           (block failed
             (flet ((fail (condition)
-                     (let ((report (condition-report condition (frame-pointer-here))))
-                       (when (and *ask-program* (< *asking* +most-asking+))
-                         (decide report))
-                       (return-from failed report))))
+                     (let* ((hook (frame-pointer-here))
+                            (report (condition-report condition hook))
+                            (failure (and *ask-program* (< *asking* +most-asking+) (decide report))))
+                       (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)
                     (*boundary* (frame-pointer-here))
@@ -382,8 +391,8 @@ fails with. Return 0 or 1."
                       nil)
                   (with-outer-handlers-for-signals ()
                     (if *interruptible*
-                        (with-interrupts (call-with-message (handle-object function) address count))
-                        (call-with-message (handle-object function) address count)))))))))
+                        (with-interrupts (call-with-message (handle-object function) address end))
+                        (call-with-message (handle-object function) address end)))))))))
     (cond (report
            (when (typep (first report) 'heap-nearly-exhausted)
              (clear-up-after-call))
@@ -393,12 +402,12 @@ fails with. Return 0 or 1."
           (t 0))))
 
 (defun gate (function shape address count reply)
-  "Call FUNCTION, a handle, as ENTER-GATE does, and store where its answer is at the address REPLY, two words. Return 0: its
-values, 1: the condition that it failed with, 3: something unwinds further out, and the program is to return."
+  "Call FUNCTION, a handle, as ENTER-GATE does, with the arguments in the COUNT words at ADDRESS, and store where its answer
+is at the address REPLY, two words. Return 0: its values, 1: the condition that it failed with, 3: something unwinds further out, and the program is to return."
   (declare (type (unsigned-byte 62) function shape address count reply))
   (cond (*unwinding* 3)
         (t
-         (let ((status (stopping-unwind (enter-gate function shape address count)
+         (let ((status (stopping-unwind (enter-gate function shape address (+ address (* 8 (ldb (byte 48 0) count))))
                            ((frame-pointer-here))
                          3))
                (scratch *scratch*)

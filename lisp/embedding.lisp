@@ -1,4 +1,5 @@
-;;;; What programs that embed the image call by handle, and the threads that work for them.
+;;;; What programs that embed the image call by handle, and the threads that work for them. src/lisp/enter.rs numbers the
+;;;; same functions in the same order.
 
 (in-package "SBCL-HOST")
 
@@ -395,31 +396,34 @@ be there."
   "Return how many octets OBJECT, a vector of numbers or a string, has in it."
   (length (the (array (unsigned-byte 8) (*)) object)))
 
+(defmacro with-octets ((sap length) object &body body)
+  "Evaluate BODY with SAP pointing at the octets of OBJECT, a vector of LENGTH of them, which stay where they are."
+  (let ((data (gensym "DATA")) (start (gensym "START")) (end (gensym "END")) (vector (gensym "VECTOR")))
+    `(let ((,vector ,object))
+       (unless (typep ,vector '(vector (unsigned-byte 8)))
+         (error 'type-error :datum ,vector :expected-type '(vector (unsigned-byte 8))))
+       (with-vector-data (,data ,start ,end) ,vector
+         (let ((,sap (sap+ (vector-sap (the (simple-array (unsigned-byte 8) (*)) ,data)) ,start))
+               (,length (- ,end ,start)))
+           ,@body)))))
+
 (defun copy-octets-out (object address length)
   "Copy the octets of OBJECT, a vector of LENGTH of them, to ADDRESS."
   (declare (type (unsigned-byte 62) address length))
-  (unless (typep object '(vector (unsigned-byte 8)))
-    (error 'type-error :datum object :expected-type '(vector (unsigned-byte 8))))
-  (unless (= length (length object))
-    (error "There are ~D octets, not ~D." (length object) length))
-  (sb-kernel:with-array-data ((data object) (start) (end) :check-fill-pointer t)
-    (declare (ignore end) (type (simple-array (unsigned-byte 8) (*)) data))
-    (with-pinned-objects (data)
-      (sb-kernel:%byte-blt (vector-sap data) start (int-sap address) 0 length)))
+  (with-octets (octets count) object
+    (unless (= length count)
+      (error "There are ~D octets, not ~D." count length))
+    (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
   (values))
 
 (defun borrow-octets (closure object place)
   "Have the program run CLOSURE, a number of its own, while the octets of OBJECT, a vector of them, stay where they are.
 Their address, and how many there are, are then in the two words at the address PLACE."
   (declare (type (unsigned-byte 62) place))
-  (unless (typep object '(vector (unsigned-byte 8)))
-    (error 'type-error :datum object :expected-type '(vector (unsigned-byte 8))))
-  (sb-kernel:with-array-data ((data object) (start) (end) :check-fill-pointer t)
-    (declare (type (simple-array (unsigned-byte 8) (*)) data))
-    (with-pinned-objects (data)
-      (setf (sap-ref-64 (int-sap place) 0) (sap-int (sap+ (vector-sap data) start))
-            (sap-ref-64 (int-sap place) 8) (- end start))
-      (call-program +run+ (lambda (scratch) (put-integer scratch closure)))))
+  (with-octets (octets count) object
+    (setf (sap-ref-64 (int-sap place) 0) (sap-int octets)
+          (sap-ref-64 (int-sap place) 8) count)
+    (call-program +run+ (lambda (scratch) (put-integer scratch closure))))
   (values))
 
 (defun size-of-object (object)
@@ -498,7 +502,7 @@ a property list or an association list."
 
 (define-alien-callable sbcl-host-gate (signed 32)
     ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))
-  "Call FUNCTION, a handle, with COUNT arguments: see GATE."
+  "Call FUNCTION, a handle, with the arguments in COUNT words: see GATE."
   (macrolet ((word (variable)
                `(ldb (byte 62 0) ,variable)))
     (gate (word function) (word shape) (word address) (word count) (word reply))))

@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 12
+(defconstant +contract+ 13
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane

@@ -178,18 +178,26 @@ shape is this or 0, and a depth.")
              (signed-sap-ref-64 sap 8) integer)))
     (t (put-bignum scratch integer))))
 
+(defmacro with-vector-data ((data start end) vector &body body)
+  "Evaluate BODY with DATA the simple vector, pinned, that has the elements of VECTOR, from START below END. Another thread
+may adjust VECTOR at any time, and between two looks at it: what counts is that DATA has all of these elements."
+  `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
+     (with-pinned-objects (,data)
+       (unless (<= ,start ,end (length ,data))
+         (error "A vector was adjusted while it was read."))
+       ,@body)))
+
 (defun put-string (scratch string)
   "Write the characters of STRING."
   (declare (type string string))
-  (sb-kernel:with-array-data ((data string) (start) (end) :check-fill-pointer t)
+  (with-vector-data (data start end) string
     (let* ((length (- end start))
            (sap (progn
                   (put scratch (token (tag-number :string) length))
                   (reserve scratch (ceiling length 2)))))
       (typecase data
         ((simple-array character (*))
-         (with-pinned-objects (data)
-           (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length))))
+         (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length)))
         (t
          (loop for index of-type index from start below end
                for offset of-type index from 0 by 4
@@ -209,26 +217,24 @@ shape is this or 0, and a depth.")
 (defun put-octets (scratch vector)
   "Write VECTOR, of octets."
   (declare (type (vector (unsigned-byte 8)) vector))
-  (sb-kernel:with-array-data ((data vector) (start) (end) :check-fill-pointer t)
+  (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
                   (put scratch (token (tag-number :octets) length))
                   (reserve scratch (ceiling length 8)))))
       (declare (type (simple-array (unsigned-byte 8) (*)) data))
-      (with-pinned-objects (data)
-        (sb-kernel:%byte-blt (vector-sap data) start sap 0 length)))))
+      (sb-kernel:%byte-blt (vector-sap data) start sap 0 length))))
 
 (defun put-doubles (scratch vector)
   "Write VECTOR, of double floats."
   (declare (type (vector double-float) vector))
-  (sb-kernel:with-array-data ((data vector) (start) (end) :check-fill-pointer t)
+  (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
                   (put scratch (token (tag-number :doubles) length))
                   (reserve scratch length))))
       (declare (type (simple-array double-float (*)) data))
-      (with-pinned-objects (data)
-        (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length))))))
+      (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length)))))
 
 (defun list-extent (list)
   "Return how many conses LIST has, and what comes after the last one; or NIL if it has no end."
@@ -279,9 +285,10 @@ shape is this or 0, and a depth.")
       ((vector (unsigned-byte 8)) (put-octets scratch object))
       ((vector double-float) (put-doubles scratch object))
       (vector
-       (put scratch (token (tag-number :vector) (length object)))
-       (loop for element across object
-             do (put-object scratch element inner)))
+       (with-vector-data (data start end) object
+         (put scratch (token (tag-number :vector) (- end start)))
+         (loop for index of-type index from start below end
+               do (put-object scratch (aref data index) inner))))
       (hash-table (put-table scratch object inner))
       (t (put-handle scratch object)))))
 
@@ -362,22 +369,58 @@ shape is this or 0, and a depth.")
                                           (t 1)))))))
     (begin-message scratch)))
 
-(defun read-string-token (address length)
-  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
-  (declare (type (unsigned-byte 62) address) (type index length))
-  (values (copy-text address length) (+ address (* 8 (ceiling length 2)))))
+;;; What is read is checked against the message's end: words that are no message are an error, whatever they are.
 
-(defun read-names (address count)
+(define-condition malformed-message (error)
+  ()
+  (:report "The program's message is malformed.")
+  (:documentation "The words of a message are not what the program's side writes."))
+
+(declaim (inline end-of-words))
+(defun end-of-words (address words end)
+  "Return the address after so many WORDS at ADDRESS. All of them must be below END."
+  (declare (type (unsigned-byte 62) address end) (type (unsigned-byte 58) words))
+  (let ((next (+ address (* 8 words))))
+    (when (> next end)
+      (error 'malformed-message))
+    next))
+
+(defun check-characters (address length)
+  "Signal an error unless the LENGTH characters at ADDRESS have codes of characters."
+  (declare (type (unsigned-byte 62) address) (type index length) (optimize speed))
+  (let ((sap (int-sap address))
+        (seen 0))
+    (declare (type (unsigned-byte 32) seen))
+    (dotimes (index length)
+      (setf seen (logior seen (sap-ref-32 sap (* 4 index)))))
+    (unless (or (< seen char-code-limit)
+                ;; Together they may have bits that none of them has.
+                (loop for index of-type index below length
+                      always (< (sap-ref-32 sap (* 4 index)) char-code-limit)))
+      (error 'malformed-message))))
+
+(defun read-string-token (address length end)
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
+  (declare (type (unsigned-byte 62) address length end))
+  (let ((next (end-of-words address (ceiling length 2) end)))
+    (check-characters address length)
+    (values (copy-text address length) next)))
+
+(defun read-names (address count end)
   "Return a list of the COUNT strings whose tokens are at ADDRESS, and the address after them."
+  (declare (type (unsigned-byte 62) address end))
   (let ((names (loop repeat count
-                     collect (multiple-value-bind (name next)
-                                 (read-string-token (+ address 8) (ash (word-at address) -8))
-                               (setf address next)
-                               name))))
+                     collect (let* ((next (end-of-words address 1 end))
+                                    (word (word-at address)))
+                               (unless (eql (ldb (byte 8 0) word) (tag-number :string))
+                                 (error 'malformed-message))
+                               (multiple-value-bind (name next) (read-string-token next (ash word -8) end)
+                                 (setf address next)
+                                 name)))))
     (values names address)))
 
 (defun read-bignum (address words)
-  "Return the integer in the WORDS at ADDRESS."
+  "Return the integer in the WORDS, at least one, at ADDRESS."
   (let ((integer 0))
     (loop for index from (1- words) downto 0
           do (setf integer (logior (ash integer 64) (word-at (+ address (* 8 index))))))
@@ -385,13 +428,21 @@ shape is this or 0, and a depth.")
         (- integer (ash 1 (* 64 words)))
         integer)))
 
-(defun read-elements (address count)
+(defun read-elements (address count end)
   "Return a list of the COUNT objects whose tokens are at ADDRESS, and the address after them."
   (let ((elements (loop repeat count
-                        collect (multiple-value-bind (element next) (read-object address)
+                        collect (multiple-value-bind (element next) (read-object address end)
                                   (setf address next)
                                   element))))
     (values elements address)))
+
+(defun read-objects (address end)
+  "Return a list of the objects from ADDRESS up to END."
+  (declare (type (unsigned-byte 62) address end))
+  (loop while (< address end)
+        collect (multiple-value-bind (object next) (read-object address end)
+                  (setf address next)
+                  object)))
 
 (defun copy-octets (address vector octets)
   "Copy so many OCTETS from ADDRESS into VECTOR, and return that."
@@ -399,58 +450,113 @@ shape is this or 0, and a depth.")
     (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap vector) 0 octets))
   vector)
 
-(defun read-object (address)
-  "Return the object whose token is at ADDRESS, and the address after it."
-  (declare (type (unsigned-byte 62) address))
-  (let* ((word (word-at address))
-         (number (ash word -8))
-         (next (+ address 8)))
+(defun read-handle (number)
+  "Return the object that the handle NUMBER keeps alive."
+  (let ((object (and (< number (length **values**)) (handle-object number))))
+    ;; No handle is made for these: it is a free place.
+    (when (typep object '(or null fixnum))
+      (error 'malformed-message))
+    object))
+
+(defun read-object (address end)
+  "Return the object whose token is at ADDRESS, and the address after it. All of it must be below END."
+  (declare (type (unsigned-byte 62) address end))
+  (let* ((next (end-of-words address 1 end))
+         (word (word-at address))
+         (number (ash word -8)))
     (declare (type (unsigned-byte 62) next))
     (macrolet ((reading ((elements count) &body body)
-                 `(multiple-value-bind (,elements end) (read-elements next ,count)
-                    (values (progn ,@body) end))))
-      (ecase (ldb (byte 8 0) word)
-        (#.(tag-number :nil) (values nil next))
-        (#.(tag-number :true) (values t next))
-        (#.(tag-number :integer) (values (signed-sap-ref-64 (int-sap next) 0) (+ next 8)))
-        (#.(tag-number :bignum) (values (read-bignum next number) (+ next (* 8 number))))
-        (#.(tag-number :single) (values (sap-ref-single (int-sap address) 1) next))
-        (#.(tag-number :double) (values (sap-ref-double (int-sap next) 0) (+ next 8)))
-        (#.(tag-number :character) (values (code-char number) next))
-        (#.(tag-number :string) (read-string-token next number))
+                 `(multiple-value-bind (,elements after) (read-elements next ,count end)
+                    (values (progn ,@body) after)))
+               (checking ((test) &body body)
+                 `(if ,test (progn ,@body) (error 'malformed-message))))
+      (case (ldb (byte 8 0) word)
+        (#.(tag-number :nil) (checking ((zerop number)) (values nil next)))
+        (#.(tag-number :true) (checking ((zerop number)) (values t next)))
+        (#.(tag-number :integer)
+         (let ((after (end-of-words next 1 end)))
+           (checking ((zerop number)) (values (signed-sap-ref-64 (int-sap next) 0) after))))
+        (#.(tag-number :bignum)
+         (let ((after (end-of-words next number end)))
+           (checking ((plusp number)) (values (read-bignum next number) after))))
+        (#.(tag-number :single)
+         (checking ((typep number '(unsigned-byte 32))) (values (sap-ref-single (int-sap address) 1) next)))
+        (#.(tag-number :double)
+         (let ((after (end-of-words next 1 end)))
+           (checking ((zerop number)) (values (sap-ref-double (int-sap next) 0) after))))
+        (#.(tag-number :character) (checking ((< number char-code-limit)) (values (code-char number) next)))
+        (#.(tag-number :string) (read-string-token next number end))
         (#.(tag-number :symbol)
-         (multiple-value-bind (names end) (read-names next (1+ number))
-           (values (if (eql number 1)
-                       (intern (second names) (find-user-package (first names)))
-                       (make-symbol (first names)))
-                   end)))
+         (checking ((<= number 1))
+           (multiple-value-bind (names after) (read-names next (1+ number) end)
+             (values (if (eql number 1)
+                         (intern (second names) (find-user-package (first names)))
+                         (make-symbol (first names)))
+                     after))))
         (#.(tag-number :keyword)
-         (multiple-value-bind (names end) (read-names next 1)
-           (values (intern (first names) "KEYWORD") end)))
-        (#.(tag-number :ratio) (reading (parts 2) (/ (the integer (first parts)) (the integer (second parts)))))
-        (#.(tag-number :complex) (reading (parts 2) (complex (first parts) (second parts))))
-        (#.(tag-number :list) (read-elements next number))
-        (#.(tag-number :dotted) (reading (elements (1+ number)) (apply #'list* elements)))
+         (checking ((zerop number))
+           (multiple-value-bind (names after) (read-names next 1 end)
+             (values (intern (first names) "KEYWORD") after))))
+        (#.(tag-number :ratio)
+         (reading (parts 2)
+           (destructuring-bind (numerator denominator) parts
+             (checking ((and (zerop number) (integerp numerator) (integerp denominator) (not (eql denominator 0))))
+               (/ numerator denominator)))))
+        (#.(tag-number :complex)
+         (reading (parts 2)
+           (destructuring-bind (re im) parts
+             (checking ((and (zerop number) (realp re) (realp im)))
+               (complex re im)))))
+        (#.(tag-number :list) (read-elements next number end))
+        (#.(tag-number :dotted)
+         (reading (elements (1+ number))
+           (let ((last (last elements 2)))
+             (checking ((plusp number))
+               (setf (cdr last) (cadr last))
+               elements))))
         (#.(tag-number :vector) (reading (elements number) (coerce elements 'simple-vector)))
         (#.(tag-number :octets)
-         (values (copy-octets next (make-array number :element-type '(unsigned-byte 8)) number)
-                 (+ next (* 8 (ceiling number 8)))))
+         (let ((after (end-of-words next (ceiling number 8) end)))
+           (values (copy-octets next (make-array number :element-type '(unsigned-byte 8)) number) after)))
         (#.(tag-number :doubles)
-         (values (copy-octets next (make-array number :element-type 'double-float) (* 8 number))
-                 (+ next (* 8 number))))
+         (let ((after (end-of-words next number end)))
+           (values (copy-octets next (make-array number :element-type 'double-float) (* 8 number)) after)))
         (#.(tag-number :table)
          (reading (entries (* 2 number))
            (let ((table (make-hash-table :test 'equal :size (max 7 number))))
              (loop for (key value) on entries by #'cddr
                    do (setf (gethash key table) value))
              table)))
-        (#.(tag-number :handle) (values (handle-object number) next))
-        (#.(tag-number :values) (reading (values number) (make-several values)))))))
+        (#.(tag-number :handle) (values (read-handle number) next))
+        (t (error 'malformed-message))))))
 
 (declaim (inline read-argument))
-(defun read-argument (address)
-  "Return what READ-OBJECT does, integers of a word in place."
-  (declare (type (unsigned-byte 62) address))
-  (if (eql (word-at address) (token (tag-number :integer)))
+(defun read-argument (address end)
+  "Return what READ-OBJECT does, integers of a word in place. There is a word at ADDRESS."
+  (declare (type (unsigned-byte 62) address end))
+  (if (and (eql (word-at address) (token (tag-number :integer)))
+           (<= (+ address 16) end))
       (values (signed-sap-ref-64 (int-sap address) 8) (the (unsigned-byte 62) (+ address 16)))
-      (read-object address)))
+      (read-object address end)))
+
+(declaim (type index *answers-being-read*))
+(defvar *answers-being-read* 0
+  "How many of the program's answers this thread is reading. What that calls, such as the handler of an error that INTERN
+signals, may call the program again, and the program keeps these answers meanwhile.")
+
+(defun read-answer-token (address end)
+  "Return the object, or several values, of which the token at ADDRESS is."
+  (declare (type (unsigned-byte 62) address end))
+  (let ((*answers-being-read* (1+ *answers-being-read*))
+        (word (word-at address)))
+    (if (eql (ldb (byte 8 0) word) (tag-number :values))
+        (make-several (values (read-elements (end-of-words address 1 end) (ash word -8) end)))
+        (values (read-object address end)))))
+
+(declaim (inline read-answer))
+(defun read-answer (address count)
+  "Return what the program answered in the COUNT words, at least one, at ADDRESS: an object, or several values."
+  (declare (type (unsigned-byte 62) address count))
+  (if (and (eql count 2) (eql (word-at address) (token (tag-number :integer))))
+      (signed-sap-ref-64 (int-sap address) 8)
+      (values (read-answer-token address (+ address (* 8 count))))))

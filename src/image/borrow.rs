@@ -62,8 +62,8 @@ impl Cx {
         let mut result = None;
         let task = Borrow { place: &place, work: Some(work), result: &mut result };
         call_with_task(self, task, |writer| {
-            octets.write(writer);
-            place.as_ptr().expose_provenance().write(writer);
+            octets.write(writer)?;
+            place.as_ptr().expose_provenance().write(writer)
         })?;
         match result {
             Some(Ok(result)) => Ok(result),

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::program::Words;
+use super::words::Words;
 
 mod tag {
     pub(super) const NIL: u64 = 0;
@@ -99,7 +99,8 @@ pub(crate) fn take_released() -> Vec<u64> {
 /// A message of NIL.
 pub(crate) const NIL: &[u64] = &[tag::NIL];
 
-/// Writes a message.
+/// Writes a message. Whatever is called in whatever order, and whatever panics meanwhile, the message is well-formed: a
+/// container that is not completed leaves nothing behind.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     words: Words,
@@ -107,6 +108,45 @@ pub(crate) struct Writer {
     objects: usize,
     /// What the message mentions lives as long as it.
     kept: Vec<Arc<Handle>>,
+}
+
+/// Why a table cannot be written: a key has no value.
+#[derive(Debug)]
+pub(crate) struct KeyWithoutValue;
+
+/// A container that is being written. Dropped before it is closed, it was never begun.
+struct Container<'w> {
+    writer: &'w mut Writer,
+    tag: u64,
+    /// Where its token is.
+    start: usize,
+    /// How many objects there were before it at its own level, and how many handles.
+    objects: usize,
+    kept: usize,
+}
+
+impl<'w> Container<'w> {
+    fn begin(writer: &'w mut Writer, tag: u64) -> Self {
+        let (start, kept) = (writer.words.len(), writer.kept.len());
+        writer.token(tag, 0);
+        let objects = std::mem::take(&mut writer.objects);
+        Self { writer, tag, start, objects, kept }
+    }
+
+    /// Completes it with this number in its token.
+    fn close(self, count: usize) {
+        self.writer.words[self.start] = self.tag | (count as u64) << 8;
+        self.writer.objects = self.objects + 1;
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        self.writer.words.truncate(self.start);
+        self.writer.kept.truncate(self.kept);
+        self.writer.objects = self.objects;
+    }
 }
 
 impl Writer {
@@ -126,9 +166,9 @@ impl Writer {
         self.objects
     }
 
-    /// What has to live until Lisp has read the message.
-    pub(crate) fn take_kept(&mut self) -> Vec<Arc<Handle>> {
-        std::mem::take(&mut self.kept)
+    /// The message, and what has to live until Lisp has read it.
+    pub(super) fn into_parts(self) -> (Words, Vec<Arc<Handle>>) {
+        (self.words, self.kept)
     }
 
     #[inline]
@@ -205,61 +245,81 @@ impl Writer {
         self.text(name);
     }
 
-    fn numbers(&mut self, tag: u64, write: impl FnOnce(&mut Self)) {
-        let before = self.objects;
-        self.token(tag, 0);
-        write(self);
-        debug_assert_eq!(self.objects, before + 2);
-        self.objects = before + 1;
-    }
-
-    /// A ratio, from two integers that `write` writes, the second one not 0.
-    pub(crate) fn ratio(&mut self, write: impl FnOnce(&mut Self)) {
-        self.numbers(tag::RATIO, write);
-    }
-
-    /// A complex number, from two real ones that `write` writes.
-    pub(crate) fn complex(&mut self, write: impl FnOnce(&mut Self)) {
-        self.numbers(tag::COMPLEX, write);
-    }
-
-    /// What `write` writes, as the elements of a container.
-    fn container(&mut self, tag: u64, write: impl FnOnce(&mut Self)) {
-        let (start, before) = (self.words.len(), self.objects);
-        self.token(tag, 0);
-        self.objects = 0;
-        write(self);
-        let mut count = self.objects as u64;
-        if tag == tag::TABLE {
-            // Of an even number.
-            if !count.is_multiple_of(2) {
-                self.nil();
-                count += 1;
+    /// An integer that may be one of two words.
+    pub(crate) fn long_integer(&mut self, value: i128) {
+        match i64::try_from(value) {
+            Ok(value) => self.integer(value),
+            Err(_) => {
+                let bits = value.cast_unsigned();
+                self.bignum(&[bits as u64, (bits >> 64) as u64]);
             }
-            count /= 2;
         }
-        self.words[start] = tag | count << 8;
-        self.objects = before + 1;
+    }
+
+    /// A ratio. A denominator of 0 is taken as 1.
+    pub(crate) fn ratio(&mut self, numerator: i128, denominator: i128) {
+        let objects = self.objects;
+        self.token(tag::RATIO, 0);
+        self.long_integer(numerator);
+        self.long_integer(if denominator == 0 { 1 } else { denominator });
+        self.objects = objects + 1;
+    }
+
+    /// A complex number.
+    pub(crate) fn complex(&mut self, re: f64, im: f64) {
+        let objects = self.objects;
+        self.token(tag::COMPLEX, 0);
+        self.double(re);
+        self.double(im);
+        self.objects = objects + 1;
+    }
+
+    /// A container of the objects that `write` writes.
+    fn container<E>(&mut self, tag: u64, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
+        let container = Container::begin(self, tag);
+        write(container.writer)?;
+        let count = container.writer.objects;
+        container.close(count);
+        Ok(())
     }
 
     /// A list of the objects that `write` writes.
-    pub(crate) fn list(&mut self, write: impl FnOnce(&mut Self)) {
-        self.container(tag::LIST, write);
+    pub(crate) fn list<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
+        self.container(tag::LIST, write)
+    }
+
+    /// A list of two strings.
+    pub(crate) fn string_pair(&mut self, one: &str, other: &str) {
+        let objects = self.objects;
+        self.token(tag::LIST, 2);
+        self.string(one);
+        self.string(other);
+        self.objects = objects + 1;
     }
 
     /// A simple vector of the objects that `write` writes.
-    pub(crate) fn vector(&mut self, write: impl FnOnce(&mut Self)) {
-        self.container(tag::VECTOR, write);
-    }
-
-    /// A hash table (EQUAL) of the keys and values that `write` writes in turn.
-    pub(crate) fn table(&mut self, write: impl FnOnce(&mut Self)) {
-        self.container(tag::TABLE, write);
+    pub(crate) fn vector<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
+        self.container(tag::VECTOR, write)
     }
 
     /// Several values, in an answer.
-    pub(crate) fn values(&mut self, write: impl FnOnce(&mut Self)) {
-        self.container(tag::VALUES, write);
+    pub(crate) fn values<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
+        self.container(tag::VALUES, write)
+    }
+
+    /// A hash table (EQUAL) of the keys and values that `write` writes in turn.
+    pub(crate) fn table<E: From<KeyWithoutValue>>(
+        &mut self,
+        write: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let container = Container::begin(self, tag::TABLE);
+        write(container.writer)?;
+        let count = container.writer.objects;
+        if !count.is_multiple_of(2) {
+            return Err(KeyWithoutValue.into());
+        }
+        container.close(count / 2);
+        Ok(())
     }
 
     pub(crate) fn octets(&mut self, octets: &[u8]) {
@@ -296,11 +356,34 @@ pub(crate) fn handle_token(handle: &Handle) -> u64 {
     tag::HANDLE | handle.number() << 8
 }
 
+/// A message of a list of these texts, which are of ASCII, computed while this is compiled. It has `COUNT` words.
+pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
+    let mut words = [0; COUNT];
+    words[0] = tag::LIST | (TEXTS as u64) << 8;
+    let (mut place, mut text) = (1, 0);
+    while text < TEXTS {
+        let octets = texts[text].as_bytes();
+        words[place] = tag::STRING | (octets.len() as u64) << 8;
+        place += 1;
+        let mut index = 0;
+        while index < octets.len() {
+            assert!(octets[index].is_ascii(), "a code of its own for each character");
+            // Lisp's characters have 32 bits; the first of two is at the lower address.
+            let first_half = (index % 2 == 0) == cfg!(target_endian = "little");
+            words[place + index / 2] |= (octets[index] as u64) << if first_half { 0 } else { 32 };
+            index += 1;
+        }
+        place += octets.len().div_ceil(2);
+        text += 1;
+    }
+    assert!(place == COUNT, "so many words");
+    words
+}
+
 /// The codes of characters in `words`, as Lisp holds them: two to a word.
 fn codes(words: &[u64]) -> &[u32] {
-    // SAFETY: any bits are integers, and a word is two of the others in size, and more than aligned for them: nothing is
-    // left before or after.
-    unsafe { words.align_to().1 }
+    // SAFETY: any bits are integers, and a word is two of the others in size, and more than aligned for them.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
 }
 
 /// Characters as Lisp holds them, two to a word.
@@ -441,15 +524,15 @@ impl<'m> Reader<'m> {
     pub(crate) fn skip(&mut self) {
         let mut left = 1_usize;
         while left > 0 && self.position < self.words.len() {
-            left = left - 1
-                + match self.token() {
-                    Token::Symbol(true) | Token::Ratio | Token::Complex => 2,
-                    Token::Symbol(false) | Token::Keyword => 1,
-                    Token::List(count) | Token::Vector(count) | Token::Values(count) => count,
-                    Token::Dotted(count) => count + 1,
-                    Token::Table(count) => count * 2,
-                    _ => 0,
-                };
+            let more = match self.token() {
+                Token::Symbol(true) | Token::Ratio | Token::Complex => 2,
+                Token::Symbol(false) | Token::Keyword => 1,
+                Token::List(count) | Token::Vector(count) | Token::Values(count) => count,
+                Token::Dotted(count) => count.saturating_add(1),
+                Token::Table(count) => count.saturating_mul(2),
+                _ => 0,
+            };
+            left = (left - 1).saturating_add(more);
         }
     }
 }
@@ -460,6 +543,210 @@ impl Drop for Reader<'_> {
         while self.position < self.words.len() {
             // Handles are let go of.
             drop(self.token());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    type Infallible = std::convert::Infallible;
+
+    impl From<KeyWithoutValue> for &'static str {
+        fn from(_: KeyWithoutValue) -> Self {
+            "a key without a value"
+        }
+    }
+
+    /// Reads the next object, which must be there as a whole, and returns how deep it is.
+    fn depth(reader: &mut Reader<'_>) -> usize {
+        assert!(reader.position < reader.words.len(), "an object is missing");
+        let start = reader.position;
+        let word = reader.words[start];
+        let number = usize::try_from(word >> 8).unwrap();
+        let payload = match word & 0xff {
+            tag::INTEGER | tag::DOUBLE => 1,
+            tag::BIGNUM => number,
+            tag::STRING => number.div_ceil(2),
+            tag::OCTETS => number.div_ceil(8),
+            _ => 0,
+        };
+        assert!(start + 1 + payload <= reader.words.len(), "it is cut short");
+        let elements = match reader.token() {
+            Token::List(count) | Token::Vector(count) | Token::Values(count) => count,
+            Token::Table(count) => 2 * count,
+            Token::Ratio | Token::Complex | Token::Symbol(true) => 2,
+            Token::Symbol(false) | Token::Keyword => 1,
+            Token::Handle(handle) => {
+                // It is the writer's.
+                std::mem::forget(handle);
+                0
+            }
+            _ => 0,
+        };
+        1 + (0..elements).map(|_| depth(reader)).max().unwrap_or(0)
+    }
+
+    /// Checks that a message is so many objects, and nothing else.
+    fn check(writer: &Writer) {
+        let mut reader = Reader::new(writer.words());
+        for _ in 0..writer.objects {
+            depth(&mut reader);
+        }
+        assert_eq!(reader.position, reader.words.len(), "there are words that belong to no object");
+        let handles = writer.kept.len();
+        assert!(handles <= writer.words().len());
+    }
+
+    /// Numbers that look random (xorshift).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, limit: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % limit
+        }
+    }
+
+    /// Writes something; some containers fail, and some panic.
+    fn write_something(writer: &mut Writer, numbers: &mut Numbers, level: u64) -> Result<(), &'static str> {
+        match numbers.below(if level > 4 { 10 } else { 16 }) {
+            0 => writer.nil(),
+            1 => writer.long_integer(i128::from(numbers.0) << numbers.below(60)),
+            2 => writer.string(["", "a", "größe λ😀", "abc"][numbers.below(4) as usize]),
+            3 => writer.symbol([None, Some("KEYWORD"), Some("CL-USER")][numbers.below(3) as usize], "NAME"),
+            4 => writer.octets(&vec![7; numbers.below(20) as usize]),
+            5 => writer.ratio(i128::from(numbers.below(9)), i128::from(numbers.below(3))),
+            6 => writer.complex(1.0, 2.0),
+            7 => {
+                let handle = Arc::new(Handle(5));
+                writer.handle(&handle);
+            }
+            8 => writer.double(0.5),
+            9 => {
+                let mut other = Writer::new();
+                let written = write_something(&mut other, numbers, level + 1);
+                writer.append(other);
+                written?;
+            }
+            kind => {
+                let count = numbers.below(5);
+                let content = |writer: &mut Writer| {
+                    for _ in 0..count {
+                        // One that fails may be passed over, or not.
+                        let attempt = catch_unwind(AssertUnwindSafe(|| write_something(writer, numbers, level + 1)));
+                        match (attempt, numbers.below(3)) {
+                            (Ok(Err(failure)), 0) => return Err(failure),
+                            (Err(panic), 0) => std::panic::resume_unwind(panic),
+                            _ => {}
+                        }
+                    }
+                    match numbers.below(6) {
+                        0 => Err("on purpose"),
+                        1 => std::panic::resume_unwind(Box::new("on purpose")),
+                        _ => Ok(()),
+                    }
+                };
+                match kind % 3 {
+                    0 => writer.list(content)?,
+                    1 => writer.vector(content)?,
+                    _ => writer.table(content)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_message_is_well_formed_whatever_fails_or_panics_while_it_is_written() {
+        for seed in 1..if cfg!(miri) { 40 } else { 4000 } {
+            let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut writer = Writer::new();
+            for _ in 0..4 {
+                let _ = catch_unwind(AssertUnwindSafe(|| write_something(&mut writer, &mut numbers, 0)));
+                check(&writer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_container_that_is_left_by_a_panic_leaves_nothing_behind() {
+        let mut writer = Writer::new();
+        let written: Result<(), Infallible> = writer.list(|writer| {
+            let left = catch_unwind(AssertUnwindSafe(|| {
+                writer.list(|writer| {
+                    writer.integer(1);
+                    writer.handle(&Arc::new(Handle(5)));
+                    if true { panic!("on purpose") } else { Ok::<(), Infallible>(()) }
+                })
+            }));
+            assert!(left.is_err());
+            writer.integer(2);
+            Ok(())
+        });
+        assert!(written.is_ok());
+        assert_eq!(writer.words(), [tag::LIST | 1 << 8, tag::INTEGER, 2]);
+        assert!(writer.kept.is_empty());
+    }
+
+    #[test]
+    fn a_table_with_a_key_and_no_value_is_refused() {
+        let mut writer = Writer::new();
+        let written: Result<(), &str> = writer.table(|writer| {
+            writer.integer(1);
+            Ok(())
+        });
+        assert_eq!(written, Err("a key without a value"));
+        assert!(writer.words().is_empty());
+    }
+
+    #[test]
+    fn a_message_that_is_computed_at_compile_time_is_read_as_any_other() {
+        const WORDS: [u64; 6] = fixed_strings(["abc", "de"]);
+        let mut writer = Writer::new();
+        let written: Result<(), Infallible> = writer.list(|writer| {
+            writer.string("abc");
+            writer.string("de");
+            Ok(())
+        });
+        assert!(written.is_ok());
+        assert_eq!(writer.words(), WORDS);
+    }
+
+    #[test]
+    fn text_is_read_as_it_was_written() {
+        for text in ["", "a", "ab", "größe", "λ😀x"] {
+            let mut writer = Writer::new();
+            writer.string(text);
+            let Token::String(characters) = Reader::new(writer.words()).token() else { panic!("no string") };
+            assert_eq!(characters.to_text().as_deref(), Ok(text));
+            assert_eq!(characters.to_text_lossy(), text);
+        }
+    }
+
+    #[test]
+    fn whatever_the_words_a_reader_ends() {
+        for seed in 1..if cfg!(miri) { 200 } else { 20_000 } {
+            let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
+            let words: Vec<u64> = (0..numbers.below(12))
+                .map(|_| {
+                    let number = numbers.below([3, 1 << 20, u64::MAX >> 8][(numbers.0 % 3) as usize]);
+                    // Handles would be given back to nobody.
+                    [number << 8 | numbers.below(17), numbers.0 & !0xff][numbers.below(2) as usize]
+                })
+                .collect();
+            let mut reader = Reader::new(&words);
+            reader.skip();
+            while reader.position < words.len() {
+                if let Token::String(characters) = reader.token() {
+                    let _ = (characters.to_text(), characters.to_text_lossy());
+                }
+            }
         }
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! This module holds all the unsafe code. What crosses to Lisp and back is laid down in `ffi/sbcl_host.h`.
 
+mod answers;
 #[allow(unsafe_code, dead_code, missing_docs, unreachable_pub, non_camel_case_types, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod bindings;
 mod boot;
 mod borrow;
+mod buffer;
 mod callbacks;
 mod float_traps;
 pub(crate) mod heap;
@@ -16,6 +18,7 @@ pub(crate) mod process;
 pub(crate) mod program;
 mod protocol;
 pub(crate) mod signals;
+pub(crate) mod words;
 
 #[cfg(feature = "mcp")]
 pub(crate) use boot::address_space;

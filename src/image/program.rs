@@ -1,21 +1,20 @@
 //! Calls between Lisp and a program that embeds it: `struct sbcl_library` of the contract.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
-use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use once_cell::sync::OnceCell;
-use smallvec::SmallVec;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
 use super::float_traps::{self, Masked};
+use super::message::Writer;
 use super::protocol::Event;
-use super::{process, signals};
+use super::words::Words;
+use super::{answers, process, signals};
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub(crate) trait Program: Send + Sync + 'static {
     fn serve(&self, inside: &Inside, thread: u32) -> bool;
 
     /// Calls a function, whose answer it writes.
-    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Vec<u64>) -> CallStatus;
+    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Writer) -> CallStatus;
 
     /// Takes what a thread that works for the program prints, or warns of.
     fn event(&self, event: Event<'_>);
@@ -132,113 +131,6 @@ thread_local! {
     static CURRENT: Cell<Option<Inside>> = const { Cell::new(None) };
     /// True from when a call of Lisp was unwound until the program has returned to Lisp.
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
-    /// What the program's last answer in this thread is kept in until Lisp has read it.
-    static ANSWER: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
-}
-
-/// Words that a message has without taking memory but the stack.
-const SMALL: usize = 16;
-/// How many spare buffers a thread keeps, and the words that one may have.
-const SPARE_BUFFERS: usize = 8;
-const SPARE_WORDS: usize = 1 << 16;
-
-thread_local! {
-    /// Buffers that no large message uses now.
-    static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A message. A small one, such as that of a call with some numbers, is on the stack; the buffer of a large one goes to
-/// the next one when it is dropped.
-#[derive(Debug, Default)]
-pub(crate) struct Words(SmallVec<[u64; SMALL]>);
-
-impl Words {
-    /// An empty one.
-    #[inline]
-    pub(crate) fn new() -> Self {
-        Self(SmallVec::new())
-    }
-
-    /// Makes room for so many words more.
-    #[inline]
-    pub(crate) fn reserve(&mut self, more: usize) {
-        if self.0.len() + more > self.0.capacity() {
-            self.grow(more);
-        }
-    }
-
-    #[cold]
-    fn grow(&mut self, more: usize) {
-        if !self.0.spilled()
-            && let Some(mut spare) = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten()
-        {
-            spare.extend_from_slice(&self.0);
-            self.0 = SmallVec::from_vec(spare);
-        }
-        self.0.reserve(more);
-    }
-
-    pub(crate) fn extend_from_slice(&mut self, words: &[u64]) {
-        self.reserve(words.len());
-        self.0.extend_from_slice(words);
-    }
-
-    /// Adds as many words as hold `count` halves of them, which `halves` gives, the first of them at the lower address.
-    /// Where it gives fewer, the others are 0.
-    #[inline]
-    pub(crate) fn extend_from_halves(&mut self, count: usize, halves: impl Iterator<Item = u32>) {
-        let words = count.div_ceil(2);
-        self.reserve(words + 1);
-        let length = self.0.len();
-        // SAFETY: there is room for that many words after those that there are, and one more. All of them are written
-        // before they count: the zip does not write past `count`, and what it does not reach is filled up.
-        unsafe {
-            let place = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
-            let target = std::slice::from_raw_parts_mut(place, words * 2);
-            let mut written = 0;
-            for (half, value) in target[..count].iter_mut().zip(halves) {
-                half.write(value);
-                written += 1;
-            }
-            for half in &mut target[written..] {
-                half.write(0);
-            }
-            self.0.set_len(length + words);
-        }
-    }
-}
-
-impl Drop for Words {
-    #[inline]
-    fn drop(&mut self) {
-        if self.0.spilled() && self.0.capacity() <= SPARE_WORDS {
-            let mut words = std::mem::take(&mut self.0).into_vec();
-            words.clear();
-            // A thread that ends keeps none.
-            let _ = SPARE.try_with(|spare| {
-                let mut spare = spare.borrow_mut();
-                if spare.len() < SPARE_BUFFERS {
-                    spare.push(words);
-                }
-            });
-        }
-    }
-}
-
-impl Deref for Words {
-    type Target = SmallVec<[u64; SMALL]>;
-
-    #[inline]
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for Words {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
 }
 
 /// Copies what Lisp has written.
@@ -265,17 +157,19 @@ impl Inside {
         CURRENT.get()
     }
 
-    /// Calls the function that the Lisp handle `function` stands for with the objects in `message`, of which there are
-    /// `count`. Its values come in `shape`.
+    /// Calls the function that the Lisp handle `function` stands for with the objects in `message`. Its values come in
+    /// `shape`.
     #[inline]
-    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64], count: usize) -> (CallStatus, Words) {
+    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, Words) {
         let mut answer = sbcl_message::default();
+        #[cfg(feature = "guarded-messages")]
+        let message = super::buffer::Buffer::of(message);
         let status = {
             let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.place));
             // SAFETY: this thread is one of Lisp's and has called the program (that is what Inside proves, which does not
-            // leave the thread). The message is well-formed, as only `lisp::message` writes them, and lives until the
+            // leave the thread). The message is well-formed, as only `message::Writer` writes them, and lives until the
             // call returns; nothing unwinds out of it: the gate stops that.
-            unsafe { (self.gate)(function, u64::from(shape), message.as_ptr(), count as u64, &raw mut answer) }
+            unsafe { (self.gate)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer) }
         };
         let status = match u32::try_from(status) {
             Ok(sbcl_call_status::SBCL_CALL_VALUES) => CallStatus::Values,
@@ -300,7 +194,7 @@ impl Inside {
     pub(crate) fn call_with_buffer(&self, function: u64, handle: u64, target: &mut [u8]) -> (CallStatus, Words) {
         // Tokens of integers: see lisp/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
-        self.call(function, 0, &message, 3)
+        self.call(function, 0, &message)
     }
 }
 
@@ -358,21 +252,21 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
     let masked = Masked::new();
     let _in_host = signals::enter_host();
     if process::is_forked() {
-        // A copy of this process has none of its threads, nor anything to answer with.
-        return sbcl_call_status::SBCL_CALL_PANICKED.cast_signed();
+        // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message.
+        unsafe { answer.write(answers::of_forked_process()) };
+        return sbcl_call_status::SBCL_CALL_FAILED.cast_signed();
     }
     // SAFETY: the contract has Lisp pass its message, in memory that is this thread's.
     let message = unsafe { copy(words, count) };
-    let mut reply = ANSWER.take();
-    reply.clear();
+    // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_message.
+    let being_read = unsafe { (*answer).count };
+    let mut reply = Writer::new();
     let place = CURRENT.get().and_then(|inside| inside.place);
     let status = inside(masked.modes(), place, |program, inside| program.call(inside, function, &message, &mut reply))
         .unwrap_or(CallStatus::Panicked);
     Place::set(place, Place::IN_LISP);
-    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message. The answer's buffer does not move when
-    // the vector does.
-    unsafe { answer.write(sbcl_message { words: reply.as_ptr(), count: reply.len() as u64 }) };
-    ANSWER.set(reply);
+    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message.
+    unsafe { answer.write(answers::keep(being_read, reply)) };
     match status {
         CallStatus::Values => sbcl_call_status::SBCL_CALL_VALUES,
         CallStatus::Failed => sbcl_call_status::SBCL_CALL_FAILED,

@@ -23,15 +23,17 @@ impl FromLisp for BigInt {
 
 /// Feature `num-bigint`.
 impl IntoLisp for BigInt {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         if let Ok(value) = i64::try_from(self) {
-            return writer.0.integer(value);
+            writer.0.integer(value);
+            return Ok(());
         }
         let mut octets = self.to_signed_bytes_le();
         let sign = if self.sign() == Sign::Minus { 0xff } else { 0 };
         octets.resize(octets.len().next_multiple_of(8), sign);
         let words: Vec<u64> = octets.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         writer.0.bignum(&words);
+        Ok(())
     }
 }
 
@@ -49,7 +51,7 @@ impl FromLisp for BigUint {
 
 /// Feature `num-bigint`.
 impl IntoLisp for BigUint {
-    fn write(&self, writer: &mut Writer) {
-        BigInt::from(self.clone()).write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        BigInt::from(self.clone()).write(writer)
     }
 }

@@ -7,10 +7,10 @@ use std::hash::{BuildHasher, Hash};
 use super::enter::{Cx, Entry};
 use super::rounding;
 use super::value::Value;
-use crate::image::message::{self, Characters, Token};
-use crate::image::program::Words;
+use crate::image::message::{self, Characters, KeyWithoutValue, Token};
+use crate::image::words::Words;
 
-/// A Lisp object that is not what Rust asked for.
+/// A Lisp object that is not what Rust asked for, or a Rust value that no Lisp object can be made of.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -45,7 +45,7 @@ impl ConversionError {
         Self { expected: expected.into(), found: found.into(), place: Vec::new() }
     }
 
-    fn within(mut self, place: impl FnOnce() -> String) -> Self {
+    pub(super) fn within(mut self, place: impl FnOnce() -> String) -> Self {
         self.place.insert(0, place());
         self
     }
@@ -233,47 +233,94 @@ fn shortened(text: &str) -> String {
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
-/// use sbcl::{IntoLisp, Writer};
+/// use sbcl::{ConversionError, IntoLisp, Writer};
 ///
 /// struct Point(f64, f64);
 ///
 /// impl IntoLisp for Point {
-///     fn write(&self, writer: &mut Writer) {
+///     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
 ///         writer.vector(|writer| {
-///             self.0.write(writer);
-///             self.1.write(writer);
-///         });
+///             self.0.write(writer)?;
+///             self.1.write(writer)
+///         })
 ///     }
 /// }
 ///
 /// assert_eq!(lisp.value(Point(1.0, 2.5))?.to_string(), "#(1.0d0 2.5d0)");
 /// # Ok::<(), sbcl::Error>(())
 /// ```
+///
+/// A list, vector or table whose closure fails or panics is not written at all. No writer can take the place of another
+/// one, as each has a lifetime of its own:
+///
+/// ```compile_fail
+/// use sbcl::{ConversionError, Writer};
+///
+/// fn swap(writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+///     writer.list(|outer| outer.list(|inner| { std::mem::swap(outer, inner); Ok(()) }))
+/// }
+/// ```
+///
+/// ```compile_fail
+/// use sbcl::{ConversionError, IntoLisp, Writer};
+///
+/// struct Swap<'a, 'm>(std::cell::RefCell<&'a mut Writer<'m>>);
+///
+/// impl<'m> IntoLisp for Swap<'_, 'm> {
+///     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+///         std::mem::swap(*self.0.borrow_mut(), writer);
+///         Ok(())
+///     }
+/// }
+/// ```
 #[derive(Debug)]
-pub struct Writer(pub(super) message::Writer);
+pub struct Writer<'m>(pub(super) &'m mut message::Writer);
 
-impl Writer {
-    pub(super) fn new() -> Self {
-        Self(message::Writer::new())
-    }
-
+impl Writer<'_> {
     /// Writes a list of what `write` writes.
-    pub fn list(&mut self, write: impl FnOnce(&mut Self)) {
-        self.0.list(|inner| with_inner(inner, write));
+    ///
+    /// # Errors
+    /// What `write` returns.
+    pub fn list(
+        &mut self,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<(), ConversionError> {
+        self.0.list(|inner| write(&mut Writer(inner)))
     }
 
     /// Writes a hash table (`equal`) of the keys and values that `write` writes in turn.
-    pub fn table(&mut self, write: impl FnOnce(&mut Self)) {
-        self.0.table(|inner| with_inner(inner, write));
+    ///
+    /// # Errors
+    /// What `write` returns; when it writes a key without a value.
+    pub fn table(
+        &mut self,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<(), ConversionError> {
+        self.0.table(|inner| write(&mut Writer(inner)))
     }
 
-    pub(super) fn values(&mut self, write: impl FnOnce(&mut Self)) {
-        self.0.values(|inner| with_inner(inner, write));
+    pub(super) fn values(
+        &mut self,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<(), ConversionError> {
+        self.0.values(|inner| write(&mut Writer(inner)))
     }
 
     /// Writes a simple vector of what `write` writes.
-    pub fn vector(&mut self, write: impl FnOnce(&mut Self)) {
-        self.0.vector(|inner| with_inner(inner, write));
+    ///
+    /// # Errors
+    /// What `write` returns.
+    pub fn vector(
+        &mut self,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<(), ConversionError> {
+        self.0.vector(|inner| write(&mut Writer(inner)))
+    }
+}
+
+impl From<KeyWithoutValue> for ConversionError {
+    fn from(_: KeyWithoutValue) -> Self {
+        Self::new("a value for each key of a hash table", "a key without one")
     }
 }
 
@@ -356,13 +403,13 @@ pub trait FromLisp: Sized {
 /// its `Err` is signalled, as a condition, so no other object is made of one.
 ///
 /// ```
-/// use sbcl::{IntoLisp, Writer};
+/// use sbcl::{ConversionError, IntoLisp, Writer};
 ///
 /// struct Cents(i64);
 ///
 /// impl IntoLisp for Cents {
-///     fn write(&self, writer: &mut Writer) {
-///         self.0.write(writer);
+///     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+///         self.0.write(writer)
 ///     }
 /// }
 ///
@@ -372,23 +419,26 @@ pub trait FromLisp: Sized {
 /// ```
 pub trait IntoLisp {
     /// Writes it, as one object.
-    fn write(&self, writer: &mut Writer);
+    ///
+    /// # Errors
+    /// When no Lisp object can be made of it. The call that it was for is not made.
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 
     /// Writes several as one sequence.
     #[doc(hidden)]
-    fn write_slice(slice: &[Self], writer: &mut Writer)
+    fn write_slice(slice: &[Self], writer: &mut Writer<'_>) -> Result<(), ConversionError>
     where
         Self: Sized,
     {
-        writer.0.list(|inner| with_inner(inner, |writer| slice.iter().for_each(|item| item.write(writer))));
+        writer.list(|writer| write_elements(slice, writer))
     }
 }
 
-/// Lends what is inside a public writer, for as long as `write` takes.
-fn with_inner(inner: &mut message::Writer, write: impl FnOnce(&mut Writer)) {
-    let mut writer = Writer(std::mem::take(inner));
-    write(&mut writer);
-    *inner = writer.0;
+fn write_elements<T: IntoLisp>(elements: &[T], writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+    elements
+        .iter()
+        .enumerate()
+        .try_for_each(|(index, element)| element.write(writer).map_err(|e| e.within(|| format!("element {index}"))))
 }
 
 /// The arguments of a call: a tuple of up to eight, or an array, a slice or a vector of one type.
@@ -403,7 +453,7 @@ fn with_inner(inner: &mut message::Writer, write: impl FnOnce(&mut Writer)) {
 pub trait Arguments {
     /// Writes them.
     #[doc(hidden)]
-    fn write_arguments(&self, writer: &mut Writer);
+    fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 }
 
 macro_rules! integers {
@@ -428,12 +478,13 @@ macro_rules! integers {
 
         impl IntoLisp for $type {
             #[inline]
-            fn write(&self, writer: &mut Writer) {
+            fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
                 match i64::try_from(*self) {
                     Ok(value) => writer.0.integer(value),
                     // All others are of 64 bits.
-                    Err(_) => write_i128(*self as i128, writer),
+                    Err(_) => writer.0.long_integer(*self as i128),
                 }
+                Ok(())
             }
         }
     )*};
@@ -446,16 +497,6 @@ fn bignum_to_i128(words: &[u64]) -> Option<i128> {
         [low] => Some(i128::from(low.cast_signed())),
         [low, high] => Some((u128::from(high) << 64 | u128::from(low)).cast_signed()),
         _ => None,
-    }
-}
-
-fn write_i128(value: i128, writer: &mut Writer) {
-    match i64::try_from(value) {
-        Ok(value) => writer.0.integer(value),
-        Err(_) => {
-            let bits = value.cast_unsigned();
-            writer.0.bignum(&[bits as u64, (bits >> 64) as u64]);
-        }
     }
 }
 
@@ -474,8 +515,9 @@ impl FromLisp for i128 {
 }
 
 impl IntoLisp for i128 {
-    fn write(&self, writer: &mut Writer) {
-        write_i128(*self, writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.0.long_integer(*self);
+        Ok(())
     }
 }
 
@@ -495,11 +537,12 @@ impl FromLisp for u128 {
 }
 
 impl IntoLisp for u128 {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         match i128::try_from(*self) {
-            Ok(value) => write_i128(value, writer),
+            Ok(value) => writer.0.long_integer(value),
             Err(_) => writer.0.bignum(&[*self as u64, (*self >> 64) as u64, 0]),
         }
+        Ok(())
     }
 }
 
@@ -528,12 +571,14 @@ impl FromLisp for u8 {
 }
 
 impl IntoLisp for u8 {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.integer(i64::from(*self));
+        Ok(())
     }
 
-    fn write_slice(slice: &[Self], writer: &mut Writer) {
+    fn write_slice(slice: &[Self], writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.octets(slice);
+        Ok(())
     }
 }
 
@@ -577,8 +622,9 @@ fn real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64
 }
 
 impl IntoLisp for f64 {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.double(*self);
+        Ok(())
     }
 }
 
@@ -595,8 +641,9 @@ impl FromLisp for f32 {
 }
 
 impl IntoLisp for f32 {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.single(*self);
+        Ok(())
     }
 }
 
@@ -611,8 +658,9 @@ impl FromLisp for bool {
 }
 
 impl IntoLisp for bool {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.boolean(*self);
+        Ok(())
     }
 }
 
@@ -627,8 +675,9 @@ impl FromLisp for char {
 }
 
 impl IntoLisp for char {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.character(u32::from(*self));
+        Ok(())
     }
 }
 
@@ -658,14 +707,16 @@ impl FromLisp for Text {
 }
 
 impl IntoLisp for str {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.string(self);
+        Ok(())
     }
 }
 
 impl IntoLisp for String {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.string(self);
+        Ok(())
     }
 }
 
@@ -683,8 +734,9 @@ impl FromLisp for () {
 }
 
 impl IntoLisp for () {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.nil();
+        Ok(())
     }
 }
 
@@ -703,10 +755,10 @@ impl<T: FromLisp> FromLisp for Option<T> {
 }
 
 impl<T: IntoLisp> IntoLisp for Option<T> {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         match self {
             Some(value) => value.write(writer),
-            None => writer.0.nil(),
+            None => ().write(writer),
         }
     }
 }
@@ -750,11 +802,11 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             Token::Octets(words, count) => {
                 return match T::from_octets(words, count) {
                     Some(octets) => Ok(octets),
-                    None => each(reader, octets(words, count), |octet, writer| octet.write(writer)),
+                    None => each(reader, octets(words, count), |octet, writer| writer.integer(octet.into())),
                 };
             }
             Token::Doubles(words) => {
-                return each(reader, words.iter().copied().map(f64::from_bits), |double, writer| double.write(writer));
+                return each(reader, words.iter().copied().map(f64::from_bits), |double, writer| writer.double(double));
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
@@ -771,16 +823,16 @@ impl<T: FromLisp> FromLisp for Vec<T> {
 fn each<T: FromLisp, E>(
     reader: &Reader<'_>,
     elements: impl IntoIterator<Item = E>,
-    write: impl Fn(E, &mut Writer),
+    write: impl Fn(E, &mut message::Writer),
 ) -> Result<Vec<T>, ConversionError> {
     let cx = reader.cx;
     elements
         .into_iter()
         .enumerate()
         .map(|(index, element)| {
-            let mut writer = Writer::new();
+            let mut writer = message::Writer::new();
             write(element, &mut writer);
-            Reader::new(cx, writer.0.words()).read().map_err(|error| error.within(|| format!("element {index}")))
+            Reader::new(cx, writer.words()).read().map_err(|error| error.within(|| format!("element {index}")))
         })
         .collect()
 }
@@ -797,32 +849,32 @@ impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
 }
 
 impl<T: IntoLisp> IntoLisp for [T] {
-    fn write(&self, writer: &mut Writer) {
-        T::write_slice(self, writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        T::write_slice(self, writer)
     }
 }
 
 impl<T: IntoLisp> IntoLisp for Vec<T> {
-    fn write(&self, writer: &mut Writer) {
-        T::write_slice(self, writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        T::write_slice(self, writer)
     }
 }
 
 impl<T: IntoLisp, const N: usize> IntoLisp for [T; N] {
-    fn write(&self, writer: &mut Writer) {
-        T::write_slice(self, writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        T::write_slice(self, writer)
     }
 }
 
 impl<T: IntoLisp + ?Sized> IntoLisp for &T {
-    fn write(&self, writer: &mut Writer) {
-        (**self).write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        (**self).write(writer)
     }
 }
 
 impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
-    fn write(&self, writer: &mut Writer) {
-        (**self).write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        (**self).write(writer)
     }
 }
 
@@ -853,16 +905,15 @@ fn read_entries<K: FromLisp, V: FromLisp>(
 
 fn write_entries<'a, K: IntoLisp + 'a, V: IntoLisp + 'a>(
     entries: impl Iterator<Item = (&'a K, &'a V)>,
-    writer: &mut Writer,
-) {
-    writer.0.table(|inner| {
-        with_inner(inner, |writer| {
-            for (key, value) in entries {
-                key.write(writer);
-                value.write(writer);
-            }
-        });
-    });
+    writer: &mut Writer<'_>,
+) -> Result<(), ConversionError> {
+    writer.table(|writer| {
+        for (index, (key, value)) in entries.enumerate() {
+            key.write(writer).map_err(|error| error.within(|| format!("key {index}")))?;
+            value.write(writer).map_err(|error| error.within(|| format!("the value of key {index}")))?;
+        }
+        Ok(())
+    })
 }
 
 impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp for HashMap<K, V, S> {
@@ -876,8 +927,8 @@ impl<K: FromLisp + Eq + Hash, V: FromLisp, S: BuildHasher + Default> FromLisp fo
 }
 
 impl<K: IntoLisp, V: IntoLisp, S> IntoLisp for HashMap<K, V, S> {
-    fn write(&self, writer: &mut Writer) {
-        write_entries(self.iter(), writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        write_entries(self.iter(), writer)
     }
 }
 
@@ -892,8 +943,8 @@ impl<K: FromLisp + Ord, V: FromLisp> FromLisp for BTreeMap<K, V> {
 }
 
 impl<K: IntoLisp, V: IntoLisp> IntoLisp for BTreeMap<K, V> {
-    fn write(&self, writer: &mut Writer) {
-        write_entries(self.iter(), writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        write_entries(self.iter(), writer)
     }
 }
 
@@ -931,14 +982,18 @@ macro_rules! tuples {
         }
 
         impl<$($name: IntoLisp),*> IntoLisp for ($($name,)*) {
-            fn write(&self, writer: &mut Writer) {
-                writer.0.list(|inner| with_inner(inner, |writer| { $(self.$index.write(writer);)* }));
+            fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+                writer.list(|writer| {
+                    $(self.$index.write(writer).map_err(|error| error.within(|| format!("element {}", $index)))?;)*
+                    Ok(())
+                })
             }
         }
 
         impl<$($name: IntoLisp),*> Arguments for ($($name,)*) {
-            fn write_arguments(&self, writer: &mut Writer) {
-                $(self.$index.write(writer);)*
+            fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+                $(self.$index.write(writer).map_err(|error| error.of_argument($index + 1))?;)*
+                Ok(())
             }
         }
     )*};
@@ -966,30 +1021,33 @@ tuples! {
 }
 
 impl Arguments for () {
-    fn write_arguments(&self, _: &mut Writer) {}
+    fn write_arguments(&self, _: &mut Writer<'_>) -> Result<(), ConversionError> {
+        Ok(())
+    }
 }
 
 impl<T: IntoLisp> Arguments for [T] {
-    fn write_arguments(&self, writer: &mut Writer) {
-        self.iter().for_each(|item| item.write(writer));
+    fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        let mut arguments = self.iter().zip(1..);
+        arguments.try_for_each(|(argument, number)| argument.write(writer).map_err(|error| error.of_argument(number)))
     }
 }
 
 impl<T: IntoLisp> Arguments for Vec<T> {
-    fn write_arguments(&self, writer: &mut Writer) {
-        self[..].write_arguments(writer);
+    fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self[..].write_arguments(writer)
     }
 }
 
 impl<T: IntoLisp, const N: usize> Arguments for [T; N] {
-    fn write_arguments(&self, writer: &mut Writer) {
-        self[..].write_arguments(writer);
+    fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self[..].write_arguments(writer)
     }
 }
 
 impl<T: Arguments + ?Sized> Arguments for &T {
-    fn write_arguments(&self, writer: &mut Writer) {
-        (**self).write_arguments(writer);
+    fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        (**self).write_arguments(writer)
     }
 }
 
@@ -1067,8 +1125,9 @@ impl FromLisp for Symbol {
 }
 
 impl IntoLisp for Symbol {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.0.symbol(self.package.as_deref(), &self.name);
+        Ok(())
     }
 }
 
@@ -1103,14 +1162,9 @@ impl FromLisp for Ratio {
 }
 
 impl IntoLisp for Ratio {
-    fn write(&self, writer: &mut Writer) {
-        let denominator = if self.denominator == 0 { 1 } else { self.denominator };
-        writer.0.ratio(|inner| {
-            with_inner(inner, |writer| {
-                self.numerator.write(writer);
-                denominator.write(writer);
-            });
-        });
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.0.ratio(self.numerator, self.denominator);
+        Ok(())
     }
 }
 
@@ -1144,12 +1198,8 @@ impl FromLisp for Complex {
 }
 
 impl IntoLisp for Complex {
-    fn write(&self, writer: &mut Writer) {
-        writer.0.complex(|inner| {
-            with_inner(inner, |writer| {
-                self.re.write(writer);
-                self.im.write(writer);
-            });
-        });
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.0.complex(self.re, self.im);
+        Ok(())
     }
 }

@@ -27,7 +27,7 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 /// What a Rust function returns that fails.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 /// Reads the arguments and writes what the function returns.
-type Body = dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError> + Send + Sync;
+type Body = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + Send + Sync;
 
 struct Defined {
     name: String,
@@ -39,7 +39,7 @@ const FIRST_LOCAL: u64 = 1 << 32;
 
 static NEXT_LOCAL: AtomicU64 = AtomicU64::new(FIRST_LOCAL);
 
-type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer) -> Result<(), AnyError>>;
+type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
 
 thread_local! {
     /// The functions that belong to this thread, by number.
@@ -73,27 +73,25 @@ pub trait HostFunction<Arguments>: 'static {
 
     /// Calls it.
     #[doc(hidden)]
-    fn invoke(&self, reader: &mut Reader<'_>, writer: &mut Writer) -> Result<(), AnyError>;
+    fn invoke(&self, reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), AnyError>;
 }
 
 /// What such a closure may return.
 pub trait HostResult {
     /// Writes it.
     #[doc(hidden)]
-    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError>;
+    fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError>;
 }
 
 impl<T: IntoLisp> HostResult for T {
-    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
-        self.write(writer);
-        Ok(())
+    fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
+        Ok(self.write(writer)?)
     }
 }
 
 impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
-    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
-        self.map_err(Into::into)?.write(writer);
-        Ok(())
+    fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
+        Ok(self.map_err(Into::into)?.write(writer)?)
     }
 }
 
@@ -109,9 +107,8 @@ impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
 pub struct Values<T>(pub T);
 
 impl<T: super::convert::Arguments> HostResult for Values<T> {
-    fn write_result(self, writer: &mut Writer) -> Result<(), AnyError> {
-        writer.values(|writer| self.0.write_arguments(writer));
-        Ok(())
+    fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
+        Ok(writer.values(|writer| self.0.write_arguments(writer))?)
     }
 }
 
@@ -131,7 +128,7 @@ macro_rules! functions {
             fn invoke(
                 &self,
                 reader: &mut Reader<'_>,
-                writer: &mut Writer,
+                writer: &mut Writer<'_>,
             ) -> Result<(), AnyError> {
                 let mut number = 0;
                 $(
@@ -245,7 +242,7 @@ fn find(function: u64) -> Option<Arc<Defined>> {
 }
 
 /// Calls a function for Lisp.
-pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer) -> Result<(), Failure> {
+pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), Failure> {
     let mut reader = Reader::new(cx, message);
     let result = if function >= FIRST_LOCAL {
         match LOCAL.with_borrow(|local| local.get(&function).cloned()) {
@@ -303,8 +300,8 @@ impl Deref for LocalFunction<'_> {
 }
 
 impl IntoLisp for LocalFunction<'_> {
-    fn write(&self, writer: &mut Writer) {
-        self.function.write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self.function.write(writer)
     }
 }
 
@@ -314,7 +311,7 @@ fn required(parameters: &[Parameter]) -> usize {
 }
 
 impl ConversionError {
-    fn of_argument(mut self, number: i32) -> Self {
+    pub(super) fn of_argument(mut self, number: usize) -> Self {
         self.place.insert(0, format!("argument {number}"));
         self
     }

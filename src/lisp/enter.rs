@@ -2,13 +2,14 @@
 
 use std::marker::PhantomData;
 
-use super::convert::{Arguments, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
+use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
 use super::define::{HostFunction, LocalFunction};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::value::{self, Value};
 use crate::image::message::{self, Token};
-use crate::image::program::{CallStatus, Inside, Words};
+use crate::image::program::{CallStatus, Inside};
+use crate::image::words::Words;
 
 /// Functions of Lisp's that this side calls: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +138,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// When it names a package that there is none of.
+    /// When it names a package that there is none of; [`Error::Conversion`] when no object can be made of it.
     pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
         self.ask(Entry::Objects, |writer| object.write(writer))
     }
@@ -247,7 +248,11 @@ impl Cx {
     }
 
     /// Calls one of Lisp's own functions with what `write` writes.
-    pub(super) fn ask<T: FromLisp>(&self, entry: Entry, write: impl FnOnce(&mut Writer)) -> Result<T, Error> {
+    pub(super) fn ask<T: FromLisp>(
+        &self,
+        entry: Entry,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<T, Error> {
         self.call_handle(entry as u64, write)
     }
 
@@ -256,10 +261,14 @@ impl Cx {
     }
 
     #[inline]
-    fn call_handle<T: FromLisp>(&self, handle: u64, write: impl FnOnce(&mut Writer)) -> Result<T, Error> {
-        let mut writer = Writer::new();
-        write(&mut writer);
-        let answer = self.inside.call(handle, T::VALUES.code(), writer.0.words(), writer.0.objects());
+    fn call_handle<T: FromLisp>(
+        &self,
+        handle: u64,
+        write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+    ) -> Result<T, Error> {
+        let mut message = message::Writer::new();
+        write(&mut Writer(&mut message))?;
+        let answer = self.inside.call(handle, T::VALUES.code(), message.words());
         self.read(answer)
     }
 
@@ -287,10 +296,9 @@ impl Cx {
 
     /// The object of `value`, written in `shape`. `None` when Lisp cannot.
     pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Option<Words> {
-        let mut writer = Writer::new();
-        value.write(&mut writer);
-        let (status, words) =
-            self.inside.call(Entry::Objects as u64, shape.code(), writer.0.words(), writer.0.objects());
+        let mut message = message::Writer::new();
+        value.put(&mut message);
+        let (status, words) = self.inside.call(Entry::Objects as u64, shape.code(), message.words());
         if status == CallStatus::Values {
             return Some(words);
         }

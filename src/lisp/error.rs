@@ -8,7 +8,7 @@ use super::convert::{ConversionError, FromLisp, Reader, Text};
 use super::enter::Cx;
 use super::value::Value;
 use crate::error::BootError;
-use crate::image::program::Words;
+use crate::image::words::Words;
 
 /// Why a call of the library failed.
 ///
@@ -29,7 +29,7 @@ pub enum Error {
     /// Lisp signalled an error that nothing in Lisp handled.
     #[error("{0}")]
     Condition(Box<Condition>),
-    /// A Lisp object is not what Rust asked for.
+    /// A Lisp object is not what Rust asked for, or no Lisp object can be made of a Rust value.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
     /// The handle's time limit passed.

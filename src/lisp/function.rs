@@ -83,7 +83,7 @@ impl FromLisp for Function {
 }
 
 impl IntoLisp for Function {
-    fn write(&self, writer: &mut Writer) {
-        self.value.write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self.value.write(writer)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::convert::{IntoLisp, Symbol, Writer};
+use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
 use super::error::Condition;
 use super::value::Value;
 
@@ -84,7 +84,8 @@ impl fmt::Debug for Argument {
 }
 
 impl Restart {
-    /// The innermost restart of this name, in whatever case and package, with one argument.
+    /// The innermost restart of this name, in whatever case and package, with one argument. Where that cannot be converted,
+    /// the call fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
         Self { name: name.to_owned(), arguments: vec![Argument(Box::new(argument))] }
@@ -98,16 +99,19 @@ impl Restart {
 }
 
 impl IntoLisp for Argument {
-    fn write(&self, writer: &mut Writer) {
-        self.0.write(writer);
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self.0.write(writer)
     }
 }
 
 impl IntoLisp for Restart {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         writer.list(|writer| {
-            self.name.write(writer);
-            self.arguments.iter().for_each(|argument| argument.write(writer));
-        });
+            self.name.write(writer)?;
+            self.arguments
+                .iter()
+                .try_for_each(|argument| argument.write(writer))
+                .map_err(|error| error.within(|| format!("the argument of the restart {}", self.name)))
+        })
     }
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex};
 
-use super::convert::{IntoLisp, Reader, Writer};
-use super::define;
+use super::convert::{ConversionError, IntoLisp, Reader, Writer};
+use super::define::{self, name};
 use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::options::Options;
@@ -172,7 +172,7 @@ enum Thread {
 }
 
 impl IntoLisp for Thread {
-    fn write(&self, writer: &mut Writer) {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         match self {
             Self::Own(number) => number.write(writer),
             Self::Other(thread) => thread.write(writer),
@@ -187,8 +187,6 @@ thread_local! {
     static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
     /// This thread's number in the pool.
     static NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
-    /// What the answer that Lisp reads now mentions.
-    static KEPT: RefCell<Vec<Arc<message::Handle>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes the pool that Lisp's threads will serve.
@@ -287,13 +285,17 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64,
 }
 
 /// Has Lisp run `task` in what pins a vector, which `write` writes with where to put its address.
-pub(crate) fn call_with_task(cx: &Cx, task: impl Task, write: impl FnOnce(&mut Writer)) -> Result<(), Error> {
+pub(crate) fn call_with_task(
+    cx: &Cx,
+    task: impl Task,
+    write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
+) -> Result<(), Error> {
     let mut result = Ok(());
     program::scoped(task, |task| {
         let number = keep_task(task);
         result = cx.ask(Entry::BorrowOctets, |writer| {
-            number.write(writer);
-            write(writer);
+            number.write(writer)?;
+            write(writer)
         });
         drop(TASKS.with_borrow_mut(Vec::pop));
     });
@@ -477,37 +479,31 @@ impl Pool {
         let Request { call, task, options } = request;
         let cx = Cx::new(*inside);
         let number = keep_task(task);
-        let mut writer = Writer::new();
-        call.write(&mut writer);
-        number.write(&mut writer);
-        if options.has_bindings() {
-            options.package.write(&mut writer);
-            options.handler.is_some().write(&mut writer);
-            options.variables.write(&mut writer);
-            options.values.write(&mut writer);
-        }
-        OPTIONS.with_borrow_mut(|all| all.push(options));
-        let (status, words) = inside.call(Entry::RunUnderConditions as u64, 0, writer.0.words(), writer.0.objects());
-        let options = OPTIONS.with_borrow_mut(Vec::pop);
+        OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
+        let result = cx.ask::<Option<i64>>(Entry::RunUnderConditions, |writer| {
+            call.write(writer)?;
+            number.write(writer)?;
+            if options.has_bindings() {
+                options.package.write(writer)?;
+                options.handler.is_some().write(writer)?;
+                options.variables.write(writer)?;
+                options.values.write(writer)?;
+            }
+            Ok(())
+        });
+        drop(OPTIONS.with_borrow_mut(Vec::pop));
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
-        let end = match status {
-            CallStatus::Values => match cx.read::<Option<i64>>((status, words)) {
-                Ok(None) => End::Done,
-                Ok(Some(number)) => Reason::of(number).map_or(End::Aborted, End::from),
-                Err(_) => End::Interrupted,
-            },
-            CallStatus::Unwinding if own => End::Aborted,
-            CallStatus::Unwinding => End::Unwound,
-            CallStatus::Failed | CallStatus::Panicked => match cx.read::<()>((status, words)) {
-                Err(error) => End::Failed(Box::new(error)),
-                Ok(()) => End::Aborted,
-            },
+        let end = match result {
+            Ok(None) => End::Done,
+            Ok(Some(number)) => Reason::of(number).map_or(End::Aborted, End::from),
+            Err(Error::Unwinding) if own => End::Aborted,
+            Err(Error::Unwinding) => End::Unwound,
+            Err(error) => End::Failed(Box::new(error)),
         };
         self.queue.lock().end(call);
         if let Some(mut task) = task {
             task.settle(end);
         }
-        drop(options);
     }
 
     /// Interrupts calls whose time has come, and sees to it that there are threads enough, for ever.
@@ -635,41 +631,36 @@ impl Program for Pool {
         }
     }
 
-    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Vec<u64>) -> CallStatus {
+    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut message::Writer) -> CallStatus {
         let cx = Cx::new(*inside);
-        let mut writer = Writer::new();
-        let result = catch_unwind(AssertUnwindSafe(|| match function {
-            RUN => run_task(&cx, message),
-            ASK => ask(&cx, message, &mut writer),
-            READ_INPUT => {
-                output::read().write(&mut writer);
-                Ok(())
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let mut writer = Writer(answer);
+            match function {
+                RUN => run_task(&cx, message),
+                ASK => ask(&cx, message, &mut writer),
+                READ_INPUT => {
+                    output::read().write(&mut writer).map_err(|error| Failure::of(name(function), error.into()))
+                }
+                _ => define::call(&cx, function, message, &mut writer),
             }
-            _ => define::call(&cx, function, message, &mut writer),
         }));
-        let status = match result {
+        match result {
             Ok(Ok(())) => CallStatus::Values,
             Ok(Err(failure)) => {
-                writer = Writer::new();
-                failure.write(&mut writer)
+                *answer = message::Writer::new();
+                failure.write(answer)
             }
             Err(panic) => {
-                let message = panic
+                let text = panic
                     .downcast_ref::<&str>()
                     .map(|text| (*text).to_owned())
                     .or_else(|| panic.downcast_ref::<String>().cloned())
                     .unwrap_or_else(|| "a panic without a message".to_owned());
-                writer = Writer::new();
-                (define::name(function), message).write(&mut writer);
+                *answer = message::Writer::new();
+                answer.string_pair(&name(function), &text);
                 CallStatus::Panicked
             }
-        };
-        answer.extend_from_slice(writer.0.words());
-        let kept = writer.0.take_kept();
-        // Those of the answer before are dropped outside: that is a program's own business.
-        let before = KEPT.replace(kept);
-        drop(before);
-        status
+        }
     }
 
     fn event(&self, event: Event<'_>) {
@@ -702,11 +693,11 @@ impl Failure {
         }
     }
 
-    fn write(&self, writer: &mut Writer) -> CallStatus {
+    fn write(&self, answer: &mut message::Writer) -> CallStatus {
         match self {
             Self::Unwinding => return CallStatus::Unwinding,
-            Self::Error(condition, name, message) if condition.is_nil() => (name, message).write(writer),
-            Self::Error(condition, ..) => condition.write(writer),
+            Self::Error(condition, name, text) if condition.is_nil() => answer.string_pair(name, text),
+            Self::Error(condition, ..) => condition.put(answer),
         }
         CallStatus::Failed
     }
@@ -721,11 +712,11 @@ fn run_task(cx: &Cx, message: &[u64]) -> Result<(), Failure> {
     if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
 }
 
-fn ask(cx: &Cx, message: &[u64], writer: &mut Writer) -> Result<(), Failure> {
+fn ask(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), Failure> {
     let handler = OPTIONS.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
     let condition = Condition::read_from(&mut Reader::new(cx, message)).ok();
     match handler.zip(condition).and_then(|(handler, condition)| handler(&condition)) {
-        Some(restart) => restart.write(writer),
+        Some(restart) => restart.write(writer).map_err(|error| Failure::of(name(ASK), error.into()))?,
         None => writer.0.nil(),
     }
     if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }

@@ -6,7 +6,7 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visit
 use serde::ser::{self, Serialize};
 
 use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword};
-use crate::image::message::Token;
+use crate::image::message::{self, Token};
 
 /// What serde can read or write, as a Lisp object.
 ///
@@ -41,11 +41,8 @@ impl<T: DeserializeOwned> FromLisp for Serde<T> {
 }
 
 impl<T: Serialize> IntoLisp for Serde<T> {
-    /// What serde cannot write is `nil`.
-    fn write(&self, writer: &mut Writer) {
-        if self.0.serialize(Serializer(writer)).is_err() {
-            writer.0.nil();
-        }
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self.0.serialize(Serializer(writer)).map_err(|Failure(error)| error)
     }
 }
 
@@ -69,7 +66,7 @@ impl de::Error for Failure {
 
 impl ser::Error for Failure {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self(ConversionError::new("what serde can write", message.to_string()))
+        Self(ConversionError::new("a value that can be serialized", format!("one that cannot: {message}")))
     }
 }
 
@@ -380,63 +377,66 @@ impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
     }
 }
 
-struct Serializer<'w>(&'w mut Writer);
+struct Serializer<'w, 'm>(&'w mut Writer<'m>);
 
-/// The parts of something, which are written when it is complete.
-struct Parts<'w> {
-    writer: &'w mut Writer,
-    written: Vec<Part>,
+/// The parts of something, which serde hands over one by one and borrowed. They are a message of their own until it is
+/// complete.
+struct Parts<'w, 'm> {
+    writer: &'w mut Writer<'m>,
+    written: message::Writer,
     table: bool,
 }
 
-/// Something that is written later.
-type Part = Box<dyn FnOnce(&mut Writer)>;
+impl Parts<'_, '_> {
+    fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), Failure> {
+        let mut writer = Writer(&mut self.written);
+        value.serialize(Serializer(&mut writer)).map_err(|Failure(error)| Failure(error.within(place)))
+    }
 
-impl Parts<'_> {
-    /// Serde hands parts over one by one and borrowed: each is written to a message of its own first.
-    fn add(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
-        let mut part = Writer::new();
-        value.serialize(Serializer(&mut part))?;
-        self.written.push(Box::new(move |writer| writer.0.append(part.0)));
-        Ok(())
+    fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
+        let index = self.written.objects();
+        self.add(value, || format!("element {index}"))
     }
 
     fn add_name(&mut self, name: &'static str) {
-        self.written.push(Box::new(move |writer| keyword(&lisp_name(name)).write(writer)));
+        let Symbol { package, name } = keyword(&lisp_name(name));
+        self.written.symbol(package.as_deref(), &name);
     }
 
-    fn finish(self) {
-        let (written, table) = (self.written, self.table);
-        let write = |writer: &mut Writer| written.into_iter().for_each(|part| part(writer));
-        if table { self.writer.table(write) } else { self.writer.list(write) }
+    fn finish(self) -> Result<(), Failure> {
+        let Self { writer, written, table } = self;
+        let write = |writer: &mut Writer<'_>| {
+            writer.0.append(written);
+            Ok(())
+        };
+        if table { writer.table(write) } else { writer.list(write) }.map_err(Failure)
     }
 }
 
-impl<'w> Serializer<'w> {
-    fn parts(self) -> Parts<'w> {
-        Parts { writer: self.0, written: Vec::new(), table: false }
+impl<'w, 'm> Serializer<'w, 'm> {
+    fn parts(self) -> Parts<'w, 'm> {
+        Parts { writer: self.0, written: message::Writer::new(), table: false }
     }
 }
 
 macro_rules! written {
     ($($function:ident $type:ty),*) => {$(
         fn $function(self, value: $type) -> Result<(), Failure> {
-            value.write(self.0);
-            Ok(())
+            value.write(self.0).map_err(Failure)
         }
     )*};
 }
 
-impl<'w> ser::Serializer for Serializer<'w> {
+impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     type Ok = ();
     type Error = Failure;
-    type SerializeSeq = Parts<'w>;
-    type SerializeTuple = Parts<'w>;
-    type SerializeTupleStruct = Parts<'w>;
-    type SerializeTupleVariant = Parts<'w>;
-    type SerializeMap = Parts<'w>;
-    type SerializeStruct = Parts<'w>;
-    type SerializeStructVariant = Parts<'w>;
+    type SerializeSeq = Parts<'w, 'm>;
+    type SerializeTuple = Parts<'w, 'm>;
+    type SerializeTupleStruct = Parts<'w, 'm>;
+    type SerializeTupleVariant = Parts<'w, 'm>;
+    type SerializeMap = Parts<'w, 'm>;
+    type SerializeStruct = Parts<'w, 'm>;
+    type SerializeStructVariant = Parts<'w, 'm>;
 
     written! {
         serialize_bool bool, serialize_i8 i8, serialize_i16 i16, serialize_i32 i32, serialize_i64 i64,
@@ -467,8 +467,7 @@ impl<'w> ser::Serializer for Serializer<'w> {
     }
 
     fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), Failure> {
-        keyword(&lisp_name(variant)).write(self.0);
-        Ok(())
+        keyword(&lisp_name(variant)).write(self.0).map_err(Failure)
     }
 
     fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), Failure> {
@@ -484,20 +483,19 @@ impl<'w> ser::Serializer for Serializer<'w> {
     ) -> Result<(), Failure> {
         let mut parts = self.parts();
         parts.add_name(variant);
-        parts.add(value)?;
-        parts.finish();
-        Ok(())
+        parts.add(value, || format!("the variant {variant}"))?;
+        parts.finish()
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Parts<'w>, Failure> {
+    fn serialize_seq(self, _: Option<usize>) -> Result<Parts<'w, 'm>, Failure> {
         Ok(self.parts())
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Parts<'w>, Failure> {
+    fn serialize_tuple(self, _: usize) -> Result<Parts<'w, 'm>, Failure> {
         Ok(self.parts())
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Parts<'w>, Failure> {
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Parts<'w, 'm>, Failure> {
         Ok(self.parts())
     }
 
@@ -507,17 +505,17 @@ impl<'w> ser::Serializer for Serializer<'w> {
         _: u32,
         variant: &'static str,
         _: usize,
-    ) -> Result<Parts<'w>, Failure> {
+    ) -> Result<Parts<'w, 'm>, Failure> {
         let mut parts = self.parts();
         parts.add_name(variant);
         Ok(parts)
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Parts<'w>, Failure> {
+    fn serialize_map(self, _: Option<usize>) -> Result<Parts<'w, 'm>, Failure> {
         Ok(Parts { table: true, ..self.parts() })
     }
 
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Parts<'w>, Failure> {
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Parts<'w, 'm>, Failure> {
         Ok(self.parts())
     }
 
@@ -527,24 +525,23 @@ impl<'w> ser::Serializer for Serializer<'w> {
         index: u32,
         variant: &'static str,
         count: usize,
-    ) -> Result<Parts<'w>, Failure> {
+    ) -> Result<Parts<'w, 'm>, Failure> {
         self.serialize_tuple_variant(name, index, variant, count)
     }
 }
 
 macro_rules! sequences {
     ($($trait:ident $function:ident),*) => {$(
-        impl ser::$trait for Parts<'_> {
+        impl ser::$trait for Parts<'_, '_> {
             type Ok = ();
             type Error = Failure;
 
             fn $function<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
-                self.add(value)
+                self.add_element(value)
             }
 
             fn end(self) -> Result<(), Failure> {
-                self.finish();
-                Ok(())
+                self.finish()
             }
         }
     )*};
@@ -557,18 +554,17 @@ sequences! {
 
 macro_rules! structs {
     ($($trait:ident),*) => {$(
-        impl ser::$trait for Parts<'_> {
+        impl ser::$trait for Parts<'_, '_> {
             type Ok = ();
             type Error = Failure;
 
             fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Failure> {
                 self.add_name(name);
-                self.add(value)
+                self.add(value, || format!("the field {name}"))
             }
 
             fn end(self) -> Result<(), Failure> {
-                self.finish();
-                Ok(())
+                self.finish()
             }
         }
     )*};
@@ -576,20 +572,21 @@ macro_rules! structs {
 
 structs! { SerializeStruct, SerializeStructVariant }
 
-impl ser::SerializeMap for Parts<'_> {
+impl ser::SerializeMap for Parts<'_, '_> {
     type Ok = ();
     type Error = Failure;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Failure> {
-        self.add(key)
+        let index = self.written.objects() / 2;
+        self.add(key, || format!("key {index}"))
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
-        self.add(value)
+        let index = self.written.objects() / 2;
+        self.add(value, || format!("the value of key {index}"))
     }
 
     fn end(self) -> Result<(), Failure> {
-        self.finish();
-        Ok(())
+        self.finish()
     }
 }

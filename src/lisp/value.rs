@@ -7,7 +7,7 @@ use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, W
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::pool;
-use crate::image::message::{Handle, Token};
+use crate::image::message::{self, Handle, Token};
 
 /// A Lisp object of any type, kept alive.
 ///
@@ -69,6 +69,19 @@ impl Value {
         match &self.0 {
             Repr::Object(handle) => Some(handle),
             _ => None,
+        }
+    }
+
+    /// Writes it.
+    pub(super) fn put(&self, message: &mut message::Writer) {
+        match &self.0 {
+            Repr::Nil => message.nil(),
+            Repr::True => message.boolean(true),
+            Repr::Integer(value) => message.integer(*value),
+            Repr::Single(value) => message.single(*value),
+            Repr::Double(value) => message.double(*value),
+            Repr::Character(code) => message.character(*code),
+            Repr::Object(handle) => message.handle(handle),
         }
     }
 
@@ -246,16 +259,9 @@ impl FromLisp for Value {
 }
 
 impl IntoLisp for Value {
-    fn write(&self, writer: &mut Writer) {
-        match &self.0 {
-            Repr::Nil => writer.0.nil(),
-            Repr::True => writer.0.boolean(true),
-            Repr::Integer(value) => writer.0.integer(*value),
-            Repr::Single(value) => writer.0.single(*value),
-            Repr::Double(value) => writer.0.double(*value),
-            Repr::Character(code) => writer.0.character(*code),
-            Repr::Object(handle) => writer.0.handle(handle),
-        }
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        self.put(writer.0);
+        Ok(())
     }
 }
 

@@ -1,0 +1,537 @@
+//! What safe Rust, and words that are no message, cannot do to the image that all tests of this file share.
+//!
+//! `SBCL_MCP_FUZZ_CASES` sets how many messages the decoder is tried with. With the feature `guarded-messages` a message
+//! that is read too far, or when it is over, is a fault.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, TestRunner};
+use sbcl::{
+    Condition, ConversionError, Error, Function, IntoLisp, Lisp, Restart, Serde, Symbol, Value, Values, Writer, keyword,
+};
+
+fn lisp() -> Lisp {
+    Lisp::get_or_boot().expect("SBCL boots")
+}
+
+fn refused() -> ConversionError {
+    ConversionError::new("something else", "this")
+}
+
+/// Writes what its function does.
+struct Written<F>(F);
+
+impl<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>> IntoLisp for Written<F> {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        (self.0)(writer)
+    }
+}
+
+fn written<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>>(write: F) -> Written<F> {
+    Written(write)
+}
+
+fn printed(object: impl IntoLisp + Sync) -> String {
+    lisp().value(object).expect("it is written").to_string()
+}
+
+// ---- Messages from Rust
+
+/// The words of a string's token and of a number, were they taken for such.
+const STRING_TOKEN: i64 = 0x4141_4141 << 8 | 7;
+
+#[test]
+fn a_panic_that_is_caught_while_a_list_is_written_leaves_a_whole_message() {
+    let list = written(|writer| {
+        writer.list(|writer| {
+            let inner = catch_unwind(AssertUnwindSafe(|| {
+                writer.list(|writer| {
+                    "lost".write(writer)?;
+                    std::panic::resume_unwind(Box::new("on purpose"))
+                })
+            }));
+            assert!(inner.is_err());
+            STRING_TOKEN.write(writer)?;
+            "tail".write(writer)
+        })
+    });
+    assert_eq!(printed(list), format!("({STRING_TOKEN} \"tail\")"));
+}
+
+#[test]
+fn an_error_that_is_passed_over_while_a_container_is_written_leaves_a_whole_message() {
+    let list = written(|writer| {
+        writer.list(|writer| {
+            let handle = lisp().value("kept").map_err(|_| refused())?;
+            let fails = |writer: &mut Writer<'_>| {
+                handle.write(writer)?;
+                "lost".write(writer)?;
+                Err(refused())
+            };
+            assert!(writer.list(fails).is_err() && writer.vector(fails).is_err() && writer.table(fails).is_err());
+            assert!(writer.table(|writer| "a key alone".write(writer)).is_err());
+            writer.vector(|writer| STRING_TOKEN.write(writer))
+        })
+    });
+    assert_eq!(printed(list), format!("(#({STRING_TOKEN}))"));
+}
+
+#[test]
+fn an_object_that_is_none_or_two_makes_containers_of_as_many() {
+    let none = || written(|_| Ok(()));
+    let two = || {
+        written(|writer| {
+            1.write(writer)?;
+            2.write(writer)
+        })
+    };
+    assert_eq!(printed(vec![none(), none()]), "NIL");
+    assert_eq!(printed((two(), none(), "tail")), "(1 2 \"tail\")");
+    assert_eq!(printed(written(|writer| writer.vector(|writer| (two(), 3).write(writer)))), "#((1 2 3))");
+    let error = lisp().value(BTreeMap::from([("key", none())])).expect_err("a key without a value");
+    assert!(error.to_string().contains("a value for each key"), "{error}");
+    assert!(matches!(lisp().call::<i64>("+", (two(), 4)), Ok(7)));
+
+    lisp().define("soundness:values", "Return values.", || Values((1, 2))).expect("it is defined");
+    assert_eq!(lisp().eval::<(i64, i64)>("(soundness:values)").expect("values"), (1, 2));
+}
+
+#[test]
+fn messages_that_are_written_within_one_another_do_not_mix() {
+    let outer = written(|writer| {
+        writer.list(|writer| {
+            "before".write(writer)?;
+            let inner: i64 = lisp().call("+", (1, written(|writer| 2.write(writer)))).map_err(|_| refused())?;
+            inner.write(writer)?;
+            lisp().value(vec!["inner"; 100]).map_err(|_| refused())?.write(writer)
+        })
+    });
+    let length = lisp().enter(|cx| cx.call::<i64>("length", (outer,)));
+    assert_eq!(length.expect("a length"), 3);
+}
+
+#[test]
+fn a_panic_while_an_answer_is_written_is_an_error_in_lisp() {
+    let lisp = lisp();
+    let answer = || {
+        written(|writer| {
+            writer.list(|writer| {
+                "lost".write(writer)?;
+                std::panic::resume_unwind(Box::new("half written"))
+            })
+        })
+    };
+    lisp.define("soundness:half", "Panic within an answer.", answer).expect("it is defined");
+    let code = "(handler-case (soundness:half) (rust:host-panic (c) (rust:host-error-message c)))";
+    assert_eq!(lisp.eval::<String>(code).expect("a message"), "half written");
+}
+
+// ---- Conversions that fail
+
+#[derive(serde::Serialize)]
+struct Job {
+    name: String,
+    source: std::path::PathBuf,
+}
+
+fn job() -> Job {
+    use std::os::unix::ffi::OsStringExt;
+    Job { name: "one".to_owned(), source: std::ffi::OsString::from_vec(vec![0xff, 0x41]).into() }
+}
+
+#[test]
+fn a_struct_with_a_path_that_is_no_utf_8_is_an_error_that_names_the_field() {
+    let lisp = lisp();
+    let error = lisp.value(Serde(job())).expect_err("it cannot be converted");
+    let Error::Conversion(conversion) = &error else { panic!("no conversion: {error:?}") };
+    assert_eq!(conversion.place, ["the field source"]);
+    let text = error.to_string();
+    assert!(text.contains("path contains invalid UTF-8") && text.ends_with("(in the field source)"), "{text}");
+    let error = lisp.call::<()>("list", (1, vec![Serde(BTreeMap::from([("job", job())]))])).expect_err("neither");
+    let text = error.to_string();
+    assert!(text.ends_with("(in argument 2, element 0, the value of key 0, the field source)"), "{text}");
+    assert!(lisp.function("list").expect("a function").call::<()>([Serde(job())]).is_err());
+}
+
+#[test]
+fn what_a_rust_function_returns_and_cannot_be_converted_is_an_error_in_lisp() {
+    let lisp = lisp();
+    lisp.define("soundness:job", "Return a job.", || Serde(job())).expect("it is defined");
+    let error = lisp.eval::<Value>("(soundness:job)").expect_err("an error");
+    let condition = error.condition().expect("a condition");
+    assert!(condition.is("rust:host-error"), "{condition}");
+    assert!(condition.message().starts_with("soundness:job: ") && condition.message().contains("the field source"));
+    lisp.define("soundness:job-or-error", "Return a job.", || Ok::<_, Error>(Serde(job()))).expect("it is defined");
+    assert!(lisp.eval::<Value>("(soundness:job-or-error)").is_err());
+}
+
+#[test]
+fn a_restart_whose_argument_cannot_be_converted_is_an_error() {
+    let choose = |condition: &Condition| condition.is("error").then(|| Restart::invoke("use-value", Serde(job())));
+    let careful = lisp().with_handler(choose);
+    let error = careful.eval::<Value>("(restart-case (error \"no\") (use-value (v) v))").expect_err("an error");
+    let text = error.to_string();
+    assert!(text.contains("the argument of the restart use-value") && text.contains("the field source"), "{text}");
+    assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+// ---- Answers that are read while the program is called
+
+fn define_answers(lisp: &Lisp) {
+    let makes_list = lisp.clone();
+    let pair = move || {
+        let kept = makes_list.value(vec!["kept"]).expect("a list");
+        (Symbol::new("COMMON-LISP", "ZAP"), "tail", kept)
+    };
+    lisp.define("soundness:pair", "Return a list of a symbol that cannot be interned and more.", pair)
+        .expect("defined");
+    lisp.define("soundness:large", "Return a megabyte.", || vec![0x41_u8; 1 << 20]).expect("defined");
+}
+
+/// Makes the symbol again one that cannot be interned.
+fn forget_symbol(lisp: &Lisp) {
+    let code = r#"(sb-ext:without-package-locks (let ((zap (find-symbol "ZAP" :cl))) (when zap (unintern zap :cl))))"#;
+    lisp.eval::<()>(code).expect("it is gone");
+}
+
+#[test]
+fn a_handler_may_call_rust_while_an_answer_is_read() {
+    let lisp = lisp();
+    define_answers(&lisp);
+    let code = r#"(handler-bind ((package-error (lambda (condition)
+                                    (dotimes (i 3) (soundness:large))
+                                    (handler-case (soundness:pair) (package-error ()))
+                                    (soundness:large)
+                                    (continue condition))))
+                    (values-list (rest (soundness:pair))))"#;
+    for _ in 0..20 {
+        let (tail, kept): (String, Vec<String>) = lisp.eval(code).expect("it goes on");
+        assert_eq!((tail.as_str(), kept), ("tail", vec!["kept".to_owned()]));
+        // Other objects would take the place of those that are let go of.
+        drop((0..50).map(|n| lisp.value(vec![n])).collect::<Vec<_>>());
+        forget_symbol(&lisp);
+    }
+    let unlocking = {
+        let lisp = lisp.clone();
+        lisp.clone().with_handler(move |condition| {
+            lisp.call::<()>("soundness:large", ()).expect("it is called");
+            condition.is("package-error").then(|| Restart::named("continue"))
+        })
+    };
+    assert_eq!(unlocking.eval::<String>("(second (soundness:pair))").expect("it goes on"), "tail");
+    forget_symbol(&lisp);
+    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+}
+
+#[cfg(feature = "guarded-messages")]
+#[test]
+fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
+    let lisp = lisp();
+    define_answers(&lisp);
+    // As if nobody had told the program that the first one is being read.
+    let error = lisp.eval::<Value>(
+        "(handler-bind ((package-error (lambda (condition)
+                           (let ((sbcl-host::*answers-being-read* 0))
+                             (soundness:large) (soundness:large))
+                           (continue condition))))
+           (soundness:pair))",
+    );
+    let error = error.expect_err("a fault");
+    assert!(error.condition().is_some_and(|condition| condition.is("memory-fault-error")), "{error:?}");
+    forget_symbol(&lisp);
+}
+
+// ---- Octets
+
+#[test]
+fn octets_of_a_vector_that_another_thread_adjusts_are_copied_from_it_alone() {
+    let lisp = lisp();
+    // What lies behind a small vector in memory has the octet 9.
+    lisp.load_str(
+        "(defpackage :adjusting (:use :cl))
+         (in-package :adjusting)
+         (defvar *vector* (make-array 4096 :element-type '(unsigned-byte 8) :initial-element 7 :adjustable t))
+         (defvar *over* nil)
+         (defvar *around* (make-array 64))
+         (defun adjust ()
+           (loop for i from 0 until *over*
+                 do (adjust-array *vector* 16)
+                    (setf (svref *around* (mod i 64))
+                          (make-array 8192 :element-type '(unsigned-byte 8) :initial-element 9))
+                    (adjust-array *vector* 4096 :initial-element 7)))
+         (defvar *thread* (sb-thread:make-thread #'adjust))",
+    )
+    .expect("it is loaded");
+    let vector: Value = lisp.eval("adjusting::*vector*").expect("a vector");
+    let end = Instant::now() + Duration::from_secs(5);
+    let (mut copies, mut foreign) = (0, 0);
+    while Instant::now() < end {
+        let counts = lisp.enter(|cx| {
+            let mut target = vec![0; 4096];
+            let (mut copies, mut foreign) = (0, 0);
+            for _ in 0..100 {
+                if cx.copy_bytes(&vector, &mut target).is_ok() {
+                    copies += 1;
+                    foreign += i32::from(target.iter().any(|&octet| octet != 7));
+                }
+                // And in a message.
+                if let Ok(octets) = vector.to::<Vec<u8>>() {
+                    foreign += i32::from(octets.iter().any(|&octet| octet != 7));
+                }
+            }
+            Ok((copies, foreign))
+        });
+        let counts = counts.expect("they are counted");
+        (copies, foreign) = (copies + counts.0, foreign + counts.1);
+    }
+    lisp.eval::<()>("(setf adjusting::*over* t) (sb-thread:join-thread adjusting::*thread*)").expect("it ends");
+    assert!(copies > 10, "{copies} copies");
+    assert_eq!(foreign, 0, "of {copies} copies");
+}
+
+// ---- Forks
+
+#[test]
+fn a_rust_function_that_is_called_in_a_forked_child_is_an_error_there() {
+    let lisp = lisp();
+    lisp.define("soundness:one", "Return 1.", || 1).expect("it is defined");
+    let status: i64 = lisp
+        .eval(
+            r#"(let ((child (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))))
+                 (if (zerop child)
+                     (sb-alien:alien-funcall
+                      (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int))
+                      (handler-case (progn (soundness:one) 1)
+                        (rust:host-panic () 2)
+                        (rust:host-error (c) (if (search "(fork)" (rust:host-error-message c)) 42 3))
+                        (error () 4)))
+                     (loop
+                       (multiple-value-bind (ended status) (sb-posix:waitpid child sb-posix:wnohang)
+                         (when (plusp ended) (return (ash status -8)))
+                         (when (> (get-universal-time) (+ 60 (load-time-value (get-universal-time))))
+                           (sb-posix:kill child sb-posix:sigkill))
+                         (sleep 0.01)))))"#,
+        )
+        .expect("the child ends");
+    assert_eq!(status, 42);
+}
+
+// ---- The decoder
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decoded {
+    Objects,
+    Refused,
+    Fault,
+}
+
+/// What the Lisp side makes of words that end where memory does that cannot be read.
+fn decode(function: &Function, words: &[u64]) -> Decoded {
+    let answer = function.call::<Symbol>((words.to_vec(),)).expect("it returns");
+    [(keyword("objects"), Decoded::Objects), (keyword("refused"), Decoded::Refused), (keyword("fault"), Decoded::Fault)]
+        .into_iter()
+        .find_map(|(name, decoded)| (name == answer).then_some(decoded))
+        .expect("one of the three")
+}
+
+fn decoder() -> Function {
+    let lisp = lisp();
+    lisp.load_str(
+        r#"(defpackage :decoding (:use :cl :sb-sys) (:export #:decode))
+           (in-package :decoding)
+           (defconstant +size+ 65536)
+           (defvar *end*
+             (let ((memory (sb-posix:mmap nil (* 2 +size+) (logior sb-posix:prot-read sb-posix:prot-write)
+                                          (logior sb-posix:map-private sb-posix:map-anon) -1 0)))
+               (sb-alien:alien-funcall
+                (sb-alien:extern-alien "mprotect" (function sb-alien:int system-area-pointer sb-alien:size-t sb-alien:int))
+                (sap+ memory +size+) +size+ 0)
+               (+ (sap-int memory) +size+)))
+           (defun decode (words)
+             (let ((start (- *end* (* 8 (length words)))))
+               (loop for word in words
+                     for place from start by 8
+                     do (setf (sap-ref-64 (int-sap place) 0) word))
+               (handler-case (progn (sbcl-host::read-objects start *end*) :objects)
+                 (memory-fault-error () :fault)
+                 (error () :refused))))"#,
+    )
+    .expect("it is loaded");
+    lisp.function("decoding:decode").expect("a function")
+}
+
+fn cases(usual: u32) -> u32 {
+    match std::env::var("SBCL_MCP_FUZZ_CASES") {
+        Ok(text) => text.parse().expect("SBCL_MCP_FUZZ_CASES is a number"),
+        Err(_) => usual,
+    }
+}
+
+fn runner() -> TestRunner {
+    TestRunner::new(Config { cases: cases(500), failure_persistence: None, ..Config::default() })
+}
+
+#[test]
+fn words_that_are_no_message_are_refused() {
+    let decoder = decoder();
+    // No object begins with most words: its number is too large for anything.
+    let outcome = runner().run(&proptest::collection::vec(any::<u64>(), 1..20), |words| {
+        prop_assert_eq!(decode(&decoder, &words), Decoded::Refused);
+        Ok(())
+    });
+    outcome.expect("they are refused");
+}
+
+#[test]
+fn words_that_look_like_a_message_are_never_read_beyond_its_end() {
+    let decoder = decoder();
+    let numbers = prop_oneof![
+        6 => 0..5_u64,
+        2 => 0..2000_u64,
+        1 => Just((1 << 56) - 1),
+        1 => any::<u64>().prop_map(|number| number >> 8),
+        1 => select(vec![1 << 55, (1 << 53) + 1, (1 << 31) + 1, 0x11_0000]),
+    ];
+    let token = (0..22_u64, numbers).prop_map(|(tag, number)| tag | number << 8);
+    let word = prop_oneof![5 => token, 1 => any::<u64>(), 1 => 0..200_u64];
+    let outcome = runner().run(&proptest::collection::vec(word, 0..24), |words| {
+        prop_assert_ne!(decode(&decoder, &words), Decoded::Fault);
+        Ok(())
+    });
+    outcome.expect("no fault");
+}
+
+#[test]
+fn messages_that_are_cut_short_are_refused_at_every_length() {
+    let decoder = decoder();
+    let text = |text: &str| {
+        let codes: Vec<u32> = text.chars().map(u32::from).collect();
+        let words = codes.chunks(2).map(|two| u64::from(two[0]) | u64::from(two.get(1).copied().unwrap_or(0)) << 32);
+        std::iter::once(7 | (codes.len() as u64) << 8).chain(words).collect::<Vec<_>>()
+    };
+    let messages = [
+        vec![2, 7],
+        vec![3 | 2 << 8, 1, 1],
+        vec![5, 0],
+        text("größe λ😀"),
+        [vec![8 | 1 << 8], text("COMMON-LISP"), text("CAR")].concat(),
+        [vec![9], text("KEY")].concat(),
+        vec![10, 2, 1, 2, 2],
+        vec![11, 5, 0, 5, 0],
+        vec![12 | 2 << 8, 2, 1, 12 | 1 << 8, 0],
+        vec![13 | 1 << 8, 2, 1, 2, 2],
+        vec![14 | 2 << 8, 0, 1],
+        vec![15 | 9 << 8, 0, 0],
+        vec![16 | 1 << 8, 2, 1, 0],
+        vec![18 | 2 << 8, 0, 0],
+    ];
+    for message in messages {
+        assert_eq!(decode(&decoder, &message), Decoded::Objects, "{message:x?}");
+        // With its first word alone, an element of a list that is cut short may be whole.
+        for length in 1..message.len() {
+            let cut = decode(&decoder, &message[..length]);
+            assert_eq!(cut, Decoded::Refused, "{message:x?} cut to {length}");
+        }
+    }
+    for refused in [
+        vec![17 | 1_000_000 << 8],
+        vec![17],
+        vec![6 | 0x11_0000 << 8],
+        vec![7 | 1 << 8, 0x11_0000],
+        vec![7 | 2 << 8, 0xffff_ffff_0000_0041],
+        vec![10, 2, 1, 2, 0],
+        vec![10, 2, 1, 5, 0],
+        vec![11, 0, 0],
+        vec![3],
+        vec![13, 0],
+        vec![19 | 1 << 8, 0],
+        vec![20],
+        vec![9, 2, 7],
+    ] {
+        assert_eq!(decode(&decoder, &refused), Decoded::Refused, "{refused:x?}");
+    }
+}
+
+// ---- Attacks
+
+#[test]
+fn what_is_forgotten_is_only_kept() {
+    let lisp = lisp();
+    let (local, handle) = lisp
+        .enter(|cx| {
+            let count = std::rc::Rc::new(Cell::new(0));
+            let counted = count.clone();
+            let local = cx.local_function(move || counted.set(counted.get() + 1))?;
+            let function = Function::clone(&local);
+            function.call::<()>(())?;
+            std::mem::forget(local);
+            function.call::<()>(())?;
+            assert_eq!(count.get(), 2);
+            let handle = cx.value(vec![1, 2])?;
+            std::mem::forget(handle.clone());
+            Ok((function, handle))
+        })
+        .expect("it is done");
+    drop(handle);
+    // On another thread, or the same one: its closure is there, or the call is an error.
+    let elsewhere = std::thread::spawn(move || local.call::<()>(()));
+    let _ = elsewhere.join().expect("no panic");
+    let call = lisp.eval_async::<i64>("(+ 1 2)");
+    std::mem::forget(call);
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn calls_go_on_after_a_panic_at_each_depth() {
+    let lisp = lisp();
+    lisp.define("soundness:nest", "Call Rust by way of Lisp, N times.", |n: i64| -> Result<i64, Error> {
+        if n == 0 {
+            std::panic::resume_unwind(Box::new("at the bottom"));
+        }
+        let lisp = Lisp::get_or_boot()?;
+        let inner = catch_unwind(AssertUnwindSafe(|| lisp.enter(|cx| cx.call::<i64>("soundness:nest", (n - 1,)))));
+        match inner {
+            Ok(Ok(depth)) => Ok(depth + 1),
+            Ok(Err(error)) if n > 20 => Err(error),
+            _ => Ok(0),
+        }
+    })
+    .expect("it is defined");
+    assert_eq!(lisp.call::<i64>("soundness:nest", (5,)).expect("a depth"), 4);
+    assert_eq!(lisp.call::<i64>("soundness:nest", (30,)).expect("a depth"), 29);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        lisp.enter(|cx| -> Result<(), Error> {
+            cx.eval::<()>("(values)")?;
+            std::panic::resume_unwind(Box::new("in the closure"))
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+#[test]
+fn a_call_that_is_unwound_and_goes_on_nevertheless_changes_nothing() {
+    let lisp = lisp();
+    let thrown = RefCell::new(Vec::new());
+    let result = lisp.enter(|cx| {
+        let local = cx.local_function(move || -> Result<i64, Error> {
+            let lisp = Lisp::get_or_boot()?;
+            let first = lisp.enter(|cx| cx.eval::<i64>("(throw 'soundness 7)"));
+            // Whoever does not pass it on gets no further.
+            for _ in 0..3 {
+                thrown.borrow_mut().push(matches!(lisp.enter(|cx| cx.eval::<i64>("1")), Err(Error::Unwinding)));
+            }
+            assert!(thrown.borrow().iter().all(|unwinding| *unwinding));
+            drop(first);
+            Ok(1)
+        })?;
+        cx.eval::<()>("(defun catching (f) (list (catch 'soundness (funcall f)) 8))")?;
+        cx.call::<Vec<i64>>("catching", (&local,))
+    });
+    assert_eq!(result.expect("values"), [7, 8]);
+}
