@@ -15,7 +15,8 @@ pub struct ImageConfig {
     pub heap: u64,
     /// The control stack of a Lisp thread in bytes: 2 MiB to 4 GiB, default 256 MiB. Address space as well.
     pub control_stack: u64,
-    /// A directory with `libsbcl.so` and `sbcl.core` to use in place of those this program carries.
+    /// A directory with the `sbcl.core` to use in place of the one that this program carries. A `libsbcl.so` there must be
+    /// the one that the program was built with; elsewhere than on Linux there has to be one.
     pub core_dir: Option<PathBuf>,
     /// A core that a running image of this program has saved, to go on with in place of the plain one.
     pub image: Option<PathBuf>,

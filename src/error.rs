@@ -69,15 +69,15 @@ pub enum BootError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// `libsbcl` could not be loaded.
+    /// `libsbcl` could not be loaded, or is not the one that this program was built with.
     #[error("cannot load SBCL's runtime library {path}: {reason}")]
     Library {
         /// The library's file.
         path: PathBuf,
-        /// What the loader said.
+        /// What the loader said, or what is wrong with it.
         reason: String,
     },
-    /// The core could not be read.
+    /// The core cannot be used: there is none, it is not complete, or it is of another build of SBCL.
     #[error("cannot use the SBCL core {path}: {reason}")]
     Core {
         /// The core's file.
@@ -111,7 +111,7 @@ pub enum BootError {
     /// This program carries no core.
     #[error(
         "this program carries no SBCL core: it was built without the feature `core`, and made none of its own in its \
-         build script (sbcl-build). Name a directory with libsbcl and sbcl.core"
+         build script (sbcl-build). Name a directory with an sbcl.core"
     )]
     NoCore,
     /// Library and core were made for another version of this crate.

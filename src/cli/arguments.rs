@@ -359,7 +359,8 @@ pub(super) struct Options {
     /// The control stack of an evaluation, such as 256M.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
     pub(super) control_stack: u64,
-    /// A directory with libsbcl.so and sbcl.core to use in place of the built-in ones.
+    /// A directory with the sbcl.core to use in place of the built-in one. It is used with the built-in libsbcl.so: another
+    /// one in the directory is refused.
     #[arg(long, value_name = "DIR")]
     pub(super) core: Option<PathBuf>,
     /// A core that an image of this program has saved.

@@ -144,7 +144,7 @@ fn program(findings: &mut Findings, config: &ImageConfig) {
                 Err(error) => findings.problem(
                     "core",
                     &format!("{}: {error}", core.display()),
-                    "leave --core out, or name the directory with libsbcl.so and sbcl.core",
+                    "leave --core out, or name the directory with sbcl.core",
                 ),
             }
         }

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -18,9 +20,7 @@ use crate::error::BootError;
 unsafe extern "C" {
     // sbcl-build/src/embed.S
     static sbcl_embedded_core: usize;
-    #[cfg(target_os = "linux")]
     static sbcl_embedded_library_start: u8;
-    #[cfg(target_os = "linux")]
     static sbcl_embedded_library_end: u8;
 }
 
@@ -43,7 +43,8 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    /// Loads libsbcl from the configured directory, or the one that this program carries.
+    /// Loads the libsbcl that this program was built with, and no other: what code of another one does, nobody knows
+    /// before it has run.
     pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
         let (path, core) = match &config.core_dir {
             Some(directory) => {
@@ -51,8 +52,7 @@ impl Runtime {
                 if !core.is_file() {
                     return Err(BootError::Core { path: core, reason: "no such file".to_owned() });
                 }
-                let library = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
-                (library, Core::File(core))
+                (library_beside(directory)?, Core::File(core))
             }
             None => {
                 let core = embedded_core().ok_or(BootError::NoCore)?;
@@ -70,7 +70,30 @@ impl Runtime {
             .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
         // Never unloaded: Lisp's threads run in it.
         let library = Box::leak(Box::new(library));
-        Ok(Self { library, core })
+        let runtime = Self { library, core };
+        if let Core::File(path) = &runtime.core {
+            // Behind one that an image of this program has saved there may be a label, and a seal says whether it is complete.
+            runtime.check_core(path, config.image.is_none())?;
+        }
+        Ok(runtime)
+    }
+
+    /// Looks whether a core is of this very build of SBCL, and complete where nothing else says so: the runtime ends the
+    /// process where it is not.
+    fn check_core(&self, path: &Path, look_at_end: bool) -> Result<(), BootError> {
+        let build_id: Symbol<*const c_char> = self.symbol("build_id")?;
+        // SAFETY: the symbol is an array of characters in the runtime's data, which end with a zero and never change.
+        let build_id = unsafe { CStr::from_ptr(*build_id) }.to_bytes();
+        let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
+        match core_build_id(path, look_at_end).map_err(|error| unusable(error.to_string()))? {
+            None => Err(unusable("it is no core of SBCL's, or not complete".to_owned())),
+            Some(found) if found != build_id => Err(unusable(format!(
+                "it is of another build of SBCL ({}, not {})",
+                String::from_utf8_lossy(&found),
+                String::from_utf8_lossy(build_id)
+            ))),
+            Some(_) => Ok(()),
+        }
     }
 
     fn symbol<T>(&self, name: &str) -> Result<Symbol<T>, BootError> {
@@ -154,21 +177,66 @@ fn embedded_core() -> Option<NonZero<usize>> {
     NonZero::new(unsafe { sbcl_embedded_core })
 }
 
+/// What a core of SBCL's begins and ends with: `CORE_MAGIC` of its `core.h`.
+const CORE_MAGIC: u64 = 0x5342_434c;
+/// How many words of a core are looked at for the build that it is of.
+const HEADER_WORDS: usize = 64;
+
+/// Which build of SBCL a core is of, as its header says (`src/runtime/coreparse.c`); `None` when it is no core, or, with
+/// `look_at_end`, not complete.
+fn core_build_id(path: &Path, look_at_end: bool) -> io::Result<Option<Vec<u8>>> {
+    const BUILD_ID_ENTRY: u64 = 3860;
+    let mut file = File::open(path)?;
+    let mut header = Vec::new();
+    Read::by_ref(&mut file).take(8 * HEADER_WORDS as u64).read_to_end(&mut header)?;
+    let words: Vec<u64> = header.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    // The magic number, and an entry: its type, its length, three numbers, how long the text is, and the text.
+    let [CORE_MAGIC, BUILD_ID_ENTRY, _, _, _, _, length, ..] = words[..] else { return Ok(None) };
+    let text = usize::try_from(length).ok().and_then(|length| header.get(56..)?.get(..length));
+    if look_at_end {
+        let mut last = [0; 8];
+        file.seek(SeekFrom::End(-8))?;
+        file.read_exact(&mut last)?;
+        if u64::from_le_bytes(last) != CORE_MAGIC {
+            return Ok(None);
+        }
+    }
+    Ok(text.map(<[u8]>::to_vec))
+}
+
+/// The library that this program was built with.
+fn embedded_library_bytes() -> &'static [u8] {
+    // SAFETY: the symbols delimit bytes that sbcl-build/src/embed.S put into this program.
+    unsafe {
+        let start = &raw const sbcl_embedded_library_start;
+        std::slice::from_raw_parts(start, (&raw const sbcl_embedded_library_end).offset_from_unsigned(start))
+    }
+}
+
+/// The library to use with the core in `directory`. One that lies there must be the one that this program was built with.
+fn library_beside(directory: &Path) -> Result<PathBuf, BootError> {
+    let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
+    let refused = |reason: String| BootError::Library { path: path.clone(), reason };
+    match std::fs::read(&path) {
+        Ok(bytes) if bytes == embedded_library_bytes() => {}
+        Ok(_) => return Err(refused("it is not the one that this program was built with".to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
+        Err(error) => return Err(refused(error.to_string())),
+    }
+    // What the file has become meanwhile, if anything, is not loaded.
+    if cfg!(target_os = "linux") { embedded_library() } else { Ok(path) }
+}
+
 /// The embedded library as a file that the loader can open.
 #[cfg(target_os = "linux")]
 fn embedded_library() -> Result<PathBuf, BootError> {
     use std::io::Write;
     use std::os::fd::IntoRawFd;
 
-    // SAFETY: the symbols delimit bytes that sbcl-build/src/embed.S put into this program.
-    let bytes = unsafe {
-        let start = &raw const sbcl_embedded_library_start;
-        std::slice::from_raw_parts(start, (&raw const sbcl_embedded_library_end).offset_from_unsigned(start))
-    };
     let os = |source| BootError::Os { what: "copy libsbcl into memory (memfd_create)", source };
     let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
-    let mut file = std::fs::File::from(file.map_err(|error| os(error.into()))?);
-    file.write_all(bytes).map_err(os)?;
+    let mut file = File::from(file.map_err(|error| os(error.into()))?);
+    file.write_all(embedded_library_bytes()).map_err(os)?;
     // The mapping outlives the descriptor, but the descriptor must live until the library is opened.
     Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
 }

@@ -95,7 +95,11 @@ impl Builder {
     }
 
     /// What to boot in place of the core that this program carries: a file that [`Lisp::save`] has made, or a directory
-    /// with `libsbcl.so` and `sbcl.core`.
+    /// with an `sbcl.core`.
+    ///
+    /// The runtime is always the `libsbcl` that the program was built with. Another one in the directory is refused, and so
+    /// is a core of another build of SBCL, before any of their code has run. A core that passes is Lisp code, which can do
+    /// what [evaluated code](crate::guide::safety) can: boot none that you would not load.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
@@ -342,7 +346,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when it names a package that there is none of.
+    /// [`Error::Condition`] when it names a package that there is none of, [`Error::Conversion`] when no object can be made
+    /// of it.
     pub fn value(&self, object: impl IntoLisp + Sync) -> Result<Value, Error> {
         self.enter(|cx| cx.value(&object))
     }
