@@ -1,7 +1,7 @@
 # `make` alone shows what there is. Every target works from a fresh clone, and again at once.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants dist clean
+.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -32,8 +32,13 @@ test: setup sbcl ## Every test: unit, integration, end to end with the official 
 flaky: setup sbcl ## The server's suite ten times beside a load on every processor (SBCL_MCP_ROUNDS: how often)
 	scripts/flaky.sh
 
-fuzz: sbcl ## Random protocol input and random code, for long (SBCL_MCP_FUZZ_CASES: how many)
+fuzz: sbcl ## Random protocol input, code and messages to Lisp, for long (SBCL_MCP_FUZZ_CASES: how many)
 	SBCL_MCP_FUZZ_CASES=$${SBCL_MCP_FUZZ_CASES:-20000} cargo test --release --test mcp fuzz::
+	SBCL_MCP_FUZZ_CASES=$${SBCL_MCP_FUZZ_CASES:-20000} cargo test --release --features guarded-messages --test library_soundness
+
+# Those parts of the unsafe code that need no Lisp. SBCL must be built before: Miri runs build scripts as they are.
+miri: sbcl ## Undefined behaviour in the messages between Rust and Lisp, by Miri (rustup +nightly component add miri)
+	MIRIFLAGS=-Zmiri-permissive-provenance cargo +nightly miri test --lib --no-default-features -- image::message image::words
 
 soak: sbcl ## 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: how many)
 	SBCL_MCP_SOAK_EVALUATIONS=$${SBCL_MCP_SOAK_EVALUATIONS:-200000} cargo test --release --test mcp soak:: -- --nocapture

@@ -32,6 +32,7 @@ count() {
 # One set of features for all of it, so that the library is compiled once.
 features=(--features sbcl-mcp/num-bigint)
 suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
+suite "Feature guarded-messages" cargo test --release --features guarded-messages --test library_soundness
 for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
     suite "Example $example" cargo run --quiet --release "${features[@]}" --example "$example"
 done

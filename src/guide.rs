@@ -10,6 +10,7 @@
 //! | [`output`] | what Lisp prints, and what it reads |
 //! | [`own_core`] | a program that has its Lisp compiled in |
 //! | [`saving`] | the image as a file, and going on with it in another process |
+//! | [`safety`] | what safe Rust is promised, and what Lisp code can do |
 //! | [`what_ends_the_process`] | the dangers, and what is done about each |
 //!
 //! The example `guided_tour` has it all on a page.
@@ -272,6 +273,30 @@ pub mod saving {
     //!
     //! A core is for the very build that saved it (of the crate, and of SBCL), under a heap of the same size. It may
     //! hold secrets: its file is its owner's alone.
+}
+
+pub mod safety {
+    //! What safe Rust is promised, and what Lisp code can do.
+    //!
+    //! Memory safety is promised for the Rust API. Whatever safe Rust writes in an
+    //! [`IntoLisp`](crate::IntoLisp), returns, forgets, panics with or calls from within a callback, no memory is corrupted
+    //! and no object is taken for another one. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) is the one `unsafe` function.
+    //!
+    //! It is not promised for Lisp code that asks for the opposite. [`eval`](crate::Lisp::eval),
+    //! [`load_file`](crate::Lisp::load_file), a function that is called by name and a core that is booted can do anything
+    //! that this process can, as foreign code in it could:
+    //!
+    //! ```no_run
+    //! # let lisp = sbcl::Lisp::get_or_boot()?;
+    //! // Writes into this process, wherever that is.
+    //! lisp.eval::<()>("(setf (sb-sys:sap-ref-8 (sb-sys:int-sap #x7f0000000000) 0) 1)")?;
+    //! # Ok::<(), sbcl::Error>(())
+    //! ```
+    //!
+    //! So do `(safety 0)`, declarations that are not true in such code, `sb-alien`, symbols of SBCL's internal packages
+    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change one object at once without a lock, where SBCL itself
+    //! promises nothing. Evaluate only what you trust, as you link only what you trust: the image is no sandbox. Ordinary
+    //! Lisp is checked by SBCL: a wrong index, type or number of arguments is a condition.
 }
 
 pub mod what_ends_the_process {
