@@ -95,6 +95,8 @@ that defines, unless it is left."
   (declare (type function load))
   (let ((file (guarded (and (typep stream 'file-stream) (sb-ext:native-namestring (truename stream))) (failure) nil)))
     (flet ((load-stream () (apply load stream arguments)))
+      (when file
+        (note-loaded-state file (guarded (file-state file) (failure) nil)))
       (if file
           (call-noting-definitions file #'load-stream)
           (load-stream)))))

@@ -158,6 +158,28 @@ what it defines, and the name of its parameter that says which."
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
       (perform-action perform operation component))))
 
+;;; What changed on disk
+
+(define-patch asdf:perform (operation component)
+  #'perform-noting-files)
+
+(define-patch asdf/action:compute-action-stamp (plan- operation component just-done)
+  (lambda (compute plan operation component &key just-done)
+    (compute-exact-stamp compute plan operation component just-done)))
+
+(define-patch asdf/session:compute-file-stamp (normalized-namestring)
+  (lambda (compute namestring)
+    (or (exact-file-stamp namestring)
+        (funcall compute namestring))))
+
+(define-assumption "the dates and sizes of files, to the nanosecond"
+  (let* ((file sb-ext:*core-pathname*)
+         (state (file-state (sb-ext:native-namestring file))))
+    (and (eql (file-write-date file) (floor (file-state-written state) 1000000000))
+         (eql (with-open-file (in file :element-type '(unsigned-byte 8)) (file-length in))
+              (file-state-size state))
+         (>= (file-state-changed state) (content-date state)))))
+
 ;;; What is found without evaluating
 
 (define-assumption "that a copy of a package gets its own symbols"

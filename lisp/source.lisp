@@ -485,7 +485,7 @@ function is called that is meant, or NIL."
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
       (cond ((null octets) (make-place :in in))
-            ((and created (not (eql date created))) (changed-file-place namestring))
+            ((and created (source-changed-p namestring created date)) (changed-file-place namestring))
             ((null start) (make-place :in in))
             ((> start (length octets)) (if created (changed-file-place namestring) (make-place :in in)))
             (t
@@ -801,7 +801,7 @@ the key METHOD; or NIL."
   "Return the place of the definition of NAME, a string, as DEFINITION-PLACE does, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
 which was written at CREATED, or NIL when that is not known: then only if there is exactly such a definition there."
   (multiple-value-bind (octets date) (file-octets namestring)
-    (if (and octets created (not (eql created date)))
+    (if (and octets created (source-changed-p namestring created date))
         (changed-file-place namestring)
         (let* ((text (and octets number (octets-text octets 0 (length octets))))
                (start (and text (toplevel-start text number)))

@@ -46,23 +46,6 @@ impl Place {
         self
     }
 
-    /// Makes all files seem older, so that what is written from now on is newer: dates have whole seconds.
-    fn age(&self) {
-        fn age(directory: &Path) {
-            for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    age(&path);
-                } else {
-                    let date = entry.metadata().and_then(|metadata| metadata.modified()).expect("a date");
-                    let file = File::options().append(true).open(path).expect("a file");
-                    file.set_modified(date - Duration::from_secs(100)).expect("it is ours");
-                }
-            }
-        }
-        age(&self.root);
-    }
-
     /// A program that works here and has its fasls and its home here.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
@@ -71,10 +54,9 @@ impl Place {
         command
     }
 
-    /// Has the fasls of a system made by another image, some time ago.
+    /// Has the fasls of a system made by another image.
     fn build(&self, system: &str) -> &Self {
         load(&mut self.server(), json!({"system": system, "directory": system}));
-        self.age();
         self
     }
 
@@ -154,7 +136,6 @@ fn a_system_is_loaded_from_its_directory() {
     let text = load(&mut server, json!({"system": "app", "force": "self"}));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
     // The next image finds the fasls.
-    place.age();
     let mut server = place.server();
     let text = load(&mut server, json!({"path": "app/app.asd"}));
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
@@ -315,7 +296,6 @@ fn what_fails_names_file_line_form_and_condition() {
             assert!(described.contains(last), "{described}");
             assert!(described.contains(". RETRY - ") && described.contains(". ABORT - "), "{described}");
         }
-        place.age();
         place.write(&format!("{name}/a.lisp"), "(in-package :broken)\n(defun f () :mended)\n");
         load(&mut server, arguments);
         assert_eq!(server.evaluate("(broken::f)"), "=> :MENDED", "{name}");

@@ -315,7 +315,6 @@ fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_lo
         }
         if name != "without" {
             project.write("tests.lisp", &tests.replace("42", "41"));
-            project.touch("tests.lisp");
             let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
             assert_eq!(server.evaluate("(demo::answer)"), "=> 41");
@@ -329,7 +328,6 @@ fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_lo
             );
             let needing = tests.replace("#:answer)", "#:answer) (:import-from :demo/extra #:extra)");
             project.write("tests.lisp", &needing.replace("42", "#.(extra)"));
-            project.touch("tests.lisp");
             server.evaluate("(defun demo::answer () 41)");
             let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");

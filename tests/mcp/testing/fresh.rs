@@ -17,8 +17,6 @@ fn reload_takes_what_changed_on_disk() {
         "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
          (test parse-empty (is (eql 0 (parse \"\"))))\n",
     );
-    project.touch("src/demo.lisp");
-    project.touch("tests/tests.lisp");
     // What is on disk is not looked at unasked.
     assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
     let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
@@ -41,7 +39,6 @@ fn a_reload_names_what_is_left_of_old_versions() {
         let mut server = project.server();
         good(&mut server, "run-tests", json!({"system": "demo"}));
         source("(defvar *limit* 2)", "new");
-        project.touch("src/demo.lisp");
         let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
         let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
         let expected = format!(
@@ -165,7 +162,6 @@ fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
         "tests/tests.lisp",
         &format!("{tests}(defvar *kept* '())\n(deftest keeps (loop (push (make-array 100000) *kept*)) 0)\n"),
     );
-    project.touch("tests/tests.lisp");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.contains("[ERROR] HEAP-EXHAUSTED\nThe heap was nearly used up ("), "{text}");
     assert!(text.contains(" MB, most of it by the test DEMO-TESTS::KEEPS), so the evaluation was stopped."), "{text}");
@@ -295,7 +291,6 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
     assert_eq!(server.evaluate("*kept*"), "=> 1");
     // Loading may fail there.
     project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
-    project.touch("src/demo.lisp");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
     assert!(last_error(&mut server).contains("not today"));

@@ -53,12 +53,6 @@ impl Project {
         self.directory.write(file, text);
     }
 
-    /// Has the file count as changed: what is as new as its fasl to the second does not.
-    fn touch(&self, file: &str) {
-        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
-        std::fs::File::options().write(true).open(self.directory.join(file)).unwrap().set_modified(later).unwrap();
-    }
-
     /// A server that finds the system.
     fn server(&self) -> Server {
         let mut server = ready();
