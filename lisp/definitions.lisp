@@ -50,18 +50,21 @@ NIL when the session itself did.")
                                 defined
                                 (cons entry defined))))))
 
-(defun note-definition (kind name)
-  "Record that the session defined NAME, a symbol, function name or package name, as KIND."
+(defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
+  "Record that the session defined NAME, a symbol, function name or package name, as KIND; and the file that is being
+loaded, as FILE-KIND, unless that is NIL."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
-  (unless (or (eq kind :other)
-              (and (member kind '(:function :variable :macro :class :type))
+  (unless (or (and (eq kind :other) (null file-kind))
+              (and (not (eq kind :package))
                    (let ((symbol (function-name-symbol name)))
                      (or (not (symbolp symbol)) (system-symbol-p symbol)))))
-    (note-file-definition kind name)
-    (when *evaluation*
-      (note-definition-for-others kind name))
-    (setf (gethash (list kind name) **definitions**) *loading-system*)))
+    (when file-kind
+      (note-file-definition file-kind name))
+    (unless (eq kind :other)
+      (when *evaluation*
+        (note-definition-for-others kind name))
+      (setf (gethash (list kind name) **definitions**) *loading-system*))))
 
 (defun note-proclamation (form)
   "Take note of FORM, a declaration specifier that was proclaimed: of a debug quality that the user has declaimed."

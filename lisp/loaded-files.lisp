@@ -4,7 +4,8 @@
 
 (defstruct (loaded-file (:copier nil) (:predicate nil))
   "A source file when it, or the fasl that was made of it, was loaded last."
-  ;; Conses of a key, (kind . name), and the method if it is one, else T.
+  ;; Conses of a key, (kind . name), and what is known of it: the method; a PART; :IMPLIED for a function that is generic because
+  ;; it has a method; else T.
   (definitions '() :type list)
   ;; Conses of the name of a variable and the text of the form that DEFVAR gives it.
   (variables '() :type list))
@@ -22,10 +23,25 @@
   "A cons whose car is a list of those that have been loaded again: lists of namestring, the LOADED-FILE before, the one
 now, and the variables that were bound before; or NIL when nobody asks for them.")
 
+(defstruct (part (:copier nil))
+  "What a class brings along: a function or a method."
+  ;; The name of the class.
+  (of nil :read-only t)
+  ;; The method, or NIL for a function.
+  (method nil :read-only t))
+
 (defun note-file-definition (kind name &optional (value t))
-  "Record that the file that is being loaded has defined NAME as KIND, the method VALUE if that is :METHOD."
+  "Record that the file that is being loaded has defined NAME as KIND, with VALUE, as in a LOADED-FILE."
   (when *file-definitions*
     (setf (gethash (cons kind name) *file-definitions*) value)))
+
+(defun note-file-method (method)
+  "Record that the file that is being loaded has defined METHOD."
+  (when *file-definitions*
+    (let ((key (method-key method)))
+      (note-file-definition :method key method)
+      (unless (gethash (cons :function (first key)) *file-definitions*)
+        (note-file-definition :function (first key) :implied)))))
 
 (defun method-key (method)
   "Return what names METHOD: its generic function's name, its qualifiers, and the names of its specializers."
@@ -37,6 +53,69 @@ now, and the variables that were bound before; or NIL when nobody asks for them.
                     (sb-mop:eql-specializer (list 'eql (sb-mop:eql-specializer-object specializer)))
                     (t specializer)))
                 (sb-mop:method-specializers method))))
+
+;;; What classes bring along
+
+(defun structure-functions (name)
+  "Return the names of the functions that DEFSTRUCT has made for the structure class NAME."
+  (let ((dd (sb-kernel:find-defstruct-description name nil)))
+    (and dd
+         (remove nil
+                 (append (list (sb-kernel::dd-predicate-name dd) (sb-kernel::dd-copier-name dd))
+                         (mapcar (lambda (constructor) (if (consp constructor) (car constructor) constructor))
+                                 (sb-kernel::dd-constructors dd))
+                         (loop for slot in (sb-kernel:dd-slots dd)
+                               for accessor = (sb-kernel:dsd-accessor-name slot)
+                               when accessor
+                                 collect accessor
+                                 and collect `(setf ,accessor)))))))
+
+(defun slot-functions (class)
+  "Return the names of the generic functions that read the slots of CLASS, and of those that write them; those that its
+definition names."
+  (typecase class
+    (sb-pcl::condition-class
+     (let ((slots (sb-kernel::condition-classoid-slots (sb-kernel:find-classoid (class-name class)))))
+       (values (mapcan (lambda (slot) (copy-list (sb-kernel::condition-slot-readers slot))) slots)
+               (mapcan (lambda (slot) (copy-list (sb-kernel::condition-slot-writers slot))) slots))))
+    (sb-pcl::std-class
+     (let ((slots (sb-mop:class-direct-slots class)))
+       (values (mapcan (lambda (slot) (copy-list (sb-mop:slot-definition-readers slot))) slots)
+               (mapcan (lambda (slot) (copy-list (sb-mop:slot-definition-writers slot))) slots))))))
+
+(defun map-parts (function name)
+  "Call FUNCTION with the key of each function and method that the class NAME brings along, and what is known of it, as in a
+LOADED-FILE."
+  (declare (type function function))
+  (let ((class (find-class name nil)))
+    (labels ((call (kind key &optional method)
+               (funcall function (cons kind key) (make-part :of name :method method)))
+             (call-accessors (names specializers)
+               (dolist (accessor names)
+                 (call :function accessor)
+                 (let* ((generic (and (fboundp accessor) (fdefinition accessor)))
+                        (method (and (typep generic 'generic-function)
+                                     (find-method generic '() specializers nil))))
+                   (when method
+                     (call :method (method-key method) method))))))
+      (typecase class
+        (structure-class
+         (dolist (defined (structure-functions name))
+           (call :function defined)))
+        (t
+         (multiple-value-bind (readers writers) (slot-functions class)
+           (call-accessors readers (list class))
+           (call-accessors writers (list (find-class t) class))))))))
+
+(defun note-parts ()
+  "Record what the classes bring along that the file that is being loaded has defined."
+  (loop for (kind . name) in (loop for key being the hash-keys of *file-definitions* collect key)
+        when (eq kind :class)
+          do (guarded (map-parts (lambda (key part)
+                                   (setf (gethash key *file-definitions*) part))
+                                 name)
+                 (failure)
+               nil)))
 
 ;;; The forms of variables that keep their values
 
@@ -82,6 +161,7 @@ that defines, unless it is left."
          (before (gethash namestring **loaded-files**))
          (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before))))))
     (multiple-value-prog1 (funcall function)
+      (note-parts)
       (let* ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
                                 collect (cons key value)))
              (now (make-loaded-file :definitions definitions

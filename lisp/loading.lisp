@@ -62,12 +62,27 @@
 (defconstant +stale-names+ 10
   "How many names are told of one file.")
 
-(defun definition-gone-p (key value)
-  "True when what KEY names, and VALUE is if it is a method, as in a LOADED-FILE, is no longer there."
-  (destructuring-bind (kind . name) key
-    (if (eq kind :method)
-        (null (sb-mop:method-generic-function value))
-        (not (defined-p kind name)))))
+(defun there-p (kind name value)
+  "True when what KIND and NAME are the key of, as in a LOADED-FILE, and VALUE is known of, is still there."
+  (ecase kind
+    (:method (let* ((method (if (part-p value) (part-method value) value))
+                    (generic (sb-mop:method-generic-function method)))
+               (and generic (fboundp (first name)) (eq generic (fdefinition (first name))))))
+    (:function (defined-p :function name))
+    (:macro (and (symbolp name) (macro-function name)))
+    (:compiler-macro (compiler-macro-function name))
+    (:symbol-macro (eq :macro (sb-int:info :variable :kind name)))
+    (:setf-expander (sb-int:info :setf :expander name))
+    (:variable (member (sb-int:info :variable :kind name) '(:special :global)))
+    (:constant (eq :constant (sb-int:info :variable :kind name)))
+    (:class (find-class name nil))
+    (:type (eq :defined (sb-int:info :type :kind name)))
+    (:package (find-package name))))
+
+(defun without-methods-p (name)
+  "True when NAME is not that of a generic function that has methods."
+  (let ((function (fdefinition name)))
+    (not (and (typep function 'generic-function) (sb-mop:generic-function-methods function)))))
 
 (defun defined-keys (files)
   "Return an EQUAL hash table of the keys of what FILES, LOADED-FILEs, define."
@@ -76,23 +91,100 @@
       (loop for (key) in (loaded-file-definitions file)
             do (setf (gethash key keys) t)))))
 
-(defun left-definitions (before now)
-  "Return the keys of what a file defined BEFORE, a LOADED-FILE, and does not NOW, nor any other file, and is still there."
+(defparameter *definers*
+  '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
+    (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
+    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
+    (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
+  "The names of the standard macros that define by kind, as in a LOADED-FILE.")
+
+(defun standard-definer-p (operator)
+  "True when OPERATOR, a name, is that of a standard macro that defines."
+  (loop for (nil . operators) in *definers*
+          thereis (member operator operators :test #'string=)))
+
+(defun conditional-definitions (text)
+  "Return the maps of those forms in TEXT, a file's, that may define something only where it is not defined already: within
+another form, or by a macro that is not standard."
+  (let ((definitions '()))
+    (labels ((visit (form depth)
+               (when (and (consp form) (< depth 20))
+                 (when (and (definition-form-p form text)
+                            (or (plusp depth)
+                                (not (standard-definer-p (token-name text (second form))))))
+                   (push form definitions))
+                 (dolist (element (rest form))
+                   (visit element (1+ depth))))))
+      (loop for start across (toplevel-starts text)
+            do (visit (map-form text start) 0)))
+    definitions))
+
+(defun key-name (key)
+  "Return the name of the symbol or package that KEY names, or NIL for a method's."
+  (destructuring-bind (kind . name) key
+    (typecase name
+      (string name)
+      (symbol (symbol-name name))
+      (cons (and (not (eq kind :method)) (symbolp (second name)) (symbol-name (second name)))))))
+
+(defun conditionally-defined-p (key definitions text)
+  "True when one of DEFINITIONS, as CONDITIONAL-DEFINITIONS finds them in TEXT, is of what KEY names."
+  (destructuring-bind (kind . name) key
+    (declare (ignore name))
+    (let ((name (key-name key)))
+      (and name
+           (loop for form in definitions
+                   thereis (let ((operator (token-name text (second form))))
+                             (and (or (not (standard-definer-p operator))
+                                      (member operator (rest (assoc kind *definers*)) :test #'string=))
+                                  (defines-p form text name))))))))
+
+(defun numbered-again-p (key before now text)
+  "True when KEY names what a file defined BEFORE, a LOADED-FILE, under a name with a number that a macro has made up, and
+which has got another number NOW: one that TEXT, the file's, does not have."
+  (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
+         (home (key) (let ((symbol (function-name-symbol (cdr key))))
+                       (and (symbolp symbol) (symbol-package symbol)))))
+    (and (key-name key)
+         (some #'digit-char-p (key-name key))
+         (loop for (other) in (loaded-file-definitions now)
+                 thereis (and (eq (car key) (car other))
+                              (key-name other)
+                              (eq (home key) (home other))
+                              (string= (stem key) (stem other))
+                              (not (assoc other (loaded-file-definitions before) :test #'equal))
+                              (not (search (key-name other) text :test #'char-equal)))))))
+
+(defun left-definitions (namestring before now)
+  "Return the keys of what the file NAMESTRING, native, defined BEFORE, a LOADED-FILE, and does not NOW, nor any other file,
+and is still there. What a class brings along goes with it, and a function that was defined by its methods alone with those."
   (flet ((missing (definitions files)
            (let ((known (and definitions (defined-keys files))))
              (remove-if (lambda (definition) (gethash (car definition) known)) definitions))))
-    (let ((left (remove-if (lambda (definition)
-                             (guarded (definition-gone-p (car definition) (cdr definition)) (failure) t))
-                           (missing (loaded-file-definitions before) (list now)))))
-      (mapcar #'car (missing left (and left (sb-ext:with-locked-hash-table (**loaded-files**)
-                                              (loop for file being the hash-values of **loaded-files**
-                                                    collect file))))))))
+    (let* ((left (remove-if-not (lambda (definition)
+                                  (destructuring-bind ((kind . name) . value) definition
+                                    (and (not (eq value :implied))
+                                         (guarded (there-p kind name value) (failure) nil))))
+                                (missing (loaded-file-definitions before) (list now))))
+           (left (missing left (and left (sb-ext:with-locked-hash-table (**loaded-files**)
+                                           (loop for file being the hash-values of **loaded-files**
+                                                 collect file)))))
+           (octets (and left (file-octets namestring)))
+           (text (and octets (octets-text octets 0 (length octets))))
+           (conditional (and text (guarded (conditional-definitions text) (failure) '()))))
+      (loop for (key . value) in left
+            unless (or (and (part-p value)
+                            (or (assoc (cons :class (part-of value)) left :test #'equal)
+                                (and (eq :function (car key)) (not (without-methods-p (cdr key))))))
+                       (conditionally-defined-p key conditional text)
+                       (and text (numbered-again-p key before now text)))
+              collect key))))
 
 (defun key-text (key)
   "Return what to call what KEY names."
   (destructuring-bind (kind . name) key
     (with-server-syntax ()
-      (format nil "~(~A~) ~A" kind
+      (format nil "~A ~A" (substitute #\Space #\- (string-downcase kind))
               (if (eq kind :method)
                   (destructuring-bind (function qualifiers specializers) name
                     (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
@@ -100,7 +192,7 @@
 
 (defun tell-left-definitions (namestring before now)
   "Say what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW."
-  (let ((left (left-definitions before now)))
+  (let ((left (left-definitions namestring before now)))
     (when left
       (say "~A no longer defines what is still there from before: ~{~A~^, ~}~@[ and ~D more~]."
            (shown-path namestring)

@@ -72,16 +72,19 @@ come."
 
 (defmacro define-definers (&rest definers)
   "Have the functions by which SBCL makes definitions tell of them. DEFINERS are lists of a function's name, the kind of
-what it defines, and the name of its parameter that says which."
+what it defines, the name of its parameter that says which, and the kind of that in a file where it is another. What SBCL
+defines on the way counts as no definition of the file's: it is not made each time."
   `(progn
-     ,@(loop for (function kind parameter) in definers
+     ,@(loop for (function kind parameter . file-kind) in definers
              collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
                         (member ,(string parameter) (parameters ',function) :test #'string=))
              collect `(push (list ',function 'definitions
                                   (let ((place (position ,(string parameter) (parameters ',function) :test #'string=)))
                                     (lambda (define &rest arguments)
-                                      (multiple-value-prog1 (apply (the function define) arguments)
-                                        (note-definition ,kind (definition-name ,kind (nth place arguments)))))))
+                                      (multiple-value-prog1 (let ((*file-definitions* nil))
+                                                              (apply (the function define) arguments))
+                                        (note-definition ,kind (definition-name ,kind (nth place arguments))
+                                                         ,@file-kind)))))
                             *patches*))))
 
 (define-definers
@@ -89,14 +92,14 @@ what it defines, and the name of its parameter that says which."
   ((setf fdefinition) :function name)
   ((setf symbol-function) :function symbol)
   (sb-pcl::load-defgeneric :function fun-name)
-  (sb-pcl::load-defmethod :function name)
+  (sb-pcl::load-defmethod :function name nil)
   (sb-c::%defmacro :macro name)
   ((setf macro-function) :macro symbol)
-  (sb-c::%define-symbol-macro :macro name)
-  (sb-c::%define-compiler-macro :macro name)
+  (sb-c::%define-symbol-macro :macro name :symbol-macro)
+  (sb-c::%define-compiler-macro :macro name :compiler-macro)
   (sb-impl::%defvar :variable var)
   (sb-impl::%defparameter :variable var)
-  (sb-impl::%defconstant :variable name)
+  (sb-impl::%defconstant :variable name :constant)
   (sb-impl::%defglobal :variable name)
   (sb-kernel::%defstruct :class dd)
   (sb-kernel::%define-condition :class name)
@@ -114,7 +117,7 @@ what it defines, and the name of its parameter that says which."
   (set-pprint-dispatch :other type)
   (sb-alien::%define-alien-type :other name)
   (load-shared-object :other pathname)
-  (sb-impl::%defsetf :other name)
+  (sb-impl::%defsetf :other name :setf-expander)
   (rename-package :other package-designator)
   (use-package :other packages-to-use)
   (export :other symbols)
@@ -143,7 +146,7 @@ what it defines, and the name of its parameter that says which."
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
       (sb-ext:atomic-push method **methods**)
-      (note-file-definition :method (method-key method) method)
+      (note-file-method method)
       method))
   'methods)
 

@@ -81,10 +81,10 @@ look_for_test_tools() {
         miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
     # A terminal for tests/mcp/repl.rs.
     has tmux || miss tmux tmux tmux tmux tmux
-    # Test frameworks and libraries with tests, for tests/mcp/testing/. Only Debian has packages of them.
+    # Test frameworks and libraries, for tests/mcp/testing/ and tests/mcp/reloading.rs. Only Debian has packages of them.
     if has apt-get; then
         local system
-        for system in fiveam rt alexandria esrap; do
+        for system in fiveam rt alexandria esrap chipz iterate puri; do
             has_lisp_system "$system" || miss "the Lisp system $system" "cl-$system" "" "" ""
         done
         # An editor joins, in tests/mcp/attach.rs.

@@ -28,6 +28,7 @@ mod places;
 mod programs;
 mod recording;
 mod recovery;
+mod reloading;
 mod repl;
 mod sessions;
 mod soak;

@@ -1,0 +1,586 @@
+//! Loading again: what counts as changed on disk, and what the new version of a file no longer defines.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use serde_json::json;
+
+use crate::client::{BINARY, Scratch, Server, bad, good};
+use crate::libraries::{INSTALLED, installed};
+
+/// A project directory with a home and a fasl cache of its own.
+struct Project {
+    root: Scratch,
+}
+
+impl Project {
+    fn new() -> Self {
+        let root = Scratch::new();
+        for directory in ["work", "cache", "home"] {
+            root.directory(directory);
+        }
+        Self { root }
+    }
+
+    /// A project whose system `app` has these files, loaded in this order.
+    fn of(files: &[(&str, &str)]) -> Self {
+        let project = Self::new();
+        let components: Vec<_> = files.iter().map(|(file, _)| format!("(:file \"{file}\")")).collect();
+        project.write("app.asd", &format!("(defsystem \"app\" :serial t :components ({}))", components.join(" ")));
+        for (file, text) in files {
+            project.write(&format!("{file}.lisp"), text);
+        }
+        project
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.root.join("work").join(file)
+    }
+
+    /// Writes a file of the project.
+    fn write(&self, file: &str, text: &str) {
+        self.root.write(&format!("work/{file}"), text);
+    }
+
+    fn date(&self, file: &str) -> SystemTime {
+        self.path(file).metadata().and_then(|metadata| metadata.modified()).expect("the file has a date")
+    }
+
+    fn set_date(&self, file: &str, date: SystemTime) {
+        let file = File::options().append(true).open(self.path(file)).expect("the file is there");
+        file.set_modified(date).expect("the file is ours");
+    }
+
+    /// The fasl of a source file.
+    fn fasl(&self, file: &str) -> PathBuf {
+        fn find(directory: &Path, name: &str) -> Option<PathBuf> {
+            std::fs::read_dir(directory)
+                .ok()?
+                .flatten()
+                .map(|entry| entry.path())
+                .find_map(|path| if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) })
+        }
+        find(&self.root.join("cache"), &format!("{file}.fasl")).expect("the file was compiled")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(self.root.join("work"));
+        command.env("XDG_CACHE_HOME", self.root.join("cache")).env("HOME", self.root.join("home"));
+        command
+    }
+
+    fn server(&self) -> Server {
+        self.server_with(&[])
+    }
+
+    fn server_with(&self, arguments: &[&str]) -> Server {
+        let mut server = Server::start_command(&mut self.command(arguments));
+        server.initialize("2025-11-25");
+        server
+    }
+}
+
+/// Loads the system `app` and returns the answer without its seconds and the place of the .asd file.
+#[track_caller]
+fn load(server: &mut Server) -> String {
+    load_with(server, json!({"system": "app", "directory": "."}))
+}
+
+#[track_caller]
+fn load_with(server: &mut Server, arguments: serde_json::Value) -> String {
+    let text = good(server, "load", arguments);
+    let lines = text.lines().filter(|line| !line.starts_with("Defined in "));
+    lines
+        .map(|line| match line.rsplit_once(", ") {
+            Some((before, seconds)) if line.starts_with("Loaded ") && seconds.ends_with(" s") => before,
+            _ => line,
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[track_caller]
+fn is_up_to_date(server: &mut Server) {
+    let text = load(server);
+    assert!(text.contains(" is up to date: "), "{text}");
+}
+
+const PACKAGE: &str = "(defpackage :app (:use :cl))";
+
+/// A file of the package with a macro and a function.
+fn macro_file(value: u32) -> String {
+    format!("(in-package :app)\n(defmacro value () {value})\n(defun expanded () (value))\n")
+}
+
+const USER: &str = "(in-package :app)\n(defun used () (value))\n";
+
+// ---- What changed on disk
+
+#[test]
+fn an_edit_within_the_second_of_the_fasl_is_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(100)), ("b", USER)]);
+    let mut server = project.server();
+    assert_eq!(load(&mut server), "Loaded app: 3 files, 3 compiled");
+    for value in 101..106 {
+        project.write("a.lisp", &macro_file(value));
+        // What depends on the file is compiled again, too.
+        assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+        assert_eq!(server.evaluate("(list (app::expanded) (app::used))"), format!("=> ({value} {value})"));
+        is_up_to_date(&mut server);
+    }
+    // An image that was not there when the fasl was made sees the edit as well.
+    project.write("a.lisp", &macro_file(200));
+    let mut other = project.server();
+    assert_eq!(load(&mut other), "Loaded app: 3 files, 2 compiled");
+    assert_eq!(other.evaluate("(app::used)"), "=> 200");
+    is_up_to_date(&mut other);
+    // The fasl that it made is newer than what the first image loaded.
+    let text = load(&mut server);
+    assert!(text.starts_with("Loaded app: 2 files"), "{text}");
+    assert_eq!(server.evaluate("(app::used)"), "=> 200");
+    is_up_to_date(&mut server);
+}
+
+#[test]
+fn a_source_as_new_as_its_fasl_is_compiled() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    load(&mut project.server());
+    let fasl = project.fasl("a").metadata().unwrap().modified().unwrap();
+    let tick = Duration::from_nanos(1);
+    for (value, date) in [(2, fasl), (3, fasl + tick)] {
+        project.write("a.lisp", &macro_file(value));
+        project.set_date("a.lisp", date);
+        File::options().append(true).open(project.fasl("a")).unwrap().set_modified(fasl).unwrap();
+        let mut server = project.server();
+        assert_eq!(load(&mut server), "Loaded app: 3 files, 2 compiled");
+        assert_eq!(server.evaluate("(app::used)"), format!("=> {value}"));
+    }
+    // A source that is older by one tick is not compiled.
+    project.set_date("a.lisp", project.fasl("a").metadata().unwrap().modified().unwrap() - tick);
+    assert_eq!(load(&mut project.server()), "Loaded app: 3 files");
+}
+
+#[test]
+fn what_did_not_change_is_neither_compiled_nor_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    let mut server = project.server();
+    load(&mut server);
+    for _ in 0..3 {
+        is_up_to_date(&mut server);
+        assert_eq!(load(&mut project.server()), "Loaded app: 3 files");
+    }
+    // A source from a machine whose clock is ahead is compiled once.
+    project.set_date("a.lisp", SystemTime::now() + Duration::from_secs(3600));
+    assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+    is_up_to_date(&mut server);
+    assert_eq!(load(&mut project.server()), "Loaded app: 3 files");
+    // An edit of that file is loaded, although its date is earlier.
+    project.write("a.lisp", &macro_file(2));
+    assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+    assert_eq!(server.evaluate("(app::used)"), "=> 2");
+    // A file that was touched counts as changed.
+    project.set_date("b.lisp", SystemTime::now());
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    is_up_to_date(&mut server);
+}
+
+#[test]
+fn a_file_with_an_older_date_is_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    load(&mut project.server());
+    // An image that compiled nothing knows what it loaded.
+    let mut server = project.server();
+    assert_eq!(load(&mut server), "Loaded app: 3 files");
+    let hour = Duration::from_secs(3600);
+    for (value, hours) in [(2, 5), (3, 4), (4, 6)] {
+        project.write("a.lisp", &macro_file(value));
+        project.set_date("a.lisp", SystemTime::now() - hours * hour);
+        assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+        assert_eq!(server.evaluate("(app::used)"), format!("=> {value}"));
+        is_up_to_date(&mut server);
+    }
+    // Of another size, with the date that it had.
+    let date = project.date("b.lisp");
+    project.write("b.lisp", "(in-package :app)\n(defun used () (* 10 (value)))\n");
+    project.set_date("b.lisp", date);
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    assert_eq!(server.evaluate("(app::used)"), "=> 40");
+}
+
+#[test]
+fn systems_that_depend_on_a_changed_system_are_compiled() {
+    let project = Project::of(&[("package", PACKAGE), ("b", USER)]);
+    project.write("base.asd", "(defsystem \"base\" :components ((:file \"base\")))");
+    project.write(
+        "app.asd",
+        "(defsystem \"app\" :depends-on (\"base\") :components ((:file \"b\") (:file \"alone\")))
+         (defsystem \"app/tests\" :depends-on (\"app\") :components ((:file \"tests\"))
+           :perform (test-op (o c) (symbol-call :app :check)))",
+    );
+    project.write("alone.lisp", "(defun cl-user::alone () 1)");
+    let base = |value| project.write("base.lisp", &format!("{PACKAGE}\n{}", macro_file(value)));
+    base(1);
+    project.write("tests.lisp", "(in-package :app)\n(defun check () (unless (eql 2 (used)) (error \"~a\" (used))))");
+    let mut server = project.server();
+    assert_eq!(load(&mut server), "Loaded app: 3 files, 3 compiled\nWith base");
+    let tests = json!({"system": "app/tests", "directory": ".", "reload": true});
+    let text = good(&mut server, "run-tests", tests.clone());
+    assert!(text.starts_with("FAILED  0 passed"), "{text}");
+    base(2);
+    let text = good(&mut server, "run-tests", tests.clone());
+    assert!(text.starts_with("=> all pass  1 passed"), "{text}");
+    base(3);
+    let text = good(&mut server, "run-tests", tests);
+    assert!(text.starts_with("FAILED  0 passed"), "{text}");
+    let run = |directory: &Project| {
+        directory.command(&["test", "--reload", "app/tests"]).output().expect("the command starts").status.success()
+    };
+    assert!(!run(&project));
+    base(2);
+    assert!(run(&project));
+}
+
+#[test]
+fn files_that_are_no_lisp_source_and_definitions_of_systems_count() {
+    let project = Project::of(&[]);
+    let system = |components: &str| {
+        project.write("app.asd", &format!("(defsystem \"app\" :serial t :components ({components}))"));
+    };
+    let parts = "(:file \"package\") (:static-file \"value.txt\") (:module \"more\" :components ((:file \"a\")))";
+    system(parts);
+    project.write("package.lisp", PACKAGE);
+    project.write("value.txt", "11");
+    project.write(
+        "more/a.lisp",
+        "(in-package :app)\n(defun included () #.(with-open-file (in (asdf:system-relative-pathname \"app\" \"value.txt\"))
+                                                   (read in)))",
+    );
+    let mut server = project.server();
+    assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+    project.write("value.txt", "12");
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    assert_eq!(server.evaluate("(app::included)"), "=> 12");
+    project.write("value.txt", "13");
+    project.set_date("value.txt", SystemTime::now() - Duration::from_secs(3600));
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    assert_eq!(server.evaluate("(app::included)"), "=> 13");
+    is_up_to_date(&mut server);
+    // What defines the system is looked at by the same rule.
+    project.write("new.lisp", "(in-package :app)\n(defun new () :new)");
+    for (components, date) in [
+        (format!("{parts} (:file \"new\")"), SystemTime::now()),
+        (format!("{parts} (:file \"newer\")"), SystemTime::now() - Duration::from_secs(3600)),
+    ] {
+        project.write("newer.lisp", "(in-package :app)\n(defun newer () :newer)");
+        system(&components);
+        project.set_date("app.asd", date);
+        let text = load_with(&mut server, json!({"system": "app"}));
+        assert!(text.starts_with("Loaded app: "), "{text}");
+        assert!(load_with(&mut server, json!({"system": "app"})).contains("up to date"));
+    }
+    assert_eq!(server.evaluate("(list (app::new) (app::newer))"), "=> (:NEW :NEWER)");
+}
+
+#[test]
+fn a_failure_leaves_nothing_stale_behind() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", ""), ("c", USER)]);
+    // What does not depend on what fails has still to be compiled with the new macro.
+    project.write(
+        "app.asd",
+        "(defsystem \"app\" :components ((:file \"package\") (:file \"a\" :depends-on (\"package\"))
+           (:file \"b\" :depends-on (\"a\")) (:file \"c\" :depends-on (\"a\"))))",
+    );
+    let mut server = project.server();
+    load(&mut server);
+    for (value, broken) in [(2, "(in-package :app)\n(defun f (x)"), (3, "(in-package :app)\n(error \"at load\")")] {
+        project.write("a.lisp", &macro_file(value));
+        project.write("b.lisp", broken);
+        for _ in 0..2 {
+            bad(&mut server, "load", json!({"system": "app"}));
+        }
+        project.write("b.lisp", "(in-package :app)");
+        load(&mut server);
+        assert_eq!(server.evaluate("(app::used)"), format!("=> {value}"));
+        is_up_to_date(&mut server);
+    }
+    // A fasl that is cut is made again, and what it was made of is known.
+    let fasl = project.fasl("c");
+    let octets = std::fs::read(&fasl).unwrap();
+    std::fs::write(&fasl, &octets[..octets.len() / 2]).unwrap();
+    let mut server = project.server();
+    assert_eq!(load(&mut server), "Loaded app: 4 files, 1 compiled");
+    is_up_to_date(&mut server);
+    project.write("c.lisp", "(in-package :app)\n(defun used () :again)");
+    assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
+    assert_eq!(server.evaluate("(app::used)"), "=> :AGAIN");
+}
+
+#[test]
+fn what_was_loaded_by_an_init_file_or_an_evaluation_counts() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    let form = format!("(progn (asdf:load-asd #p{:?}) (asdf:load-system \"app\"))", project.path("app.asd"));
+    project.root.write("home/.sbclrc", &form);
+    let mut server = project.server_with(&["--user-init"]);
+    assert_eq!(server.evaluate("(app::used)"), "=> 1");
+    is_up_to_date(&mut server);
+    project.write("a.lisp", &macro_file(2));
+    assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+    assert_eq!(server.evaluate("(app::used)"), "=> 2");
+    // ASDF itself sees the edit, too.
+    project.write("a.lisp", &macro_file(3));
+    server.evaluate("(asdf:load-system \"app\")");
+    assert_eq!(server.evaluate("(app::used)"), "=> 3");
+    is_up_to_date(&mut server);
+}
+
+#[test]
+fn source_text_is_not_shown_for_code_that_was_compiled_from_another() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "")]);
+    let write = |value: &str| {
+        project.write("a.lisp", &format!("(in-package :app)\n(defun pick (x)\n  (list x {value}))\n"));
+    };
+    let mut server = project.server();
+    let described = |server: &mut Server| good(server, "describe-symbol", json!({"name": "app::pick", "source": true}));
+    for (value, next) in [("1", "#\\a"), ("2", "'b"), ("3", "\"c\"")] {
+        write(value);
+        load(&mut server);
+        let text = described(&mut server);
+        assert!(text.contains(&format!("(list x {value})")) && text.contains("a.lisp:2"), "{text}");
+        write(next);
+        let text = described(&mut server);
+        assert!(!text.contains(next) && text.contains("a.lisp (changed since)"), "{text}");
+        load(&mut server);
+        let text = described(&mut server);
+        assert!(text.contains(&format!("(list x {next})")), "{text}");
+    }
+}
+
+// ---- What the new version no longer defines
+
+/// Each kind of definition: the form, and what the notice calls it once it is gone.
+const KINDS: &[(&str, &str)] = &[
+    ("(defun plain () 1)", "function PLAIN"),
+    ("(defun (setf plain-place) (value) value)", "function (SETF PLAIN-PLACE)"),
+    ("(declaim (inline inlined))\n(defun inlined () 1)", "function INLINED"),
+    ("(setf (fdefinition 'aliased) #'car)", "function ALIASED"),
+    ("(defmacro a-macro () 1)", "macro A-MACRO"),
+    ("(define-compiler-macro plain-two () 2)\n(defun plain-two () 2)", "compiler macro PLAIN-TWO, function PLAIN-TWO"),
+    ("(define-symbol-macro symbol-macro 1)", "symbol macro SYMBOL-MACRO"),
+    ("(defsetf place-one place-two)", "setf expander PLACE-ONE"),
+    ("(define-setf-expander place-three () (values '() '() '() nil nil))", "setf expander PLACE-THREE"),
+    ("(defvar *variable* 1)", "variable *VARIABLE*"),
+    ("(defparameter *parameter* 1)", "variable *PARAMETER*"),
+    ("(sb-ext:defglobal **global** 1)", "variable **GLOBAL**"),
+    ("(defconstant +constant+ 1)", "constant +CONSTANT+"),
+    ("(deftype a-type () 'integer)", "type A-TYPE"),
+    ("(defpackage :another (:use :cl))", "package \"ANOTHER\""),
+    ("(defgeneric generic (x) (:method ((x integer)) 1))", "function GENERIC, method GENERIC (INTEGER)"),
+    (
+        "(defmethod implicit ((x integer)) 1)\n(defmethod implicit :around ((x t)) 2)",
+        "method IMPLICIT (INTEGER), method IMPLICIT :AROUND (T)",
+    ),
+    ("(defmethod (setf implicit) (value (x integer)) value)", "method (SETF IMPLICIT) (T INTEGER)"),
+    (
+        "(defclass shape () ((edges :reader edges :initarg :edges) (color :accessor color) (size :writer set-size)))",
+        "class SHAPE",
+    ),
+    (
+        "(define-condition trouble (error) ((code :reader trouble-code :initarg :code) (note :accessor trouble-note)))",
+        "class TROUBLE",
+    ),
+    ("(defstruct point (x 0) (y 0 :read-only t))", "class POINT"),
+    (
+        "(defstruct (circle (:include point) (:conc-name c-) (:constructor circle (r)) (:copier nil)
+                            (:predicate round-p)) r)",
+        "class CIRCLE",
+    ),
+    (
+        "(defstruct (listed (:type list)) one two)",
+        "function (SETF LISTED-ONE), function (SETF LISTED-TWO), function COPY-LISTED, function LISTED-ONE, function LISTED-TWO, \
+         function MAKE-LISTED",
+    ),
+    ("(defmethod print-object ((x hash-table) stream) (call-next-method))", "method PRINT-OBJECT (HASH-TABLE T)"),
+    ("(define-method-combination combined :operator +)", ""),
+];
+
+fn all_kinds() -> String {
+    KINDS.iter().fold("(in-package :app)\n".to_owned(), |text, (form, _)| text + form + "\n")
+}
+
+/// What the notice of a load names, sorted.
+fn named(text: &str) -> Vec<String> {
+    let Some((_, names)) = text.split_once(" no longer defines what is still there from before: ") else {
+        assert!(!text.contains("[notice]"), "{text}");
+        return Vec::new();
+    };
+    let names = names.split(".\n").next().unwrap_or_default();
+    let mut names: Vec<_> = names.split(", ").map(|name| name.replace("APP::", "")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_file_that_still_defines_all_is_not_told_of() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &all_kinds())]);
+    let mut server = project.server();
+    load(&mut server);
+    for number in 0..3 {
+        // Compiled before it is loaded, and loaded from the fasl that another image made.
+        project.write("a.lisp", &format!("{};; {number}\n", all_kinds()));
+        if number == 1 {
+            load(&mut project.server());
+        }
+        let text = load(&mut server);
+        assert!(text.starts_with("Loaded app: 1 file"), "{text}");
+    }
+    // Files that are loaded without ASDF.
+    for _ in 0..2 {
+        let text = load_with(&mut server, json!({"path": "a.lisp"}));
+        assert_eq!(named(&text), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn each_definition_that_is_gone_is_named() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
+    let mut server = project.server();
+    load(&mut server);
+    for (form, expected) in KINDS {
+        project.write("a.lisp", &format!("(in-package :app)\n(defun kept () 1)\n{form}\n"));
+        load(&mut server);
+        project.write("a.lisp", &format!("(in-package :app)\n(defun kept () 1)\n{form}\n;; The same.\n"));
+        let text = load(&mut server);
+        assert_eq!(named(&text), [""; 0], "{form}: {text}");
+        project.write("a.lisp", "(in-package :app)\n(defun kept () 1)\n");
+        let text = load(&mut server);
+        let expected: Vec<_> = expected.split(", ").filter(|name| !name.is_empty()).collect();
+        assert_eq!(named(&text), expected, "{form}: {text}");
+        let text = load(&mut server);
+        assert!(text.contains("up to date"), "told once: {text}");
+    }
+}
+
+#[test]
+fn parts_of_a_class_that_are_gone_are_named() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
+    let mut server = project.server();
+    load(&mut server);
+    for (before, after, expected) in [
+        (
+            "(defclass shape () ((edges :reader edges) (color :accessor color)))",
+            "(defclass shape () ((edges :reader edges) (color)))",
+            "function (SETF COLOR), function COLOR",
+        ),
+        // By a definition of another kind.
+        (
+            "(defclass shape2 () ((edges :reader edges2)))",
+            "(defclass shape2 () ((edges)))\n(defmethod edges2 ((shape shape2)) 1)",
+            "",
+        ),
+        ("(defclass shape3 () ((edges :reader edges3)))", "(defclass shape3 () ())\n(defun edges3 (x) x)", ""),
+        (
+            "(defgeneric edges4 (shape))\n(defclass shape4 () ())\n(defmethod edges4 ((shape shape4)) 1)",
+            "(defclass shape4 () ((edges :reader edges4)))",
+            "",
+        ),
+        (
+            "(define-condition trouble (error) ((code :reader trouble-code) (note :reader trouble-note)))",
+            "(define-condition trouble (error) ((code :reader trouble-code) (note)))",
+            "function TROUBLE-NOTE",
+        ),
+        (
+            "(defstruct point x y)",
+            "(defstruct (point (:constructor new-point) (:copier nil) (:predicate nil)) x y)",
+            "function COPY-POINT, function MAKE-POINT, function POINT-P",
+        ),
+        ("(defun turned () 1)", "(defmacro turned () 1)", ""),
+        ("(defmacro turned2 () 1)", "(defun turned2 () 1)", ""),
+        ("(defvar *turned3* 1)", "(defparameter *turned3* 1)", ""),
+        ("(defun turned4 () 1)", "(fmakunbound 'turned4)\n(defgeneric turned4 ())", ""),
+        ("(defmethod both ((x integer)) 1)", "(defmethod both ((x string)) 1)", "method BOTH (INTEGER)"),
+        ("(defgeneric both2 (x))\n(defmethod both2 ((x integer)) 1)", "(defmethod both2 ((x integer)) 1)", ""),
+        ("(defun later () 1)", "(unless (fboundp 'later) (defun later () 1))", ""),
+        // Defined only where it is not defined already, by a macro or without one.
+        (
+            "(defmacro define-once (name) `(unless (boundp ',name) (defconstant ,name 1)))\n(define-once +once+)",
+            "(defmacro define-once (name) `(unless (boundp ',name) (defconstant ,name 1)))\n(define-once +once+) ",
+            "",
+        ),
+        (
+            "(unless (find-class 'once nil) (defclass once () ((a :reader once-a))))",
+            "(unless (find-class 'once nil) (defclass once () ((a :reader once-a)))) ",
+            "",
+        ),
+        (
+            "(unless (fboundp 'commented) (defun commented () 1))",
+            "; (unless (fboundp 'commented) (defun commented () 1))",
+            "function COMMENTED",
+        ),
+        ("(defun left-out () 1)", "#+(or) (defun left-out () 1)", "function LEFT-OUT"),
+        (
+            "(eval-when (:load-toplevel) (defun nested () 1))",
+            "(eval-when (:load-toplevel) (defun nested2 () 1))",
+            "function NESTED",
+        ),
+        // Under a name that a macro makes up.
+        (
+            "(defmacro number-it () `(defun ,(gentemp \"NUMBERED-\") () 1))\n(number-it)",
+            "(defmacro number-it () `(defun ,(gentemp \"NUMBERED-\") () 1))\n(number-it) ",
+            "",
+        ),
+        ("(defun number-1 () 1)", "(defun number-2 () 1)", "function NUMBER-1"),
+    ] {
+        project.write("a.lisp", &format!("(in-package :app)\n{before}\n"));
+        load(&mut server);
+        project.write("a.lisp", &format!("(in-package :app)\n{after}\n"));
+        let text = load(&mut server);
+        let expected: Vec<_> = expected.split(", ").filter(|name| !name.is_empty()).collect();
+        assert_eq!(named(&text), expected, "{before} → {after}: {text}");
+    }
+}
+
+/// Libraries that define in many ways: classes, conditions and structures; constants only where there are none; functions
+/// under names that macros make up.
+const LIBRARIES: [&str; 8] =
+    ["alexandria", "asdf-flv", "chipz", "esrap", "fiveam", "iterate", "puri", "trivial-backtrace"];
+
+#[test]
+fn unchanged_libraries_that_are_loaded_again_are_not_told_of() {
+    let project = Project::new();
+    let sources = project.root.directory("work/libraries");
+    for library in LIBRARIES.into_iter().filter(|library| installed(library)) {
+        let copied = Command::new("cp").arg("-r").arg(Path::new(INSTALLED).join(library)).arg(&sources).status();
+        assert!(copied.expect("cp starts").success(), "{library} can be copied");
+    }
+    let registry =
+        format!("(:source-registry (:tree {:?}) :ignore-inherited-configuration)", sources.display().to_string());
+    let mut server = Server::start_command(project.command(&[]).env("CL_SOURCE_REGISTRY", registry));
+    server.initialize("2025-11-25");
+    for again in [false, true] {
+        for library in LIBRARIES.into_iter().filter(|library| installed(library)) {
+            let text = good(&mut server, "load", json!({"system": library, "timeout": 600}));
+            assert!(!text.contains("[notice]"), "{text}");
+            assert_eq!(text.contains(" compiled"), !again || text.contains("Loaded "), "{text}");
+        }
+        if !again {
+            add_comments(&sources);
+        }
+    }
+    assert_eq!(load_with(&mut server, json!({"system": "esrap"})).contains("up to date"), installed("esrap"));
+}
+
+/// Writes a comment at the end of every file of Lisp in a directory.
+fn add_comments(directory: &Path) {
+    for path in std::fs::read_dir(directory).expect("a directory").flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            add_comments(&path);
+        } else if path.extension().is_some_and(|extension| extension == "lisp") {
+            let mut text = std::fs::read(&path).expect("the file can be read");
+            text.extend(b"\n;; The same.\n");
+            std::fs::write(&path, text).expect("the file is ours");
+        }
+    }
+}
