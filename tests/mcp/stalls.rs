@@ -101,7 +101,7 @@ fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
         (0..400).map(|n| format!("(defun function-{n} (x)\n  (loop for y below x collect (+ y {n})))\n")).collect();
     let loaded = directory.write("functions.lisp", &functions);
     let deep = directory
-        .file("deep.lisp", "(defun deep (n)\n  (if (zerop n)\n      (error \"deep\")\n      (1+ (deep (1- n)))))\n");
+        .write("deep.lisp", "(defun deep (n)\n  (if (zerop n)\n      (error \"deep\")\n      (1+ (deep (1- n)))))\n");
     let systems = directory.join("systems");
     std::fs::create_dir_all(&systems).expect("a directory");
     for n in 0..2_000 {
