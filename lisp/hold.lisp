@@ -329,7 +329,7 @@ get the values of the expressions in TEXT."
 (defun find-held-frame (number)
   "Return the frame NUMBER of the held evaluation, or refuse."
   (or (cdr (assoc number *held-frames*))
-      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D, as get-backtrace shows them."
+      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
               number (or (car (car (last *held-frames*))) 0))))
 
 (defun locals-command (job)

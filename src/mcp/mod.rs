@@ -148,6 +148,8 @@ pub(crate) fn serve(
     begin: Option<Begin>,
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
+    // What became of the image before is worded before there are tools.
+    offer.tools.list();
     let memory = begin.as_ref().map(|begin| begin.memory.clone());
     let connection = Connection::open(stdio, memory.map_or(output::Reader::Supervisor, output::Reader::ClientOf))?;
     let (init, listener) = match begin {

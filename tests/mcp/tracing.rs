@@ -552,7 +552,7 @@ fn the_list_of_tools_is_short_and_always_the_same() {
     let (names, length) = listed(&mut server);
     assert_eq!(listed(&mut server).0, names);
     println!("{} tools, {length} bytes", names.len());
-    assert!(length <= 18 * 1024, "{length} bytes");
+    assert!(length <= 18_000, "{length} bytes");
     let answer = server.request("tools/call", json!({"name": "trace_calls", "arguments": {}}));
     assert_eq!(answer["error"]["code"], -32602);
     assert!(outcome(&server.request("tools/call", json!({"name": "profile", "arguments": {}}))).1);

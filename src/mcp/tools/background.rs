@@ -19,7 +19,6 @@ pub(super) fn add_properties(properties: &mut Value) {
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,
-        "maximum": MAX_WAIT,
         "description": "Wait this many seconds, then continue in the background.",
     });
 }

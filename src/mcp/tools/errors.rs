@@ -27,8 +27,7 @@ pub(super) fn tools() -> [Tool; 3] {
         define(
             DESCRIBE_NAME,
             "Describe last error",
-            "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an [ERROR], \
-            before guessing. It stays until an evaluation succeeds.[[error-history| error-history has older ones.]]",
+            "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an [ERROR]. It stays until an evaluation succeeds.[[error-history| error-history has older ones.]]",
             json!({"error-id": error_id()}),
             &[],
             inspection(),

@@ -17,7 +17,7 @@ const DESCRIPTION: &str = "Evaluate Common Lisp code in the persistent SBCL sess
     Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, `**`, `***` hold \
     the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value of the last form. A \
     failure answers with [ERROR], type and message, and a [Backtrace][[describe-last-error|; describe-last-error tells \
-    more]]. Standard input is empty.";
+    more]].";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
@@ -28,7 +28,7 @@ pub(super) fn tool() -> Tool {
         "record-errors": flag("Also record errors that the code handles, where they are signalled; [notice] lists them\
             [[get-backtrace| for get-backtrace]]."),
         "on-error": on_error_schema("On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` \
-            lets the user choose the restart, where the client can ask. Default: the session's, first `abort`."),
+            lets the user choose the restart, where the client can ask. Default: the session's."),
     });
     background::add_properties(&mut properties);
     define(NAME, "Evaluate Lisp", DESCRIPTION, properties, &["code"], evaluation_hints())

@@ -30,8 +30,8 @@ pub(super) fn tool() -> Tool {
         json!({
             "query": text("Part of a name, a glob (* and ?), or several parts that it must have. alexandria:map \
                 searches that package; alexandria: lists it."),
-            "package": text("Search only this package."),
-            "kind": choice(KINDS, None, "Only this kind of thing."),
+            "package": text("Only this package."),
+            "kind": choice(KINDS, None, "Only this kind."),
             "external": flag("Only what packages export."),
             "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
         }),

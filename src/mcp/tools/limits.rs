@@ -75,19 +75,14 @@ pub(super) fn timeout(arguments: &mut Arguments) -> Result<TimeLimit, Fault> {
     Ok(Limits::timeout_from_seconds(seconds)?.map_or(TimeLimit::None, TimeLimit::Of))
 }
 
-/// The schema of the argument `timeout` of a tool that evaluates.
+/// The schema of the argument `timeout` of a tool that evaluates, whose default is the session's limit.
 pub(super) fn timeout_schema() -> Value {
-    timeout_schema_with("the session's")
+    json!({"type": "number", "minimum": 0, "description": "Seconds; 0: no limit."})
 }
 
 /// The same of one that has a time limit of its own where none is given.
 pub(super) fn timeout_schema_with(default: &str) -> Value {
-    json!({
-        "type": "number",
-        "minimum": 0,
-        "maximum": Limits::MAX_TIMEOUT_SECONDS,
-        "description": format!("Seconds; 0: no limit. Default: {default}."),
-    })
+    json!({"type": "number", "minimum": 0, "description": format!("Seconds; 0: no limit. Default: {default}.")})
 }
 
 /// Returns the values that the argument `on-error` may have: `debug` only where there are tools for what is held.

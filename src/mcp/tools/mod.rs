@@ -40,7 +40,6 @@ use super::worker::Worker;
 use crate::Session;
 use crate::checkpoints::Checkpoints;
 use crate::handover::line_of_job;
-use crate::listed;
 use crate::outcome::Record;
 use crate::rpc::inflight::Inflight;
 use crate::session::Operation;
@@ -75,7 +74,7 @@ impl ToolContext {
         checkpoints: Option<Checkpoints>,
         offer: Offer,
     ) -> Arc<Self> {
-        listed::set(offer.tools.tools().into_iter().map(|tool| tool.name.into_owned()).collect());
+        offer.tools.list();
         if !offer.tools.has(reset::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }

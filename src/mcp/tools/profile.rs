@@ -22,7 +22,7 @@ const MAX_TOP: u64 = 500;
 const MODES: [(&str, &str); 3] = [("cpu", "cpu"), ("alloc", "alloc"), ("time", "time")];
 
 const DESCRIPTION: &str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
-    memory, with places, in all threads; then the code's own answer. Samples are 10 ms apart.";
+    memory, with places, in all threads; then the code's own answer.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({

@@ -39,7 +39,7 @@ pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIM
 const DESCRIPTION: &str = "Run the tests of a system or package, or one test or suite: the counts; then, for each failed \
     test, file and line, the form, what was expected and what came, or the error with frames[[get-backtrace| and its \
     identifier for get-backtrace]]. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF test-op \
-    as one test. Example: {\"system\": \"my-app\"}.";
+    as one test.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({

@@ -117,6 +117,11 @@ impl ToolSet {
         }
     }
 
+    /// Has all texts of this process name these tools only.
+    pub(in crate::mcp) fn list(&self) {
+        listed::set(self.tools().into_iter().map(|tool| tool.name.into_owned()).collect());
+    }
+
     /// The tools, in their order.
     pub(super) fn tools(&self) -> Vec<Tool> {
         let mut tools: Vec<_> = all().into_iter().filter(|tool| self.has(&tool.name)).collect();

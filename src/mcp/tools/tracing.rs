@@ -24,8 +24,8 @@ const MAX_LIMIT: u64 = 5_000;
 const ON_ERROR: [(&str, OnError); 2] = [("abort", OnError::Abort), ("debug", OnError::Debug)];
 
 const DESCRIPTION: &str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
-    arguments, values or error, and time; then the code's own answer. Macros and inlined calls are not seen. Nothing \
-    stays traced. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
+    arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
+    not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
 
 pub(super) fn tool() -> Tool {
     let mut properties = json!({
