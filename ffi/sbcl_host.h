@@ -135,9 +135,13 @@ enum sbcl_event {
                                     or what is held there keeps its thread; 0 if it is to end */
   SBCL_EVENT_DEFINITIONS = 42,   /* asked without a text: 1 if other connections are to be told what the evaluation
                                     defined; text: that, in words */
-  SBCL_EVENT_STEP = 43           /* text: what the job does from here on, as in "the test FOO"; number: milliseconds after
+  SBCL_EVENT_STEP = 43,          /* text: what the job does from here on, as in "the test FOO"; number: milliseconds after
                                     which the job is interrupted if it still does that. Empty: nothing in particular, for
                                     as long as it likes */
+  SBCL_EVENT_INTERRUPTED = 44,   /* the interruption that was last sent to the job's thread begins to run there, or there
+                                    is no such thread: another one may be sent. Of SBCL_JOB_PROGRAM, number: which call
+                                    it was to end */
+  SBCL_EVENT_UNWINDING = 45      /* the job, or the call of that number, begins to unwind because it was interrupted */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that
@@ -176,7 +180,8 @@ enum sbcl_call_status {
 enum sbcl_program_function {
   SBCL_PROGRAM_RUN = 0,        /* an integer: run the closure that it stands for */
   SBCL_PROGRAM_ASK = 1,        /* a condition: nil, or a list of a restart's name and arguments */
-  SBCL_PROGRAM_READ_INPUT = 2, /* nothing: the next characters of its input, or nil */
+  SBCL_PROGRAM_READ_INPUT = 2, /* nothing: the next characters of its input, or nil; none when what
+                                    reads is being interrupted */
   SBCL_PROGRAM_FIRST = 16      /* the first that is defined */
 };
 

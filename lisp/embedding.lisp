@@ -87,7 +87,10 @@
   "Get the next part of STREAM's text. Return true unless it is at its end."
   (declare (type program-input stream))
   (let ((text (and (not (program-input-ended stream))
-                   (call-program +read-input+ (lambda (scratch) (declare (ignore scratch)))))))
+                   ;; Empty: what reads is being interrupted.
+                   (loop for text = (call-program +read-input+ (lambda (scratch) (declare (ignore scratch))))
+                         while (equal text "")
+                         finally (return text)))))
     (if text
         (setf (program-input-text stream) text
               (program-input-position stream) 0)
@@ -149,15 +152,20 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
         nil))))
 
 (defun interrupt-program-call (thread call reason)
-  "Have THREAD, a thread or one of the program's by number, end CALL, a number, if it is still in it, for REASON, an integer."
+  "Have THREAD, a thread or one of the program's by number, end CALL, a number, if it is still in it, for REASON, an integer.
+The program is told when the thread takes the interruption, and when the call begins to unwind."
   (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
-    (ignore-errors
-     (sb-thread:interrupt-thread
-      thread
-      (lambda ()
-        (let ((known (assoc call *program-calls*)))
-          (when known
-            (funcall (the function (cdr known)) reason))))))
+    (guarded (sb-thread:interrupt-thread
+              thread
+              (lambda ()
+                (event +program-job+ (event-code :interrupted) call)
+                (let ((known (assoc call *program-calls*)))
+                  (when known
+                    (event +program-job+ (event-code :unwinding) call)
+                    (funcall (the function (cdr known)) reason)))))
+        (failure)
+      ;; The thread has ended.
+      (event +program-job+ (event-code :interrupted) call))
     nil))
 
 ;;; Evaluating and loading

@@ -95,14 +95,14 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
                (fail-with condition (frame-pointer-here))
                (contain-thread condition (frame-pointer-here)))))))
 
-(defun interrupt-evaluation (job-id reason number)
+(defun interrupt-evaluation (job-id reason)
   "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt, or hold it. Called in the
-thread by the interrupt with this NUMBER. Unwinds without a condition, which the user's handlers would swallow."
-  (when (and *abandon* (eql job-id *job-id*)
-             ;; Several wait when the code has had interrupts disabled: they are one.
-             (or (null *interrupted*) (> number *interrupted*)))
+thread by an interruption. Unwinds without a condition, which the user's handlers would swallow."
+  (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
+      ;; What is being captured does not come to its end: then it does without.
       (when (or *interrupted* (not (hold-interruption reason hook)))
         (unless *interrupted*
           (capture-interruption reason hook))
+        (event job-id (event-code :unwinding))
         (abandon-evaluation :interrupted #'end-programs)))))

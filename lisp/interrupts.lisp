@@ -24,13 +24,8 @@ cleanup forms do to stop the unwinding.")
 (defvar *kept* 0
   "Bytes in use after the first of these collections, 0 before it.")
 
-(declaim (type (unsigned-byte 62) **interrupts-sent**))
-(defglobal **interrupts-sent** 0
-  "How often the control lane has interrupted a thread.")
-
-(declaim (type (or null (unsigned-byte 62)) *interrupted*))
 (defvar *interrupted* nil
-  "While what ran is being captured because it was interrupted, how many interrupts had been sent by then; else NIL.")
+  "True while what ran is being captured because it was interrupted.")
 
 (defun abandon-evaluation (reason finish)
   "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail, for REASON, a value of *FAILED*."
@@ -90,7 +85,7 @@ little room, and cleanup forms may use that up as well: then this is called once
 (defun capture-interruption (reason hook)
   "Capture what runs, which REASON ends, below the function with frame pointer HOOK. Return what CAPTURE does."
   (let ((*on-debugger* nil)
-        (*interrupted* **interrupts-sent**))
+        (*interrupted* t))
     ;; Printing arguments may be what does not end: then the next interrupt does without.
     (with-interrupts
       (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")

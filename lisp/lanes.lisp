@@ -72,21 +72,22 @@ thread that it runs in, and those that it made."
            (sleep 0.001)))
 
 (defun run-interrupt (job)
-  "Do an :INTERRUPT job: it is for the thread that does the job that it names."
+  "Do an :INTERRUPT job: it is for the thread that does the job that it names, if it names one. The host is told when
+that thread takes the interruption, or that there is none."
   (let ((target (job-argument job))
-        (reason (job-flags job))
-        (number (incf **interrupts-sent**)))
+        (reason (job-flags job)))
     (when (eql reason +interrupt-heap+)
       (end-threads-for-heap))
-    (let ((thread (thread-of-job target)))
-      (when thread
-        (ignore-errors
-         (sb-thread:interrupt-thread
-          thread
-          (lambda ()
-            (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason number))
-                  ;; A collection may have been quicker.
-                  ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap))))))))))
+    (unless (zerop target)
+      (guarded (sb-thread:interrupt-thread
+                (or (thread-of-job target) (error "Job ~D has no thread." target))
+                (lambda ()
+                  (event target (event-code :interrupted))
+                  (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
+                        ;; A collection may have been quicker.
+                        ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))
+          (failure)
+        (event target (event-code :interrupted))))))
 
 (defun run-start-thread (job)
   "Do a :START-THREAD job."

@@ -89,6 +89,7 @@ pub struct Limits {
     pub(crate) max_frame: u64,
     pub(crate) max_warnings: u64,
     pub(crate) hold: Duration,
+    pub(crate) cleanup: Duration,
     pub(crate) on_error: OnError,
 }
 
@@ -115,6 +116,7 @@ impl Default for Limits {
             max_frame: 300,
             max_warnings: 200,
             hold: Duration::from_secs(600),
+            cleanup: Duration::from_secs(5),
             on_error: OnError::Abort,
         }
     }
@@ -175,6 +177,23 @@ impl Limits {
     pub fn set_hold(&mut self, hold: Duration) -> Result<(), LimitError> {
         Self::check_time("hold", hold)?;
         self.hold = hold;
+        Ok(())
+    }
+
+    /// The grace period of cleanup forms: how long those of an interrupted evaluation may take before they are interrupted,
+    /// too. Default 5 s.
+    #[must_use]
+    pub fn cleanup(&self) -> Duration {
+        self.cleanup
+    }
+
+    /// Sets `cleanup`: a millisecond at least, a day at most.
+    ///
+    /// # Errors
+    /// [`LimitError`] when it is out of range.
+    pub fn set_cleanup(&mut self, cleanup: Duration) -> Result<(), LimitError> {
+        Self::check_time("cleanup", cleanup)?;
+        self.cleanup = cleanup;
         Ok(())
     }
 
@@ -259,6 +278,7 @@ impl Limits {
         let mut limits = Self { on_error: self.on_error, ..Self::default() };
         limits.set_timeout(self.timeout)?;
         limits.set_hold(self.hold)?;
+        limits.set_cleanup(self.cleanup)?;
         limits.set_max_output(self.max_output)?;
         limits.set_max_answer(self.max_answer)?;
         Ok(limits)

@@ -46,6 +46,7 @@ mod handover;
 #[cfg(feature = "mcp")]
 mod id_scanner;
 mod image;
+mod interruption;
 mod lisp;
 mod listed;
 pub mod outcome;

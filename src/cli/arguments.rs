@@ -351,8 +351,11 @@ pub(super) struct Options {
     ))]
     pub(super) max_answer: u64,
     /// How long a failed evaluation is held for debugging before it is released.
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = hold)]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = positive)]
     pub(super) hold: Duration,
+    /// How long the cleanup forms of an interrupted evaluation may take before they are interrupted, too.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = positive)]
+    pub(super) cleanup: Duration,
     /// The Lisp heap, such as 8G or 512M. It is address space, not memory, until it is used.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8G")]
     pub(super) heap: u64,
@@ -406,6 +409,7 @@ impl Options {
             max_output: self.max_output,
             max_answer: self.max_answer,
             hold: self.hold,
+            cleanup: self.cleanup,
             ..Limits::default()
         };
         Session::start(&self.image(scratch), limits).map_err(|error| error.to_string())
@@ -489,7 +493,7 @@ fn test_timeout(text: &str) -> Result<f64, String> {
     is_one.then_some(seconds).ok_or_else(|| format!("not in {} to {}", allowed.start(), allowed.end()))
 }
 
-fn hold(text: &str) -> Result<Duration, String> {
+fn positive(text: &str) -> Result<Duration, String> {
     timeout(text)?.0.ok_or_else(|| "it needs an end".to_owned())
 }
 
@@ -526,6 +530,7 @@ mod tests {
         let limits = Limits::default();
         assert_eq!((options.timeout.0, options.max_output), (limits.timeout, limits.max_output));
         assert_eq!((options.max_answer, options.hold), (limits.max_answer, limits.hold));
+        assert_eq!(options.cleanup, limits.cleanup);
     }
 
     #[test]

@@ -126,6 +126,8 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_RELIEF: Type = 41;
     pub const SBCL_EVENT_DEFINITIONS: Type = 42;
     pub const SBCL_EVENT_STEP: Type = 43;
+    pub const SBCL_EVENT_INTERRUPTED: Type = 44;
+    pub const SBCL_EVENT_UNWINDING: Type = 45;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

@@ -328,6 +328,11 @@ pub(crate) enum Event<'a> {
     Unhandled(u64),
     /// What the job does from here on, empty for nothing in particular, and how many milliseconds that may take.
     Step(Text<'a>, u64),
+    /// The interruption that was last sent to the job's thread begins to run there, or there is no such thread. Of the
+    /// program's job: the call that it was to end.
+    Interrupted(u64),
+    /// The job, or that call, begins to unwind because it was interrupted.
+    Unwinding(u64),
 }
 
 impl<'a> Event<'a> {
@@ -379,6 +384,8 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
             sbcl_event::SBCL_EVENT_DEFINITIONS => Self::Definitions(text),
             sbcl_event::SBCL_EVENT_STEP => Self::Step(text, count),
+            sbcl_event::SBCL_EVENT_INTERRUPTED => Self::Interrupted(count),
+            sbcl_event::SBCL_EVENT_UNWINDING => Self::Unwinding(count),
             _ => return None,
         })
     }

@@ -53,6 +53,10 @@ pub enum Error {
     /// more of them.
     #[error("no Lisp thread: all are inside functions of the program, and none comes back")]
     NoThread,
+    /// A stream or a warning hook that was given to the [`Builder`](super::Builder) called Lisp. The calls that print, read or
+    /// warn wait for it, perhaps this very one.
+    #[error("a stream or a warning hook of Lisp's called Lisp, which may be waiting for it")]
+    CalledByStream,
     /// The image could not be saved: the disk is full, a process could not be had, or the like.
     #[error("the image was not saved in {}: {reason}", path.display())]
     Save {

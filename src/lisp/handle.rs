@@ -14,8 +14,8 @@ use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::options::{Options, Restart};
-use super::output::{STREAMS, Streams, Traced};
-use super::pool;
+use super::output::{Served, Streams, Traced};
+use super::pool::{self, Pool};
 use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
@@ -58,6 +58,7 @@ pub struct Builder {
     core: Option<PathBuf>,
     threads: u32,
     spare_threads: u32,
+    cleanup: Duration,
     streams: Streams,
 }
 
@@ -75,6 +76,7 @@ impl Default for Builder {
             core: None,
             threads: 1,
             spare_threads: 64,
+            cleanup: Limits::default().cleanup,
             streams: Streams::default(),
         }
     }
@@ -123,28 +125,46 @@ impl Builder {
         self
     }
 
-    /// Where what Lisp prints to `*standard-output*` goes: to this process' own standard output unless it is set. It must
-    /// not call Lisp.
+    /// The grace period of cleanup forms: how long they may take when a call is interrupted, by its time limit or otherwise;
+    /// 5 seconds unless it is set. Then they are interrupted, too, and so are those further out.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// let lisp = sbcl::Lisp::builder().cleanup(Duration::from_secs(30)).boot()?;
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    pub fn cleanup(mut self, grace: Duration) -> Self {
+        self.cleanup = grace;
+        self
+    }
+
+    /// Where what Lisp prints to `*standard-output*` goes: to this process' own standard output unless it is set.
+    ///
+    /// A thread of the library's own writes to it, and whoever prints waits until that is done, so a call that has returned has
+    /// its output written. One that is interrupted, by its time limit or otherwise, waits no longer: what it prints
+    /// from then on is written later, up to 1 MiB; what is more is lost. Calls of Lisp from there fail with
+    /// [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     pub fn stdout(mut self, stream: impl Write + Send + 'static) -> Self {
-        self.streams.stdout = Some(Mutex::new(Box::new(stream)));
+        self.streams.stdout = Some(Box::new(stream));
         self
     }
 
-    /// Where what Lisp prints to `*error-output*` goes: to this process' own standard error unless it is set. It must not
-    /// call Lisp.
+    /// Where what Lisp prints to `*error-output*` goes: to this process' own standard error unless it is set. The rest is as
+    /// of [`stdout`](Self::stdout).
     pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
-        self.streams.stderr = Some(Mutex::new(Box::new(stream)));
+        self.streams.stderr = Some(Box::new(stream));
         self
     }
 
     /// What Lisp prints to `*standard-output*` and `*error-output*` are events of `tracing`, one a line: of the target
     /// `sbcl::stdout` and level `INFO`, and of `sbcl::stderr` and level `WARN`. A line is one when it has ended, or is longer
-    /// than 8 KiB. The subscriber must not call Lisp.
+    /// than 8 KiB. The subscriber runs where a [`stdout`](Self::stdout) would.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().trace_output().boot()?;
@@ -155,19 +175,21 @@ impl Builder {
         self.stdout(Traced::stdout()).stderr(Traced::stderr())
     }
 
-    /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set.
+    /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set. A thread of the library's own reads from
+    /// it; a call that waits for that can be interrupted. Calls of Lisp from there fail with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     pub fn stdin(mut self, stream: impl Read + Send + 'static) -> Self {
-        self.streams.stdin = Some(Mutex::new(Box::new(stream)));
+        self.streams.stdin = Some(Box::new(stream));
         self
     }
 
     /// What is told of the warnings of code that is evaluated or loaded: their class and what they report. Unless it is
-    /// set they are events of `tracing`, of the target `sbcl`. It must not call Lisp.
+    /// set they are events of `tracing`, of the target `sbcl`. It runs where a [`stdout`](Self::stdout) does, one
+    /// after the other with that.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().on_warning(|class, text| eprintln!("{class}: {text}")).boot()?;
@@ -214,10 +236,13 @@ impl Builder {
         }
         self.image.heap = self.heap.unwrap_or(self.image.heap);
         let threads = self.threads.clamp(1, 256);
-        // A second boot must not disturb the pool of the first: it fails before that is served.
-        let program = pool::install(threads, self.spare_threads.min(256));
-        let session = Session::start_with(&self.image, Limits::default(), Some((program, threads)))?;
-        let _ = STREAMS.set(self.streams);
+        let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), self.cleanup));
+        let limits = Limits { cleanup: self.cleanup, ..Limits::default() };
+        let served = Served::start(self.streams)?;
+        let session = Session::start_with(&self.image, limits, Some((pool.clone(), threads)))?;
+        // Not before: when it fails, another boot may be tried.
+        served.install();
+        pool::install(pool);
         let options = Options { group: Options::new_group(), ..Options::default() };
         let lisp = Lisp { session, options: Arc::new(options) };
         Ok(LISP.get_or_init(|| lisp).clone())
@@ -443,7 +468,8 @@ impl Lisp {
     }
 
     /// A handle whose calls take at most `limit`, waiting for a thread included: then they fail with [`Error::Timeout`].
-    /// Lisp unwinds, with its cleanup forms; a Rust function that Lisp has called is waited for.
+    /// Lisp unwinds, with its cleanup forms, which have a [grace period](Builder::cleanup); a Rust function that Lisp has
+    /// called is waited for.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -547,8 +573,8 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Ends what waits or runs now. Lisp unwinds, with its cleanup forms; a Rust function that Lisp has called is waited
-    /// for. Returns at once.
+    /// Ends what waits or runs now. Lisp unwinds, with its cleanup forms, which have a [grace period](Builder::cleanup); a
+    /// Rust function that Lisp has called is waited for. Returns at once; once more does nothing more.
     pub fn interrupt(&self) {
         pool::interrupt_group(self.group);
     }

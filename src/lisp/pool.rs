@@ -20,6 +20,7 @@ use super::output;
 use super::value::Value;
 use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Task};
 use crate::image::{Event, message};
+use crate::interruption::{self, Interruption};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
 /// makes one call after another comes back.
@@ -32,9 +33,6 @@ const CROWDED: Duration = Duration::from_millis(10);
 const STUCK: Duration = Duration::from_secs(5);
 /// How many calls whose time limits are yet to come may be over before these are forgotten; as many more as there are others.
 const MAX_OVER: usize = 1024;
-/// How long after an interruption the next one comes, until the call ends.
-const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
-
 /// The one pool of this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
 
@@ -67,8 +65,11 @@ struct Running {
     /// Whose interrupt handle it listens to.
     group: u64,
     thread: Thread,
-    /// Why it is to end, if it is.
-    reason: Option<Reason>,
+    /// The thread's [`LispThread`].
+    thread_id: u64,
+    interruption: Interruption<Reason>,
+    /// When that is looked at next.
+    look: Option<Instant>,
 }
 
 /// Why a call is to end, as Lisp is told and tells.
@@ -106,6 +107,8 @@ pub(super) struct Pool {
     /// How many threads there are at least, and how many more there may be.
     threads: u32,
     spare_threads: u32,
+    /// How long the cleanup forms of an interrupted call may take.
+    cleanup: Duration,
     watch: Mutex<Watch>,
     watch_changed: Condvar,
     next_call: AtomicU64,
@@ -116,6 +119,8 @@ pub(super) struct Pool {
 struct Queue {
     requests: VecDeque<Request>,
     running: Vec<Running>,
+    /// The interruptions that were on their way when their calls ended: the call, and the thread that is yet to take it.
+    late: Vec<(u64, u64)>,
     /// How many threads look out for requests: each takes one before it sleeps.
     awake: usize,
     asleep: usize,
@@ -130,28 +135,64 @@ impl Queue {
     /// Notes that `thread` begins to do what is requested.
     fn begin(&mut self, request: &Request, thread: Thread) {
         let (call, group) = (request.call, request.options.group);
-        self.running.push(Running { call, group, thread, reason: None });
+        let thread_id = LispThread::id();
+        self.running.push(Running { call, group, thread, thread_id, interruption: Interruption::default(), look: None });
     }
 
     /// Notes that a call is over.
     fn end(&mut self, call: u64) {
         if let Some(place) = self.running.iter().position(|running| running.call == call) {
-            self.running.swap_remove(place);
+            let running = self.running.swap_remove(place);
+            if running.interruption.is_under_way() {
+                self.late.push((call, running.thread_id));
+            }
         }
+    }
+
+    fn find(&mut self, call: u64) -> Option<&mut Running> {
+        self.running.iter_mut().find(|running| running.call == call)
+    }
+
+    /// True while an interruption is on its way to a thread, for whichever of its calls.
+    fn is_interrupting(&self, thread_id: u64) -> bool {
+        self.late.iter().any(|(_, of)| *of == thread_id)
+            || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
+    }
+
+    /// True when a call that this thread is in is to end.
+    fn is_ending(&self, thread_id: u64) -> bool {
+        self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.reason().is_some())
     }
 }
 
 /// What the thread that interrupts others is to look after.
 #[derive(Default)]
 struct Watch {
-    /// When which calls are to end, those that are over included, until they are swept out.
-    due: BinaryHeap<Reverse<(Instant, u64, Reason)>>,
+    /// When which calls are looked at, those that are over included, until they are swept out.
+    due: BinaryHeap<Reverse<(Instant, u64, Due)>>,
     /// How many of them were left by that.
     swept: usize,
     /// When to look whether there are too few threads.
     look: Option<Instant>,
     /// How many requests had been taken when there were found to be too few, and when that was.
     stuck: Option<(usize, Instant)>,
+}
+
+impl Watch {
+    /// Has a call that is to be interrupted looked at.
+    fn look_at(&mut self, running: &mut Running, at: Instant) {
+        running.look = Some(at);
+        self.due.push(Reverse((at, running.call, Due::Interruption)));
+    }
+}
+
+/// Why a call is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// Its time limit has passed.
+    Limit,
+    /// It is being interrupted.
+    Interruption,
 }
 
 /// What the thread that interrupts others is to do.
@@ -189,12 +230,47 @@ thread_local! {
     static NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Makes the pool that Lisp's threads will serve.
-pub(super) fn install(threads: u32, spare_threads: u32) -> Arc<Pool> {
-    let pool = POOL.get_or_init(|| Arc::new(Pool { threads, spare_threads, ..Pool::default() })).clone();
+/// A thread of Lisp's that calls are made on. Unlike a number of the pool's, its own is never another thread's.
+struct LispThread(u64);
+
+thread_local! {
+    static LISP_THREAD: LispThread = LispThread::new();
+}
+
+impl LispThread {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// This thread's; 0 when it is ending.
+    fn id() -> u64 {
+        LISP_THREAD.try_with(|thread| thread.0).unwrap_or(0)
+    }
+}
+
+impl Drop for LispThread {
+    /// Interruptions that it has not taken end with it.
+    fn drop(&mut self) {
+        if let Some(pool) = POOL.get() {
+            pool.queue.lock().late.retain(|(_, thread)| *thread != self.0);
+        }
+    }
+}
+
+/// Has calls come to `pool` from now on: that of the boot that succeeded.
+pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
     message::wake_with(move || _ = woken.pushed.notify_one());
-    pool
+    let _ = POOL.set(pool);
+}
+
+/// The pool, unless this thread is one that the pool's may be waiting for.
+fn pool() -> Result<&'static Arc<Pool>, Error> {
+    if output::is_serving() {
+        return Err(Error::CalledByStream);
+    }
+    POOL.get().ok_or(Error::NotBooted)
 }
 
 /// Does `work` on a Lisp thread: this one, if it is one that has called Rust.
@@ -257,7 +333,7 @@ pub(super) fn settled<R>(
 }
 
 fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
-    let pool = POOL.get().ok_or(Error::NotBooted)?;
+    let pool = pool()?;
     let mut settled = None;
     let task = Work { work: Some(work), result: None, settled: &mut settled, limit: options.timeout };
     program::scoped(task, |task| {
@@ -277,7 +353,7 @@ fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R
 
 /// Has `task` done on a Lisp thread. The number of the call, by which it can be ended.
 pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64, Error> {
-    let pool = POOL.get().ok_or(Error::NotBooted)?;
+    let pool = pool()?;
     let request = pool.request(options, task);
     let call = request.call;
     pool.push(request);
@@ -325,6 +401,10 @@ pub(super) fn interrupt_group(group: u64) {
 }
 
 impl Pool {
+    pub(super) fn new(threads: u32, spare_threads: u32, cleanup: Duration) -> Self {
+        Self { threads, spare_threads, cleanup, ..Self::default() }
+    }
+
     fn request(&self, options: &Arc<Options>, task: Box<dyn Task>) -> Request {
         let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
         Request { call, task, options: options.clone() }
@@ -346,16 +426,10 @@ impl Pool {
 
     /// Has a call, which waits or runs, ended when its time limit has passed.
     fn limit(&self, call: u64, limit: Option<Duration>) {
-        if let Some(due) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
-            self.end_at(due, [call], Reason::Timeout);
-        }
-    }
-
-    /// Has calls ended at a time, if they are not over then.
-    fn end_at(&self, due: Instant, calls: impl IntoIterator<Item = u64>, reason: Reason) {
+        let Some(due) = limit.and_then(|limit| Instant::now().checked_add(limit)) else { return };
         let mut watch = self.watch.lock();
         let first = watch.due.peek().is_none_or(|Reverse((other, ..))| due < *other);
-        watch.due.extend(calls.into_iter().map(|call| Reverse((due, call, reason))));
+        watch.due.push(Reverse((due, call, Due::Limit)));
         if watch.due.len() > 2 * watch.swept + MAX_OVER {
             let queue = self.queue.lock();
             let waiting = queue.requests.iter().map(|request| request.call);
@@ -446,21 +520,57 @@ impl Pool {
 
     /// Has the calls ended that `matches` by number and group.
     fn end_calls(&self, matches: impl Fn(u64, u64) -> bool) {
+        let now = Instant::now();
+        let mut watch = self.watch.lock();
         let mut queue = self.queue.lock();
-        let running: Vec<u64> = queue
-            .running
-            .iter()
-            .filter(|running| matches(running.call, running.group))
-            .map(|running| running.call)
-            .collect();
+        for running in queue.running.iter_mut().filter(|running| matches(running.call, running.group)) {
+            if running.interruption.want(Reason::Interrupted, self.cleanup, now) {
+                watch.look_at(running, now);
+            }
+        }
         let waiting: Vec<Request> =
             std::iter::from_fn(|| self.withdraw(&mut queue, |request| matches(request.call, request.options.group)))
                 .collect();
         drop(queue);
-        if !running.is_empty() {
-            self.end_at(Instant::now(), running, Reason::Interrupted);
-        }
+        self.watch_changed.notify_one();
+        drop(watch);
+        output::stop_waiting();
         waiting.into_iter().for_each(|request| request.settle(End::Interrupted));
+    }
+
+    /// Notes that the interruption which was sent to end `call` was taken. Whatever else its thread is in may be interrupted
+    /// from now on.
+    fn interrupted(&self, call: u64) {
+        let now = Instant::now();
+        let mut watch = self.watch.lock();
+        let mut queue = self.queue.lock();
+        let thread_id = match queue.find(call) {
+            Some(running) => {
+                running.interruption.taken(now);
+                running.thread_id
+            }
+            None => match queue.late.iter().position(|(late, _)| *late == call) {
+                Some(place) => queue.late.swap_remove(place).1,
+                None => return,
+            },
+        };
+        let wanted = |running: &&mut Running| {
+            running.thread_id == thread_id && running.interruption.reason().is_some()
+        };
+        queue.running.iter_mut().filter(wanted).for_each(|running| watch.look_at(running, now));
+        self.watch_changed.notify_one();
+    }
+
+    /// Notes that `call` begins to unwind.
+    fn unwinds(&self, call: u64) {
+        if let Some(running) = self.queue.lock().find(call) {
+            running.interruption.unwinds(Instant::now());
+        }
+    }
+
+    /// True when a call that this thread is in is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.queue.lock().is_ending(LispThread::id())
     }
 
     /// Does what is requested on this thread, which Lisp has called Rust on.
@@ -535,26 +645,74 @@ impl Pool {
                 }
                 continue;
             }
-            let due = watch.due.peek().map(|Reverse((due, ..))| *due);
-            if due.is_none_or(|due| due > now) {
-                match due.into_iter().chain(watch.look).min() {
+            let first = watch.due.peek().map(|Reverse((at, ..))| *at);
+            if first.is_none_or(|first| first > now) {
+                match first.into_iter().chain(watch.look).min() {
                     Some(wake) => _ = self.watch_changed.wait_until(&mut watch, wake),
                     None => self.watch_changed.wait(&mut watch),
                 }
                 continue;
             }
-            let Some(Reverse((_, call, reason))) = watch.due.pop() else { continue };
+            let Some(Reverse((at, call, due))) = watch.due.pop() else { continue };
             let mut queue = self.queue.lock();
-            if let Some(running) = queue.running.iter_mut().find(|running| running.call == call) {
-                let reason = *running.reason.get_or_insert(reason);
-                watch.due.push(Reverse((now + INTERRUPT_AGAIN, call, reason)));
-                return Duty::Interrupt(running.thread.clone(), call, reason);
+            if queue.find(call).is_some() {
+                let duty = self.look_at_call(&mut watch, &mut queue, (at, call, due), now);
+                drop(queue);
+                if due == Due::Limit {
+                    output::stop_waiting();
+                }
+                match duty {
+                    Some(duty) => return duty,
+                    None => continue,
+                }
             }
-            let waiting = self.withdraw(&mut queue, |request| request.call == call);
+            let waiting = match due {
+                Due::Limit => self.withdraw(&mut queue, |request| request.call == call),
+                Due::Interruption => None,
+            };
             drop(queue);
             if let Some(request) = waiting {
-                parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(reason.into()));
+                parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(End::Timeout));
             }
+        }
+    }
+
+    /// Looks at a running call, for what was due, and whether it is to be interrupted now.
+    fn look_at_call(
+        &self,
+        watch: &mut Watch,
+        queue: &mut Queue,
+        (at, call, due): (Instant, u64, Due),
+        now: Instant,
+    ) -> Option<Duty> {
+        let running = queue.find(call)?;
+        match due {
+            Due::Limit => {
+                if !running.interruption.want(Reason::Timeout, self.cleanup, now) {
+                    return None;
+                }
+            }
+            // It was looked at meanwhile.
+            Due::Interruption if running.look != Some(at) => return None,
+            Due::Interruption => {}
+        }
+        running.look = None;
+        let thread_id = running.thread_id;
+        if queue.is_interrupting(thread_id) {
+            // It is looked at again when the thread has taken that one.
+            return None;
+        }
+        let running = queue.find(call)?;
+        match running.interruption.step(now) {
+            interruption::Step::Send => {
+                let reason = running.interruption.reason()?;
+                Some(Duty::Interrupt(running.thread.clone(), call, reason))
+            }
+            interruption::Step::Wait(until) => {
+                watch.look_at(running, until);
+                None
+            }
+            interruption::Step::Rest => None,
         }
     }
 
@@ -639,7 +797,7 @@ impl Program for Pool {
                 RUN => run_task(&cx, message),
                 ASK => ask(&cx, message, &mut writer),
                 READ_INPUT => {
-                    output::read().write(&mut writer).map_err(|error| Failure::of(name(function), error.into()))
+                    output::read(&|| self.is_ending()).write(&mut writer).map_err(|error| Failure::of(name(function), error.into()))
                 }
                 _ => define::call(&cx, function, message, &mut writer),
             }
@@ -664,7 +822,11 @@ impl Program for Pool {
     }
 
     fn event(&self, event: Event<'_>) {
-        output::take(event);
+        match event {
+            Event::Interrupted(call) => self.interrupted(call),
+            Event::Unwinding(call) => self.unwinds(call),
+            event => output::take(event, &|| self.is_ending()),
+        }
     }
 }
 
@@ -726,12 +888,59 @@ fn ask(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), Failure>
 mod tests {
     use super::*;
 
+    /// Has a call of group 0 run on this thread.
+    fn begin(pool: &Pool, call: u64) {
+        struct Nothing;
+        impl Task for Nothing {
+            fn run(&mut self, _: &Inside) {}
+            fn settle(&mut self, _: End) {}
+        }
+        let request = Request { call, task: Box::new(Nothing), options: Options::none() };
+        pool.queue.lock().begin(&request, Thread::Own(1));
+    }
+
+    /// The next interruption that is to be sent now: of which call.
+    fn next_interruption(pool: &Pool) -> Option<u64> {
+        let mut watch = pool.watch.lock();
+        let now = Instant::now();
+        while watch.due.peek().is_some_and(|Reverse((at, ..))| *at <= now) {
+            let Reverse(due) = watch.due.pop()?;
+            let mut queue = pool.queue.lock();
+            if let Some(Duty::Interrupt(_, call, _)) = pool.look_at_call(&mut watch, &mut queue, due, now) {
+                return Some(call);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_thread_has_one_interruption_on_its_way_for_all_its_calls() {
+        let pool = Pool::new(1, 0, Duration::from_secs(5));
+        begin(&pool, 1);
+        begin(&pool, 2);
+        for _ in 0..9 {
+            pool.end_calls(|_, _| true);
+        }
+        let first = next_interruption(&pool).expect("one is sent");
+        assert_eq!(next_interruption(&pool), None);
+        // Its call ends before the thread takes it, and another one begins there.
+        pool.queue.lock().end(first);
+        begin(&pool, 3);
+        pool.end_calls(|call, _| call == 3);
+        assert_eq!(next_interruption(&pool), None);
+        pool.interrupted(first);
+        assert!(next_interruption(&pool).is_some_and(|call| call != first));
+        assert_eq!(next_interruption(&pool), None);
+        assert!(pool.is_ending());
+        assert!(pool.watch.lock().due.len() < 9);
+    }
+
     #[test]
     fn time_limits_of_calls_that_are_over_do_not_pile_up() {
         let pool = Pool::default();
         let hour = Duration::from_secs(3600);
         let begin = |call| {
-            pool.queue.lock().running.push(Running { call, group: 0, thread: Thread::Own(0), reason: None });
+            begin(&pool, call);
             pool.limit(call, Some(hour));
         };
         begin(1);

@@ -1,7 +1,6 @@
 //! The evaluation that is held where it failed: what can be asked of it, and when it is released.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
@@ -11,9 +10,6 @@ use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
 use crate::image::{JobKind, Lane};
 use crate::outcome::{Local, Outcome};
-
-/// How long releasing a held evaluation may take before its cleanup forms are abandoned.
-pub(super) const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the next answer says of an evaluation that was released.
 pub(super) const RELEASED: &str = "The evaluation that was held for debugging has been released.";
@@ -160,7 +156,8 @@ impl Session {
     /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
-        self.enqueue(Lane::Evaluation, job, Some(RELEASE_TIMEOUT), PendingReply::Release(Box::new(reply)))
+        let cleanup = self.inner.limits.lock().cleanup;
+        self.enqueue(Lane::Evaluation, job, Some(cleanup), PendingReply::Release(Box::new(reply)))
     }
 
     /// Does what makes the held evaluation go on.
@@ -203,7 +200,8 @@ impl Inner {
     pub(super) fn release(&self, board: &mut Board, connection: &Arc<Connection>, notice: &str) -> Request {
         self.end_question(board, connection);
         connection.state().notice(notice.to_owned());
-        Request::new(connection, self.job(JobKind::Release, "", ""), Some(RELEASE_TIMEOUT), PendingReply::Nobody)
+        let cleanup = self.limits.lock().cleanup;
+        Request::new(connection, self.job(JobKind::Release, "", ""), Some(cleanup), PendingReply::Nobody)
     }
 
     /// Answers what concerns a held evaluation when there is none.

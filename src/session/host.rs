@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::connection::Connection;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, Unbalanced, on_one_line};
-use super::hold::RELEASE_TIMEOUT;
-use super::limits::{HEAP_WATCH, INTERRUPTION_GRACE};
+use super::limits::HEAP_WATCH;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Next, Place, Running};
 use crate::image::{Event, Host, Job, Lane};
+use crate::interruption::REACTION;
 
 /// Time for finding out where the texts are unbalanced that an evaluation failed on.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
@@ -167,8 +167,10 @@ impl Host for Inner {
             // There is no thread that could take over.
             Event::Refused(_) if matches!(running.place, Place::Leaving(_)) => running.place = Place::Foreground,
             Event::Refused(reason) => running.refused = Some(reason.to_owned()),
+            Event::Interrupted(_) => self.interrupted(running, false),
+            Event::Unwinding(_) => self.interrupted(running, true),
             Event::Released => {
-                let end = Instant::now() + RELEASE_TIMEOUT;
+                let end = Instant::now() + self.limits.lock().cleanup;
                 running.released = true;
                 running.deadline = Some(end);
                 self.clock.arm(end);
@@ -186,7 +188,7 @@ impl Host for Inner {
                 if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
                     let now = Instant::now();
                     if full {
-                        self.clock.arm(now + INTERRUPTION_GRACE);
+                        self.clock.arm(now + REACTION);
                     } else if was_full {
                         // The time it had for its end is its own again.
                         observer.extended(running.deadline.map(|end| end.saturating_duration_since(now)));
@@ -195,7 +197,7 @@ impl Host for Inner {
                 return full;
             }
             // It is being ended in the one before.
-            Event::Step(..) if running.interruption.is_some() => {}
+            Event::Step(..) if running.interrupted().is_some() => {}
             Event::Step(step, milliseconds) => {
                 running.reply.event(event);
                 let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));

@@ -11,13 +11,8 @@ use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
 use crate::image::{self, Interrupt, JobKind, Lane};
+use crate::interruption::{REACTION, Step};
 use crate::outcome::Clipped;
-
-/// How long after its interruption a job may go on, if the image can be replaced.
-pub(super) const INTERRUPTION_GRACE: Duration = Duration::from_secs(2);
-
-/// How long after an interruption the next one comes, until the job ends.
-const INTERRUPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long it may go on while garbage is being collected, which takes its time in a large heap.
 const COLLECTION_GRACE: Duration = Duration::from_secs(60);
@@ -28,22 +23,6 @@ const COLLECTION_WATCH: Duration = Duration::from_millis(50);
 /// How often the heap is looked at while evaluations run.
 pub(super) const HEAP_WATCH: Duration = Duration::from_millis(10);
 
-/// That a job was interrupted.
-#[derive(Debug)]
-pub(super) struct Interruption {
-    /// Why, at first.
-    pub(super) reason: Interrupt,
-    since: Instant,
-    /// When garbage was last seen being collected after that.
-    collected_at: Option<Instant>,
-}
-
-impl Interruption {
-    pub(super) fn new(reason: Interrupt) -> Self {
-        Self { reason, since: Instant::now(), collected_at: None }
-    }
-}
-
 /// How much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage in.
 /// What earlier evaluations left counts, but always leaves some room, so that it can be let go of.
 pub(super) fn heap_limit() -> Option<usize> {
@@ -52,6 +31,12 @@ pub(super) fn heap_limit() -> Option<usize> {
 }
 
 impl Running {
+    /// True when it is interrupted again as long as it goes on. Collecting a large heap's garbage, which follows when that is
+    /// full, is not to be disturbed.
+    fn repeats_interruption(&self) -> bool {
+        self.interrupted() != Some(Interrupt::Heap)
+    }
+
     /// True when the heap is fuller than this job may leave it.
     fn fills_heap(&self) -> bool {
         let (Some(limit), Some(usage)) = (self.heap_limit, image::heap::usage()) else { return false };
@@ -62,21 +47,23 @@ impl Running {
     pub(super) fn judge_heap(&mut self) -> bool {
         let full = self.fills_heap();
         if full {
-            self.interruption.get_or_insert_with(|| Interruption::new(Interrupt::Heap));
+            self.interruption.want(Interrupt::Heap, Duration::ZERO, Instant::now());
         } else if self.filled_heap && self.interrupted() == Some(Interrupt::Heap) {
-            self.interruption = None;
+            self.interruption.withdraw();
         }
         self.filled_heap = full;
         full
     }
 
-    /// True when it should have ended long ago, and nothing can be done about that.
-    fn is_stuck(&mut self, now: Instant) -> bool {
-        let Some(Interruption { since, collected_at, .. }) = &mut self.interruption else { return false };
-        if image::heap::is_collecting() && now < *since + COLLECTION_GRACE {
-            *collected_at = Some(now);
+    /// When it is stuck, so that the image must be replaced if it can be: it is interrupted and has neither begun to unwind nor
+    /// ended. `None` while it is not interrupted.
+    fn stuck_at(&mut self, now: Instant) -> Option<Instant> {
+        let (since, due) = self.interruption.since().zip(self.interruption.due())?;
+        if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
+            self.collected_at = Some(now);
         }
-        now >= collected_at.unwrap_or(*since) + INTERRUPTION_GRACE
+        let collected_at = self.collected_at.filter(|at| *at >= since);
+        Some(collected_at.map_or(due, |at| due.max(at + REACTION)))
     }
 }
 
@@ -85,20 +72,66 @@ impl Inner {
     pub(super) fn interrupt(&self, board: &mut Board, target: u64, reason: Interrupt) -> bool {
         let Some(running) = board.find(target) else { return false };
         running.give_up_search();
-        let since = running.interruption.get_or_insert_with(|| Interruption::new(reason)).since;
-        // It may come too early, or be held up by cleanup forms: ask again. Collecting a large heap's garbage,
-        // which follows when that is full, is not to be disturbed.
-        if reason != Interrupt::Heap {
-            let again = Instant::now() + INTERRUPT_AGAIN;
-            running.deadline = Some(again);
-            self.clock.arm(again);
+        let now = Instant::now();
+        let interruption = &mut running.interruption;
+        // Neither what fills the heap nor what unwinds already has a grace period.
+        let full = reason == Interrupt::Heap || interruption.reason() == Some(Interrupt::Heap);
+        let cleanup =
+            if full || running.unwinding.is_some() { Duration::ZERO } else { self.limits.lock().cleanup };
+        match reason {
+            Interrupt::Heap => interruption.end_grace(now),
+            // It may be that it has used up its time as well.
+            _ => {
+                if full {
+                    interruption.withdraw();
+                }
+                running.deadline = None;
+            }
         }
-        if self.observer.get().is_some() {
-            self.clock.arm(since + INTERRUPTION_GRACE);
+        interruption.want(reason, cleanup, now);
+        if let Some(due) = interruption.due() {
+            self.clock.arm(due);
         }
+        let step = interruption.step(now);
+        if let Step::Wait(next) = step {
+            self.clock.arm(next);
+        }
+        match (step, reason) {
+            (Step::Send, _) => self.send_interruption(board, target, reason),
+            // The threads that may fill it are ended all the same.
+            (_, Interrupt::Heap) => self.send_interruption(board, 0, reason),
+            _ => {}
+        }
+        true
+    }
+
+    /// Has the control lane interrupt the thread of job `target`, if there is one.
+    fn send_interruption(&self, board: &mut Board, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
         board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
-        true
+    }
+
+    /// Notes that a job's thread has taken its interruption, and, if it begins to unwind by that, that it does.
+    pub(super) fn interrupted(&self, running: &mut Running, unwinds: bool) {
+        let now = Instant::now();
+        if unwinds {
+            running.interruption.unwinds(now);
+        } else {
+            running.interruption.taken(now);
+        }
+        let Some(due) = running.interruption.due() else { return };
+        self.clock.arm(due);
+        if running.repeats_interruption()
+            && let Step::Wait(next) = running.interruption.step(now)
+        {
+            self.clock.arm(next);
+        }
+        if unwinds
+            && !running.is_background()
+            && let Some(observer) = self.observer.get()
+        {
+            observer.extended(Some(due - now));
+        }
     }
 
     /// Interrupts what has run too long by now, or fills the heap. When to look again.
@@ -106,6 +139,7 @@ impl Inner {
         let mut board = self.board.lock();
         let mut next = Vec::new();
         let mut overdue = Vec::new();
+        let mut again = Vec::new();
         let mut settled = Vec::new();
         let mut stuck = None;
         let mut busy = false;
@@ -118,14 +152,19 @@ impl Inner {
             }
             busy |= running.evaluates();
             match running.deadline {
-                Some(deadline) if deadline <= now => {
-                    overdue.push((running.id, running.interrupted().unwrap_or(Interrupt::Timeout)));
-                }
+                Some(deadline) if deadline <= now => overdue.push((running.id, Interrupt::Timeout)),
                 deadline => next.extend(deadline),
             }
-            let Some(Interruption { since, collected_at, .. }) = running.interruption else { continue };
-            let is_stuck = self.observer.get().is_some() && running.is_stuck(now);
-            if since + INTERRUPTION_GRACE <= now && !is_stuck {
+            if let (true, Some(reason)) = (running.repeats_interruption(), running.interrupted()) {
+                match running.interruption.step(now) {
+                    Step::Send => again.push((running.id, reason)),
+                    Step::Wait(until) => next.push(until),
+                    Step::Rest => {}
+                }
+            }
+            let (Some(since), Some(stuck_at)) = (running.interruption.since(), running.stuck_at(now)) else { continue };
+            let is_stuck = self.observer.get().is_some() && stuck_at <= now;
+            if since + REACTION <= now && !is_stuck {
                 // Nobody else answers the questions that wait for its end; but the next image does.
                 settled.append(&mut running.settled);
             }
@@ -133,15 +172,18 @@ impl Inner {
                 if is_stuck {
                     stuck = Some(running.id);
                 } else {
-                    next.push((collected_at.unwrap_or(since) + INTERRUPTION_GRACE).min(now + COLLECTION_WATCH));
+                    next.push(stuck_at.min(now + COLLECTION_WATCH));
                     if image::heap::is_collecting() && !running.is_background() {
-                        observer.extended(Some(INTERRUPTION_GRACE));
+                        observer.extended(Some(stuck_at - now));
                     }
                 }
             }
         }
         for (id, reason) in overdue {
             self.interrupt(&mut board, id, reason);
+        }
+        for (id, reason) in again {
+            self.send_interruption(&mut board, id, reason);
         }
         let stuck = stuck.and_then(|id| board.take_running(id));
         self.leave_board(board);

@@ -16,10 +16,11 @@ use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::{OutcomeBuilder, Unbalanced};
 use super::hold::{RELEASED, TIME_UP};
-use super::limits::{INTERRUPTION_GRACE, Interruption, heap_limit};
+use super::limits::heap_limit;
 use super::pending::PendingReply;
 use super::{Answer, Reply};
 use crate::image::{Interrupt, Job, JobKind, Lane};
+use crate::interruption::{Interruption, REACTION};
 use crate::outcome::Outcome;
 
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
@@ -108,13 +109,15 @@ pub(super) struct Running {
     pub(super) reply: PendingReply,
     /// The package was bound for it alone.
     pub(super) local: bool,
-    /// When it is interrupted (again).
+    /// When its time is up.
     pub(super) deadline: Option<Instant>,
     /// How much of the heap it may keep, in bytes.
     pub(super) heap_limit: Option<usize>,
     /// It was interrupted because it keeps more.
     pub(super) filled_heap: bool,
-    pub(super) interruption: Option<Interruption>,
+    pub(super) interruption: Interruption<Interrupt>,
+    /// When garbage was last seen being collected while it was interrupted.
+    pub(super) collected_at: Option<Instant>,
     /// What is to be done after it.
     pub(super) due: Option<Box<Due>>,
     /// When it is over, an evaluation is held.
@@ -147,7 +150,8 @@ impl Running {
             deadline,
             heap_limit: None,
             filled_heap: false,
-            interruption: None,
+            interruption: Interruption::default(),
+            collected_at: None,
             due: request.due,
             holds: false,
             unchanged: false,
@@ -228,7 +232,7 @@ impl Running {
 
     /// Why it was first interrupted, if it was.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
-        self.interruption.as_ref().map(|interruption| interruption.reason)
+        self.interruption.reason()
     }
 }
 
@@ -372,7 +376,10 @@ impl Board {
         }
         if first.job.kind == JobKind::Reset && background > 0 {
             // They are being ended, and would go on in what is reset.
-            let until = *self.reset_at.get_or_insert(now + INTERRUPTION_GRACE);
+            let unwinding = self.running.iter().filter(|running| running.is_background());
+            let due = unwinding.filter_map(|running| running.interruption.due()).max();
+            let until = *self.reset_at.get_or_insert(now + REACTION);
+            let until = due.map_or(until, |due| due.max(until));
             if now < until {
                 return Next::Wait(Some(until));
             }
@@ -631,7 +638,6 @@ mod tests {
     use shuttle::sync::{Condvar, Mutex};
     use shuttle::thread;
 
-    use super::super::limits::Interruption;
     use super::*;
 
     const JOBS: u64 = 4;
@@ -674,7 +680,7 @@ mod tests {
             if board.take_waiting(id).is_some() {
                 self.ends.lock().unwrap().push((id, End::Withdrawn));
             } else if let Some(running) = board.find(id) {
-                running.interruption = Some(Interruption::new(Interrupt::Cancel));
+                running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
             } else {
                 assert!(self.ends.lock().unwrap().iter().any(|(over, _)| *over == id), "{id} is nowhere");
             }
@@ -716,7 +722,7 @@ mod tests {
                 let running = board.take_running(job.id).expect("it runs");
                 let foreground = board.running.iter().filter(|other| other.lane == Lane::Evaluation).count();
                 assert!(foreground <= 1 && board.background() <= MAX_BACKGROUND);
-                let end = if running.interruption.is_some() { End::Interrupted } else { End::Done };
+                let end = if running.interrupted().is_some() { End::Interrupted } else { End::Done };
                 self.ends.lock().unwrap().push((job.id, end));
                 let ends = running.is_background();
                 drop(board);

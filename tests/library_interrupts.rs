@@ -1,0 +1,299 @@
+//! Time limits and interruptions of the library's calls. What may end the process runs in a child of its own.
+
+use std::io::{self, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
+
+use sbcl::{Builder, Error, Lisp};
+
+/// Names the probe that this process, a child, is to run.
+const PROBE: &str = "SBCL_TEST_PROBE";
+/// Longer than the nine seconds after which interruptions that come once a second have ended the process.
+const LONG: Duration = Duration::from_secs(12);
+/// How long a call may take that is to end at once.
+const SOON: Duration = Duration::from_secs(20);
+
+fn builder() -> Builder {
+    Lisp::builder().heap(1 << 30).control_stack(16 << 20)
+}
+
+fn boot() -> Lisp {
+    builder().boot().expect("SBCL boots")
+}
+
+/// Starts the test `name` of this program in a child that runs `probe`.
+fn start(name: &str, probe: &str) -> Child {
+    Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", name, "--test-threads=1", "--nocapture"])
+        .env(PROBE, probe)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts")
+}
+
+/// Runs each of these probes in a child, side by side; or the one that this child was started for.
+fn run_probes(name: &str, probes: &[(&str, fn())]) {
+    if let Ok(wanted) = std::env::var(PROBE) {
+        let (_, probe) = probes.iter().find(|(probe, _)| *probe == wanted).expect("a probe of this test");
+        return probe();
+    }
+    let children: Vec<_> = probes.iter().map(|(probe, _)| (probe, start(name, probe))).collect();
+    let failed: Vec<_> = children
+        .into_iter()
+        .map(|(probe, child)| (probe, child.wait_with_output().expect("it ends")))
+        .filter(|(_, output)| !output.status.success())
+        .map(|(probe, output)| {
+            let [out, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+            format!("{probe}: {}\n{out}\n{errors}", output.status)
+        })
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Runs `work` on another thread; its result, unless that takes too long.
+fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    result.recv_timeout(SOON).expect("it ends in time")
+}
+
+fn is_timeout<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Timeout { .. }))
+}
+
+fn still_works(lisp: &Lisp) {
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
+}
+
+fn host_function() {
+    let lisp = boot();
+    lisp.define("host:pause", "Sleep.", || std::thread::sleep(LONG)).unwrap();
+    let late = lisp.with_timeout(Duration::from_secs(1)).eval::<()>("(host:pause)");
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
+}
+
+fn closure_of_enter() {
+    let lisp = boot();
+    let late = lisp.with_timeout(Duration::from_secs(1)).enter(|cx| {
+        std::thread::sleep(LONG);
+        cx.eval::<()>("(loop)")
+    });
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
+}
+
+fn without_interrupts() {
+    let lisp = boot();
+    let code = format!(
+        "(let ((end (+ (get-internal-real-time) (* {} internal-time-units-per-second))))
+           (sb-sys:without-interrupts (loop until (> (get-internal-real-time) end))) (loop))",
+        LONG.as_secs()
+    );
+    let late = lisp.with_timeout(Duration::from_secs(1)).eval::<()>(&code);
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
+}
+
+fn dropped_future() {
+    let lisp = boot();
+    let (began, told) = mpsc::channel();
+    let (returned, over) = mpsc::channel();
+    lisp.define("host:pause", "Sleep.", move || {
+        began.send(()).unwrap();
+        std::thread::sleep(LONG);
+        returned.send(()).unwrap();
+    })
+    .unwrap();
+    let call = lisp.eval_async::<()>("(progn (host:pause) (loop))");
+    told.recv_timeout(SOON).unwrap();
+    drop(call);
+    over.recv_timeout(LONG + SOON).unwrap();
+    // On the same thread, which has ended the other call before.
+    still_works(&lisp);
+}
+
+fn nine_at_once() {
+    let lisp = boot();
+    let (began, told) = mpsc::channel();
+    let (finish, finished) = mpsc::channel();
+    let finished = Mutex::new(finished);
+    lisp.define("host:wait", "Wait.", move || {
+        began.send(()).unwrap();
+        finished.lock().unwrap().recv_timeout(SOON).unwrap();
+    })
+    .unwrap();
+    let separate = lisp.separate();
+    let stop = separate.interrupt_handle();
+    let caller = std::thread::spawn(move || separate.eval::<()>("(progn (host:wait) (loop))"));
+    told.recv_timeout(SOON).unwrap();
+    for _ in 0..9 {
+        stop.interrupt();
+        // So that each is sent: two that are due at the same time may be one.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    finish.send(()).unwrap();
+    assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
+    still_works(&lisp);
+}
+
+fn sink_that_blocks() {
+    struct Slow;
+    impl Write for Slow {
+        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+            std::thread::sleep(LONG);
+            Ok(octets.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let lisp = builder().stdout(Slow).boot().unwrap();
+    let late = lisp.with_timeout(Duration::from_secs(1)).eval::<()>("(progn (print 1) (finish-output) (loop))");
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
+}
+
+#[test]
+fn interruptions_that_cannot_be_taken_do_not_pile_up() {
+    run_probes("interruptions_that_cannot_be_taken_do_not_pile_up", &[
+        ("host_function", host_function),
+        ("closure_of_enter", closure_of_enter),
+        ("without_interrupts", without_interrupts),
+        ("dropped_future", dropped_future),
+        ("nine_at_once", nine_at_once),
+        ("sink_that_blocks", sink_that_blocks),
+    ]);
+}
+
+fn cleanup_forms_of_three_seconds() {
+    let lisp = boot();
+    lisp.load_str("(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))").unwrap();
+    let late = lisp.with_timeout(Duration::from_millis(50)).eval::<()>(
+        "(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))",
+    );
+    assert!(is_timeout(&late), "{late:?}");
+    assert!(lisp.eval::<bool>("(and *x* (null (sb-thread:mutex-owner *lock*)))").unwrap());
+}
+
+#[test]
+fn cleanup_forms_of_an_interrupted_call_run_to_their_end() {
+    run_probes("cleanup_forms_of_an_interrupted_call_run_to_their_end", &[(
+        "cleanup_forms_of_three_seconds",
+        cleanup_forms_of_three_seconds,
+    )]);
+}
+
+/// A sink that blocks from its first write on until it may go on.
+struct Gate {
+    open: mpsc::Receiver<()>,
+    reached: mpsc::Sender<()>,
+    text: Arc<Mutex<String>>,
+}
+
+impl Write for Gate {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        let _ = self.reached.send(());
+        let _ = self.open.recv();
+        self.text.lock().unwrap().push_str(&String::from_utf8_lossy(octets));
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn limit_while_a_sink_blocks() {
+    let (open, gate) = mpsc::channel();
+    let (reached, told) = mpsc::channel();
+    let text = Arc::new(Mutex::new(String::new()));
+    let sink = Gate { open: gate, reached, text: text.clone() };
+    let lisp = builder().stdout(sink).boot().unwrap();
+    let limited = lisp.with_timeout(Duration::from_millis(200));
+    // What cleanup forms print does not wait for the sink either.
+    let late =
+        soon(move || limited.eval::<()>("(unwind-protect (progn (princ \"one\") (finish-output) (loop)) (princ \" two\"))"));
+    assert!(is_timeout(&late), "{late:?}");
+    told.recv_timeout(SOON).unwrap();
+    // So it is with what is interrupted in another way.
+    let separate = lisp.separate();
+    let stop = separate.interrupt_handle();
+    let (printing, prints) = mpsc::channel();
+    lisp.define("host:printing", "Tell.", move || printing.send(()).unwrap()).unwrap();
+    let caller = std::thread::spawn(move || separate.eval::<()>("(host:printing) (princ \" three\") (finish-output)"));
+    prints.recv_timeout(SOON).unwrap();
+    stop.interrupt();
+    let interrupted = soon(move || caller.join().unwrap());
+    assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
+    assert_eq!(*text.lock().unwrap(), "");
+    // A call that is not limited waits for the sink, and finds all of it written.
+    drop(open);
+    lisp.eval::<()>("(princ \" four\")").unwrap();
+    let text = text.lock().unwrap();
+    assert!(text.starts_with("one two") && text.ends_with(" four"), "{text}");
+}
+
+static LISP: OnceLock<Lisp> = OnceLock::new();
+
+/// A sink that calls Lisp, which prints.
+struct Calling(Arc<Mutex<Vec<Result<(), Error>>>>);
+
+impl Write for Calling {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        if let Some(lisp) = LISP.get() {
+            self.0.lock().unwrap().push(lisp.eval::<()>("(print :within)"));
+        }
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn sink_that_calls_lisp() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let lisp = builder().threads(2).stdout(Calling(told.clone())).boot().unwrap();
+    LISP.set(lisp.clone()).unwrap();
+    let printing = lisp.clone();
+    soon(move || printing.eval::<()>("(princ 1)")).unwrap();
+    let told = told.lock().unwrap();
+    assert!(!told.is_empty() && told.iter().all(|told| matches!(told, Err(Error::CalledByStream))), "{told:?}");
+    still_works(&lisp);
+}
+
+#[test]
+fn a_sink_neither_defeats_a_time_limit_nor_deadlocks() {
+    run_probes("a_sink_neither_defeats_a_time_limit_nor_deadlocks", &[
+        ("limit_while_a_sink_blocks", limit_while_a_sink_blocks),
+        ("sink_that_calls_lisp", sink_that_calls_lisp),
+    ]);
+}
+
+fn boot_after_a_failed_one() {
+    let nowhere = std::env::temp_dir().join("sbcl-no-core-here");
+    std::fs::create_dir_all(&nowhere).unwrap();
+    let failed = builder().threads(1).spare_threads(0).core(&nowhere).boot();
+    std::fs::remove_dir(&nowhere).unwrap();
+    assert!(matches!(failed, Err(Error::Boot(_))), "{failed:?}");
+    let lisp = builder().threads(2).spare_threads(0).boot().unwrap();
+    lisp.load_str("(defvar *one* (sb-thread:make-semaphore)) (defvar *other* (sb-thread:make-semaphore))").unwrap();
+    let side = lisp.clone();
+    let both = std::thread::spawn(move || {
+        side.eval::<bool>("(progn (sb-thread:signal-semaphore *one*) (sb-thread:wait-on-semaphore *other* :timeout 10))")
+    });
+    let met = "(prog1 (sb-thread:wait-on-semaphore *one* :timeout 10) (sb-thread:signal-semaphore *other*))";
+    assert!(lisp.eval::<bool>(met).unwrap() && both.join().unwrap().unwrap());
+}
+
+#[test]
+fn a_boot_after_a_failed_one_has_its_own_thread_count() {
+    run_probes("a_boot_after_a_failed_one_has_its_own_thread_count", &[(
+        "boot_after_a_failed_one",
+        boot_after_a_failed_one,
+    )]);
+}
