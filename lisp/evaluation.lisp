@@ -54,6 +54,21 @@
                    (sb-thread::thread-ephemeral-p thread)))
              (sb-thread:list-all-threads)))
 
+(defun interrupt-once (thread function)
+  "Have THREAD call FUNCTION, by an interruption, unless THREAD is yet to take an earlier one with the same FUNCTION. SBCL
+ends the process when nine wait for one thread."
+  (unless (find function (sb-thread::thread-interruptions thread) :test #'eq)
+    (ignore-errors (sb-thread:interrupt-thread thread function))))
+
+(defun end-this-thread ()
+  "What TERMINATE-THREAD has a thread do."
+  (sb-thread:abort-thread :allow-exit t))
+
+(defun end-threads (threads)
+  "Have THREADS unwind and end."
+  (dolist (thread threads)
+    (interrupt-once thread #'end-this-thread)))
+
 (defun thread-title (thread)
   "Return what to call THREAD in a sentence."
   (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))

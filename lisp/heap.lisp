@@ -112,8 +112,7 @@ in use can be copied. Each of them copies what the session keeps once more."
                (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
       (let ((self sb-thread:*current-thread*))
-        (dolist (thread (remove self threads))
-          (ignore-errors (sb-thread:terminate-thread thread)))
+        (end-threads (remove self threads))
         (when (find self threads)
           (sb-thread:abort-thread))))))
 

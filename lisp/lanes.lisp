@@ -21,8 +21,7 @@ thread that it runs in, and those that it made."
 (defun run-reset ()
   "Do a :RESET job."
   (let ((threads (user-threads)))
-    (dolist (thread threads)
-      (ignore-errors (sb-thread:terminate-thread thread)))
+    (end-threads threads)
     (await-threads threads))
   (setf * nil ** nil *** nil + nil ++ nil +++ nil / nil // nil /// nil - nil)
   (clrhash **connections**)

@@ -476,6 +476,15 @@ stack top hint there."
                            (eq 'sb-debug::debugger-disabled-hook sb-ext:*invoke-debugger-hook*))
       (setf sb-ext:*invoke-debugger-hook* hook))))
 
+(define-assumption "the interruptions that a thread has not taken"
+  (let* ((taken nil)
+         (take (lambda () (setf taken t))))
+    (and (without-interrupts
+           (sb-thread:interrupt-thread sb-thread:*current-thread* take)
+           (and (find take (sb-thread::thread-interruptions sb-thread:*current-thread*))
+                (not taken)))
+         taken)))
+
 (define-assumption "the main thread"
   (eq (sb-thread:main-thread) sb-thread::*initial-thread*))
 

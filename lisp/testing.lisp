@@ -122,6 +122,8 @@
   (deadline 0 :type real)
   ;; A function that ends it, for a reason.
   (leave nil :type (or null function))
+  ;; The function by which the test's thread is interrupted, once it was.
+  (interruption nil :type (or null function))
   (verdict nil :read-only t))
 
 (defstruct (test-run (:copier nil) (:predicate nil))
@@ -175,11 +177,11 @@
   (let ((guard (test-run-guard run))
         (now (monotonic-milliseconds)))
     (when (and guard (> now (guard-deadline guard)))
-      ;; Interrupts may have to wait: they are not to pile up.
       (setf (guard-deadline guard) (+ now +unwind-milliseconds+))
-      (ignore-errors
-       (sb-thread:interrupt-thread (test-run-thread run)
-                                   (lambda () (end-overdue-test run guard (frame-pointer-here))))))))
+      (interrupt-once (test-run-thread run)
+                      (or (guard-interruption guard)
+                          (setf (guard-interruption guard)
+                                (lambda () (end-overdue-test run guard (frame-pointer-here)))))))))
 
 (defun end-overdue-test (run guard hook)
   "End the test that GUARD watches over, if it still runs. Called by an interruption, in the function with frame pointer

@@ -172,7 +172,9 @@ pub mod threads {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! What is interrupted unwinds, with its cleanup forms; a Rust function that Lisp has called is waited for.
+    //! An interrupted call unwinds and runs its cleanup forms, which have a grace period of
+    //! [5 seconds](crate::Builder::cleanup) before they are interrupted, too; a Rust function that Lisp has called is waited
+    //! for. Interrupting a call again changes nothing: one interruption is under way at most.
     //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
     //! [`enter_async`](crate::Lisp::enter_async) give futures of no particular runtime, which interrupt the call when they are
     //! dropped.
@@ -217,6 +219,11 @@ pub mod output {
     //!
     //! [`trace_output`](crate::Builder::trace_output) makes events of `tracing` of what is printed, a line each, beside those
     //! that warnings are already: so it is in the log of a service, with the rest.
+    //!
+    //! A thread of the library's own serves them, one piece after the other, and who prints waits for it. So a call that has
+    //! returned has its output written. A call that is interrupted, as by its time limit, waits no longer: a stream that
+    //! blocks does not keep it, and what it prints from then on is written later, up to 1 MiB. A stream that calls Lisp gets
+    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for it.
     //!
     //! What one call prints is best had from Lisp itself:
     //!

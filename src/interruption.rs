@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 /// How long interrupted code may take until it begins to unwind, and to end when its cleanup forms have used up their grace
-/// period. After that it is [stuck](Interruption::is_stuck).
+/// period. After that it is stuck: nothing can be done about it from inside.
 pub(crate) const REACTION: Duration = Duration::from_secs(2);
 
 /// How long after an interruption was taken the next one is sent when the code does not end.
@@ -120,19 +120,14 @@ impl<R: Copy> Interruption<R> {
             && wanted.unwinding.is_none()
         {
             wanted.unwinding = Some(now);
-            wanted.next = now + wanted.grace.max(AGAIN);
+            wanted.next = now + if wanted.grace.is_zero() { AGAIN } else { wanted.grace };
         }
     }
 
-    /// When the code must have begun to unwind, or have ended, not to be stuck.
+    /// When the code is stuck, unless it begins to unwind, or ends, before.
     pub(crate) fn due(&self) -> Option<Instant> {
         let wanted = self.wanted.as_ref()?;
         Some(wanted.unwinding.map_or(wanted.since, |unwinding| unwinding + wanted.grace) + REACTION)
-    }
-
-    /// True when the code should have ended by now, and nothing can be done about it.
-    pub(crate) fn is_stuck(&self, now: Instant) -> bool {
-        self.due().is_some_and(|due| due <= now)
     }
 }
 
@@ -143,6 +138,10 @@ mod tests {
     use super::*;
 
     const GRACE: Duration = Duration::from_secs(5);
+
+    fn is_stuck(interruption: &Interruption<u8>, now: Instant) -> bool {
+        interruption.due().is_some_and(|due| due <= now)
+    }
 
     fn wanted(now: Instant) -> Interruption<u8> {
         let mut interruption = Interruption::default();
@@ -169,7 +168,7 @@ mod tests {
         let start = Instant::now();
         let mut interruption = wanted(start);
         assert_eq!(interruption.step(start), Step::Send);
-        assert!(!interruption.is_stuck(start + REACTION / 2) && interruption.is_stuck(start + REACTION));
+        assert!(!is_stuck(&interruption, start + REACTION / 2) && is_stuck(&interruption, start + REACTION));
         interruption.taken(start);
         interruption.unwinds(start);
         let end = start + GRACE;
@@ -178,7 +177,7 @@ mod tests {
         interruption.taken(end);
         interruption.unwinds(end);
         assert_eq!(interruption.step(end + AGAIN), Step::Send);
-        assert!(!interruption.is_stuck(end + AGAIN) && interruption.is_stuck(end + REACTION));
+        assert!(!is_stuck(&interruption, end + AGAIN) && is_stuck(&interruption, end + REACTION));
     }
 
     #[test]
@@ -191,9 +190,9 @@ mod tests {
         let later = start + AGAIN;
         interruption.end_grace(later);
         assert_eq!(interruption.step(later), Step::Send);
-        assert!(!interruption.is_stuck(later + AGAIN) && interruption.is_stuck(later + REACTION));
+        assert!(!is_stuck(&interruption, later + AGAIN) && is_stuck(&interruption, later + REACTION));
         interruption.end_grace(later + REACTION);
-        assert!(interruption.is_stuck(later + REACTION));
+        assert!(is_stuck(&interruption, later + REACTION));
     }
 
     #[derive(Debug, Clone)]

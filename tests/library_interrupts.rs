@@ -1,11 +1,11 @@
 //! Time limits and interruptions of the library's calls. What may end the process runs in a child of its own.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use sbcl::{Builder, Error, Lisp};
+use sbcl::{Builder, Error, Evaluation, Function, Lisp, TimeLimit, Value};
 
 /// Names the probe that this process, a child, is to run.
 const PROBE: &str = "SBCL_TEST_PROBE";
@@ -139,6 +139,38 @@ fn nine_at_once() {
     still_works(&lisp);
 }
 
+fn session_without_interrupts() {
+    let lisp = boot();
+    let code = format!(
+        "(let ((end (+ (get-internal-real-time) (* {} internal-time-units-per-second))))
+           (sb-sys:without-interrupts (loop until (> (get-internal-real-time) end))) (loop))",
+        LONG.as_secs()
+    );
+    let timeout = TimeLimit::Of(Duration::from_secs(1));
+    let outcome = lisp.session().evaluate(Evaluation { timeout, ..Evaluation::new(code) });
+    assert_eq!(outcome.result.as_ref().unwrap_err().kind, "TIMEOUT");
+    assert_eq!(lisp.session().evaluate(Evaluation::new("(+ 1 2)")).result.as_ref().unwrap()[0].text, "3");
+}
+
+/// A reset ends the session's threads, one of which cannot be interrupted meanwhile.
+fn nine_resets() {
+    let lisp = boot();
+    let session = lisp.session();
+    let code = "(defvar *thread*
+               (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (loop until (sb-posix:getenv \"STOP\"))))))";
+    assert!(session.evaluate(Evaluation::new(code)).result.is_ok());
+    let thread: Value = lisp.eval("*thread*").unwrap();
+    for _ in 0..9 {
+        let (reply, done) = mpsc::channel();
+        session.reset(move |result| reply.send(result.is_ok()).unwrap());
+        assert!(done.recv_timeout(SOON).unwrap());
+    }
+    let ended = "(lambda (thread) (sb-posix:setenv \"STOP\" \"1\" 1) (eq :ended (sb-thread:join-thread thread :default :ended)))";
+    let ended: Function = lisp.eval(ended).unwrap();
+    assert!(ended.call::<bool>((&thread,)).unwrap());
+    still_works(&lisp);
+}
+
 fn sink_that_blocks() {
     struct Slow;
     impl Write for Slow {
@@ -159,32 +191,67 @@ fn sink_that_blocks() {
 
 #[test]
 fn interruptions_that_cannot_be_taken_do_not_pile_up() {
-    run_probes("interruptions_that_cannot_be_taken_do_not_pile_up", &[
-        ("host_function", host_function),
-        ("closure_of_enter", closure_of_enter),
-        ("without_interrupts", without_interrupts),
-        ("dropped_future", dropped_future),
-        ("nine_at_once", nine_at_once),
-        ("sink_that_blocks", sink_that_blocks),
-    ]);
+    run_probes(
+        "interruptions_that_cannot_be_taken_do_not_pile_up",
+        &[
+            ("host_function", host_function),
+            ("closure_of_enter", closure_of_enter),
+            ("without_interrupts", without_interrupts),
+            ("dropped_future", dropped_future),
+            ("nine_at_once", nine_at_once),
+            ("sink_that_blocks", sink_that_blocks),
+            ("session_without_interrupts", session_without_interrupts),
+            ("nine_resets", nine_resets),
+        ],
+    );
 }
 
 fn cleanup_forms_of_three_seconds() {
     let lisp = boot();
     lisp.load_str("(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))").unwrap();
-    let late = lisp.with_timeout(Duration::from_millis(50)).eval::<()>(
-        "(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))",
-    );
+    let late = lisp
+        .with_timeout(Duration::from_millis(50))
+        .eval::<()>("(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))");
     assert!(is_timeout(&late), "{late:?}");
     assert!(lisp.eval::<bool>("(and *x* (null (sb-thread:mutex-owner *lock*)))").unwrap());
 }
 
+fn cleanup_forms_without_end() {
+    let lisp = builder().cleanup(Duration::from_millis(200)).boot().unwrap();
+    lisp.load_str("(defvar *x* nil)").unwrap();
+    let limited = lisp.with_timeout(Duration::from_millis(50));
+    let late = soon(move || {
+        limited.eval::<()>("(unwind-protect (unwind-protect (unwind-protect (loop) (loop)) (loop)) (setf *x* t))")
+    });
+    assert!(is_timeout(&late), "{late:?}");
+    assert!(lisp.eval::<bool>("*x*").unwrap());
+}
+
+/// A call that a cleanup form makes has a time limit of its own, within the grace period of the other.
+fn limited_call_in_a_cleanup_form() {
+    let lisp = boot();
+    let limited = lisp.with_timeout(Duration::from_millis(50));
+    let inner = limited.clone();
+    lisp.define("host:limited", "Return true when a call is ended by its time limit.", move || {
+        is_timeout(&inner.eval::<()>("(loop)"))
+    })
+    .unwrap();
+    lisp.load_str("(defvar *x* nil)").unwrap();
+    let late = soon(move || limited.eval::<()>("(unwind-protect (loop) (setf *x* (host:limited)))"));
+    assert!(is_timeout(&late), "{late:?}");
+    assert!(lisp.eval::<bool>("*x*").unwrap());
+}
+
 #[test]
-fn cleanup_forms_of_an_interrupted_call_run_to_their_end() {
-    run_probes("cleanup_forms_of_an_interrupted_call_run_to_their_end", &[(
-        "cleanup_forms_of_three_seconds",
-        cleanup_forms_of_three_seconds,
-    )]);
+fn cleanup_forms_of_an_interrupted_call_have_a_grace_period() {
+    run_probes(
+        "cleanup_forms_of_an_interrupted_call_have_a_grace_period",
+        &[
+            ("cleanup_forms_of_three_seconds", cleanup_forms_of_three_seconds),
+            ("cleanup_forms_without_end", cleanup_forms_without_end),
+            ("limited_call_in_a_cleanup_form", limited_call_in_a_cleanup_form),
+        ],
+    );
 }
 
 /// A sink that blocks from its first write on until it may go on.
@@ -215,8 +282,9 @@ fn limit_while_a_sink_blocks() {
     let lisp = builder().stdout(sink).boot().unwrap();
     let limited = lisp.with_timeout(Duration::from_millis(200));
     // What cleanup forms print does not wait for the sink either.
-    let late =
-        soon(move || limited.eval::<()>("(unwind-protect (progn (princ \"one\") (finish-output) (loop)) (princ \" two\"))"));
+    let late = soon(move || {
+        limited.eval::<()>("(unwind-protect (progn (princ \"one\") (finish-output) (loop)) (princ \" two\"))")
+    });
     assert!(is_timeout(&late), "{late:?}");
     told.recv_timeout(SOON).unwrap();
     // So it is with what is interrupted in another way.
@@ -235,6 +303,25 @@ fn limit_while_a_sink_blocks() {
     lisp.eval::<()>("(princ \" four\")").unwrap();
     let text = text.lock().unwrap();
     assert!(text.starts_with("one two") && text.ends_with(" four"), "{text}");
+}
+
+/// An input that nothing comes from.
+struct Silent(mpsc::Receiver<()>);
+
+impl Read for Silent {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        let _ = self.0.recv();
+        Ok(0)
+    }
+}
+
+fn limit_while_an_input_blocks() {
+    let (_open, gate) = mpsc::channel();
+    let lisp = builder().stdin(Silent(gate)).boot().unwrap();
+    let limited = lisp.with_timeout(Duration::from_millis(200));
+    let late = soon(move || limited.eval::<()>("(read-line)"));
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
 }
 
 static LISP: OnceLock<Lisp> = OnceLock::new();
@@ -267,11 +354,15 @@ fn sink_that_calls_lisp() {
 }
 
 #[test]
-fn a_sink_neither_defeats_a_time_limit_nor_deadlocks() {
-    run_probes("a_sink_neither_defeats_a_time_limit_nor_deadlocks", &[
-        ("limit_while_a_sink_blocks", limit_while_a_sink_blocks),
-        ("sink_that_calls_lisp", sink_that_calls_lisp),
-    ]);
+fn a_stream_neither_defeats_a_time_limit_nor_deadlocks() {
+    run_probes(
+        "a_stream_neither_defeats_a_time_limit_nor_deadlocks",
+        &[
+            ("limit_while_an_input_blocks", limit_while_an_input_blocks),
+            ("limit_while_a_sink_blocks", limit_while_a_sink_blocks),
+            ("sink_that_calls_lisp", sink_that_calls_lisp),
+        ],
+    );
 }
 
 fn boot_after_a_failed_one() {
@@ -284,7 +375,9 @@ fn boot_after_a_failed_one() {
     lisp.load_str("(defvar *one* (sb-thread:make-semaphore)) (defvar *other* (sb-thread:make-semaphore))").unwrap();
     let side = lisp.clone();
     let both = std::thread::spawn(move || {
-        side.eval::<bool>("(progn (sb-thread:signal-semaphore *one*) (sb-thread:wait-on-semaphore *other* :timeout 10))")
+        side.eval::<bool>(
+            "(progn (sb-thread:signal-semaphore *one*) (sb-thread:wait-on-semaphore *other* :timeout 10))",
+        )
     });
     let met = "(prog1 (sb-thread:wait-on-semaphore *one* :timeout 10) (sb-thread:signal-semaphore *other*))";
     assert!(lisp.eval::<bool>(met).unwrap() && both.join().unwrap().unwrap());
@@ -292,8 +385,8 @@ fn boot_after_a_failed_one() {
 
 #[test]
 fn a_boot_after_a_failed_one_has_its_own_thread_count() {
-    run_probes("a_boot_after_a_failed_one_has_its_own_thread_count", &[(
-        "boot_after_a_failed_one",
-        boot_after_a_failed_one,
-    )]);
+    run_probes(
+        "a_boot_after_a_failed_one_has_its_own_thread_count",
+        &[("boot_after_a_failed_one", boot_after_a_failed_one)],
+    );
 }

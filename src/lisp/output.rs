@@ -172,7 +172,9 @@ impl Output {
             // There is nobody to tell of what panics there.
             let _ = catch_unwind(AssertUnwindSafe(|| write(&mut streams, &piece)));
             if lost > 0 {
-                tracing::warn!("{lost} bytes that interrupted calls printed were lost: the stream took none for too long");
+                tracing::warn!(
+                    "{lost} bytes that interrupted calls printed were lost: the stream took none for too long"
+                );
             }
             state = self.state.lock();
             state.size -= piece.len();

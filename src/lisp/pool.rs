@@ -136,7 +136,14 @@ impl Queue {
     fn begin(&mut self, request: &Request, thread: Thread) {
         let (call, group) = (request.call, request.options.group);
         let thread_id = LispThread::id();
-        self.running.push(Running { call, group, thread, thread_id, interruption: Interruption::default(), look: None });
+        self.running.push(Running {
+            call,
+            group,
+            thread,
+            thread_id,
+            interruption: Interruption::default(),
+            look: None,
+        });
     }
 
     /// Notes that a call is over.
@@ -554,9 +561,7 @@ impl Pool {
                 None => return,
             },
         };
-        let wanted = |running: &&mut Running| {
-            running.thread_id == thread_id && running.interruption.reason().is_some()
-        };
+        let wanted = |running: &&mut Running| running.thread_id == thread_id && running.interruption.reason().is_some();
         queue.running.iter_mut().filter(wanted).for_each(|running| watch.look_at(running, now));
         self.watch_changed.notify_one();
     }

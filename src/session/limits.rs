@@ -76,8 +76,7 @@ impl Inner {
         let interruption = &mut running.interruption;
         // Neither what fills the heap nor what unwinds already has a grace period.
         let full = reason == Interrupt::Heap || interruption.reason() == Some(Interrupt::Heap);
-        let cleanup =
-            if full || running.unwinding.is_some() { Duration::ZERO } else { self.limits.lock().cleanup };
+        let cleanup = if full || running.unwinding.is_some() { Duration::ZERO } else { self.limits.lock().cleanup };
         match reason {
             Interrupt::Heap => interruption.end_grace(now),
             // It may be that it has used up its time as well.
@@ -162,9 +161,9 @@ impl Inner {
                     Step::Rest => {}
                 }
             }
-            let (Some(since), Some(stuck_at)) = (running.interruption.since(), running.stuck_at(now)) else { continue };
+            let (Some(due), Some(stuck_at)) = (running.interruption.due(), running.stuck_at(now)) else { continue };
             let is_stuck = self.observer.get().is_some() && stuck_at <= now;
-            if since + REACTION <= now && !is_stuck {
+            if due <= now && !is_stuck {
                 // Nobody else answers the questions that wait for its end; but the next image does.
                 settled.append(&mut running.settled);
             }

@@ -177,7 +177,7 @@ impl Running {
             return None;
         }
         (self.deadline, self.heap_limit) = (None, None);
-        let end = self.end_search.insert(Arc::new(AtomicBool::new(self.interruption.is_some())));
+        let end = self.end_search.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
         Some((texts, end.clone()))
     }
 

@@ -181,7 +181,8 @@ fn children_end_with_the_evaluation_that_was_interrupted(mode: Mode) {
 
 #[test]
 fn code_that_resists_being_interrupted_meets_its_time_limit() {
-    let mut session = Session::start(Mode::Supervised, &[]);
+    // The grace period of cleanup forms is the second that is allowed for.
+    let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
     for code in [
         "(loop (ignore-errors (loop)))",
         "(loop (handler-case (loop) (serious-condition () 1)))",
@@ -200,6 +201,23 @@ fn code_that_resists_being_interrupted_meets_its_time_limit() {
     ] {
         session.times_out(code, 2.5);
     }
+    session.finish();
+}
+
+#[test]
+fn cleanup_forms_of_an_interrupted_evaluation_run_to_their_end() {
+    let mut session = Session::start(Mode::Supervised, &[]);
+    session.gives("(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))", 10.0);
+    let code = "(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))";
+    session.fails(code, 0.05, "TIMEOUT");
+    assert_eq!(session.gives("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (T NIL)");
+    let id = session.0.post_running(
+        "(sb-thread:with-mutex (*lock*) (unwind-protect (progn",
+        "(loop)) (sleep 2) (setf *x* :cancelled)))",
+        10.0,
+    );
+    session.0.notify("notifications/cancelled", json!({"requestId": id}));
+    assert_eq!(session.gives("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (:CANCELLED NIL)");
     session.finish();
 }
 
