@@ -11,6 +11,8 @@ use sbcl::{Builder, Error, Evaluation, Function, Lisp, TimeLimit, Value};
 const PROBE: &str = "SBCL_TEST_PROBE";
 /// Longer than the nine seconds after which interruptions that come once a second have ended the process.
 const LONG: Duration = Duration::from_secs(12);
+/// A time limit that a call of compiled code does not meet before it runs.
+const LIMIT: Duration = Duration::from_millis(500);
 /// How long a call may take that is to end at once.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -208,21 +210,25 @@ fn interruptions_that_cannot_be_taken_do_not_pile_up() {
 
 fn cleanup_forms_of_three_seconds() {
     let lisp = boot();
-    lisp.load_str("(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))").unwrap();
-    let late = lisp
-        .with_timeout(Duration::from_millis(50))
-        .eval::<()>("(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))");
+    lisp.load_str(
+        "(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))
+         (defun spin () (sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t))))",
+    )
+    .unwrap();
+    let late = lisp.with_timeout(LIMIT).call::<()>("spin", ());
     assert!(is_timeout(&late), "{late:?}");
     assert!(lisp.eval::<bool>("(and *x* (null (sb-thread:mutex-owner *lock*)))").unwrap());
 }
 
 fn cleanup_forms_without_end() {
     let lisp = builder().cleanup(Duration::from_millis(200)).boot().unwrap();
-    lisp.load_str("(defvar *x* nil)").unwrap();
-    let limited = lisp.with_timeout(Duration::from_millis(50));
-    let late = soon(move || {
-        limited.eval::<()>("(unwind-protect (unwind-protect (unwind-protect (loop) (loop)) (loop)) (setf *x* t))")
-    });
+    lisp.load_str(
+        "(defvar *x* nil)
+         (defun spin () (unwind-protect (unwind-protect (unwind-protect (loop) (loop)) (loop)) (setf *x* t)))",
+    )
+    .unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    let late = soon(move || limited.call::<()>("spin", ()));
     assert!(is_timeout(&late), "{late:?}");
     assert!(lisp.eval::<bool>("*x*").unwrap());
 }
@@ -230,14 +236,14 @@ fn cleanup_forms_without_end() {
 /// A call that a cleanup form makes has a time limit of its own, within the grace period of the other.
 fn limited_call_in_a_cleanup_form() {
     let lisp = boot();
-    let limited = lisp.with_timeout(Duration::from_millis(50));
+    let limited = lisp.with_timeout(LIMIT);
     let inner = limited.clone();
     lisp.define("host:limited", "Return true when a call is ended by its time limit.", move || {
         is_timeout(&inner.eval::<()>("(loop)"))
     })
     .unwrap();
-    lisp.load_str("(defvar *x* nil)").unwrap();
-    let late = soon(move || limited.eval::<()>("(unwind-protect (loop) (setf *x* (host:limited)))"));
+    lisp.load_str("(defvar *x* nil) (defun spin () (unwind-protect (loop) (setf *x* (host:limited))))").unwrap();
+    let late = soon(move || limited.call::<()>("spin", ()));
     assert!(is_timeout(&late), "{late:?}");
     assert!(lisp.eval::<bool>("*x*").unwrap());
 }

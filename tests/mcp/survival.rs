@@ -204,12 +204,13 @@ fn code_that_resists_being_interrupted_meets_its_time_limit() {
     session.finish();
 }
 
-#[test]
-fn cleanup_forms_of_an_interrupted_evaluation_run_to_their_end() {
-    let mut session = Session::start(Mode::Supervised, &[]);
-    session.gives("(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))", 10.0);
-    let code = "(sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t)))";
-    session.fails(code, 0.05, "TIMEOUT");
+#[apply(both_modes)]
+fn cleanup_forms_of_an_interrupted_evaluation_run_to_their_end(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let code = "(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))
+                (defun spin () (sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t))))";
+    session.gives(code, 10.0);
+    session.fails("(spin)", 0.5, "TIMEOUT");
     assert_eq!(session.gives("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (T NIL)");
     let id = session.0.post_running(
         "(sb-thread:with-mutex (*lock*) (unwind-protect (progn",
