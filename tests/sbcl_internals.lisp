@@ -126,10 +126,11 @@
   "Have SYMBOL be a variable of KIND."
   (setf (sb-int:info :variable :kind symbol) kind))
 
-(defvar *needed-to-call* '(sb-kernel:%coerce-callable-to-fun)
+(defvar *needed-to-call* '(sb-kernel:%coerce-callable-to-fun sb-kernel:find-classoid)
   "Functions without which this process cannot even look: they go through other changes only.")
 
-(defvar *needed-to-define* '(sb-kernel:%coerce-callable-to-fun sb-kernel::classoid-cell-typep sb-vm::fname-linkage-index)
+(defvar *needed-to-define* '(sb-kernel:%coerce-callable-to-fun sb-kernel:find-classoid sb-kernel::classoid-cell-typep
+                             sb-vm::fname-linkage-index)
   "Functions that the definition of a macro needs before it is complete.")
 
 (defun changes (symbol facet)
