@@ -46,10 +46,10 @@ soak: sbcl ## 200,000 evaluations in one session (SBCL_MCP_SOAK_EVALUATIONS: how
 kill: sbcl ## 1,000 workers killed under load, and ten minutes' worth of idleness (SBCL_MCP_KILLS: how many)
 	SBCL_MCP_KILLS=$${SBCL_MCP_KILLS:-1000} cargo test --release --test mcp kills_under_load -- --nocapture
 	cargo test --release --test mcp recovery:: -- --ignored
-	SBCL_MCP_SESSION_KILLS=$${SBCL_MCP_SESSION_KILLS:-100} cargo test --release --test mcp sessions::a_kill -- --nocapture
+	SBCL_MCP_SESSION_KILLS=$${SBCL_MCP_SESSION_KILLS:-100} cargo test --release --test mcp sessions::kill_during -- --nocapture
 
 checkpoint-model: sbcl ## 1,000 random sequences of definitions, checkpoints and kills (SBCL_MCP_CHECKPOINT_CASES: how many)
-	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test mcp checkpoints::a_session_is_what_the_model_says
+	SBCL_MCP_CHECKPOINT_CASES=$${SBCL_MCP_CHECKPOINT_CASES:-1000} cargo test --release --test mcp checkpoints::random_saves_restores_crashes_and_resets_agree_with_the_model
 	cargo test --release --test mcp checkpoints:: -- --ignored --nocapture
 
 checkpoint-load: sbcl ## 500 checkpoints while threads allocate in C and change weak tables (SBCL_MCP_LOADED_SAVES: how many)

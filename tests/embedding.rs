@@ -40,7 +40,7 @@ fn is_child(name: &str) -> bool {
 }
 
 #[test]
-fn a_second_boot_is_an_error() {
+fn second_session_start_fails_with_already_booted() {
     assert_eq!(value("(+ 1 2)"), "3");
     let again = Session::start(&ImageConfig::default(), Limits::default());
     assert!(matches!(again, Err(BootError::AlreadyBooted)), "{again:?}");
@@ -48,15 +48,15 @@ fn a_second_boot_is_an_error() {
 }
 
 #[test]
-fn sizes_are_checked_before_anything_is_booted() {
+fn heap_size_out_of_range_is_refused_before_boot() {
     let config = ImageConfig { heap: 1, ..ImageConfig::default() };
     let error = Session::start(&config, Limits::default()).unwrap_err();
     assert!(error.to_string().contains("heap 1 is out of range"), "{error}");
 }
 
 #[test]
-fn a_core_that_is_not_there_is_an_error_and_another_may_be_tried() {
-    let name = "a_core_that_is_not_there_is_an_error_and_another_may_be_tried";
+fn missing_core_is_an_error_and_another_core_can_be_booted() {
+    let name = "missing_core_is_an_error_and_another_core_can_be_booted";
     if is_child(name) {
         let config = ImageConfig { core_dir: Some("no/such/directory".into()), ..ImageConfig::default() };
         let error = Session::start(&config, Limits::default()).unwrap_err().to_string();
@@ -68,8 +68,8 @@ fn a_core_that_is_not_there_is_an_error_and_another_may_be_tried() {
 }
 
 #[test]
-fn a_fault_in_a_thread_of_the_host_is_the_hosts() {
-    let name = "a_fault_in_a_thread_of_the_host_is_the_hosts";
+fn segfault_in_a_host_thread_kills_the_process_with_sigsegv() {
+    let name = "segfault_in_a_host_thread_kills_the_process_with_sigsegv";
     if is_child(name) {
         assert_eq!(value("(+ 1 2)"), "3");
         // SAFETY: none: the fault is what is tested, and ends this process.
@@ -80,8 +80,8 @@ fn a_fault_in_a_thread_of_the_host_is_the_hosts() {
 }
 
 #[test]
-fn a_fault_of_the_host_on_a_lisp_thread_is_the_hosts() {
-    let name = "a_fault_of_the_host_on_a_lisp_thread_is_the_hosts";
+fn segfault_of_host_code_on_a_lisp_thread_kills_the_process() {
+    let name = "segfault_of_host_code_on_a_lisp_thread_kills_the_process";
     if is_child(name) {
         SESSION.submit(Evaluation::new("(+ 1 2)"), |_| {
             // SAFETY: none: the fault is what is tested, and ends this process.
@@ -94,14 +94,14 @@ fn a_fault_of_the_host_on_a_lisp_thread_is_the_hosts() {
 }
 
 #[test]
-fn a_fault_in_lisp_is_a_lisp_error() {
+fn memory_fault_in_lisp_signals_memory_fault_error() {
     let outcome = SESSION.evaluate(Evaluation::new("(sb-sys:sap-ref-8 (sb-sys:int-sap 0) 0)"));
     assert_eq!(outcome.result.as_ref().unwrap_err().kind, "SB-SYS:MEMORY-FAULT-ERROR");
     assert_eq!(value("(+ 1 2)"), "3");
 }
 
 #[test]
-fn arithmetic_of_the_host_does_not_trap_on_a_lisp_thread() {
+fn host_float_arithmetic_on_a_lisp_thread_does_not_trap() {
     let (send, receive) = mpsc::channel();
     SESSION.submit(Evaluation::new("(/ 1d0 3d0)"), move |_| {
         let zero = std::hint::black_box(0.0_f64);
@@ -115,13 +115,13 @@ fn arithmetic_of_the_host_does_not_trap_on_a_lisp_thread() {
 }
 
 #[test]
-fn a_panicking_reply_does_not_reach_lisp() {
+fn panic_in_a_reply_callback_does_not_reach_lisp() {
     SESSION.submit(Evaluation::new("1"), |_| panic!("on purpose: in a reply"));
     assert_eq!(value("(+ 1 2)"), "3");
 }
 
 #[test]
-fn a_panic_in_any_reply_ends_no_thread() {
+fn panic_in_withdrawn_refused_or_inspection_reply_ends_no_thread() {
     let (started, running) = mpsc::channel();
     // Of one that is withdrawn, and of one that nothing is held for: both run where the next job is looked for.
     SESSION.submit(Evaluation::new("(sleep 0.2)"), move |_| started.send(()).expect("somebody waits"));
@@ -138,7 +138,7 @@ fn a_panic_in_any_reply_ends_no_thread() {
 }
 
 #[test]
-fn what_was_cancelled_before_it_began_was_not_done() {
+fn queued_abort_held_frame_locals_and_restart_frame_can_be_cancelled() {
     let session = SESSION.connect();
     let blocker = session.submit(Evaluation::new("(loop)"), |_| ());
     let (send, answers) = mpsc::channel();
@@ -162,16 +162,16 @@ fn what_was_cancelled_before_it_began_was_not_done() {
 }
 
 #[test]
-fn no_time_is_too_long() {
+fn timeout_of_duration_max_is_accepted() {
     let evaluation = Evaluation { timeout: TimeLimit::Of(Duration::MAX), ..Evaluation::new("(+ 1 2)") };
     assert_eq!(SESSION.evaluate(evaluation).result.as_ref().expect("it succeeds")[0].text, "3");
     assert_eq!(value("(+ 1 2)"), "3");
 }
 
 #[test]
-fn the_hosts_signals_are_the_hosts_again() {
+fn sigint_sigterm_and_sighup_still_kill_the_host_after_boot() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        let name = "the_hosts_signals_are_the_hosts_again";
+        let name = "sigint_sigterm_and_sighup_still_kill_the_host_after_boot";
         if is_child(name) {
             let signal = std::env::var("SIGNAL").expect("set").parse().expect("a number");
             // What a shell starts in the background ignores SIGINT.
@@ -211,8 +211,8 @@ fn threads_of_the_host_keep_their_signal_mask() {
 }
 
 #[test]
-fn threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever() {
-    let name = "threads_that_all_wait_for_another_one_that_calls_lisp_do_not_wait_for_ever";
+fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
+    let name = "spare_threads_serve_nested_calls_while_all_lisp_threads_wait";
     if !is_child(name) {
         assert!(child(name).success());
         return;
@@ -296,8 +296,8 @@ fn a_waker_that_panics_ends_no_thread() {
 }
 
 #[test]
-fn a_call_that_is_ended_while_it_waits_is_not_begun() {
-    let name = "a_call_that_is_ended_while_it_waits_is_not_begun";
+fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
+    let name = "interrupted_timed_out_or_dropped_call_in_the_queue_never_starts";
     if !is_child(name) {
         assert!(child(name).success());
         return;
@@ -323,8 +323,8 @@ fn a_call_that_is_ended_while_it_waits_is_not_begun() {
 }
 
 #[test]
-fn a_call_that_fills_the_heap_fails_and_the_process_lives() {
-    let name = "a_call_that_fills_the_heap_fails_and_the_process_lives";
+fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
+    let name = "heap_exhaustion_is_a_storage_condition_and_the_process_survives";
     if !is_child(name) {
         assert!(child(name).success());
         return;
@@ -377,8 +377,8 @@ impl std::io::Write for Log {
 
 #[cfg(feature = "mcp")]
 #[test]
-fn what_lisp_prints_and_warns_of_goes_to_tracing() {
-    let name = "what_lisp_prints_and_warns_of_goes_to_tracing";
+fn trace_output_sends_lisp_output_and_warnings_to_tracing() {
+    let name = "trace_output_sends_lisp_output_and_warnings_to_tracing";
     if !is_child(name) {
         assert!(child(name).success());
         return;
@@ -452,8 +452,8 @@ fn sample_every(time: Duration) {
 }
 
 #[test]
-fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
-    let name = "a_host_with_handlers_of_its_own_and_a_runtime_keeps_them";
+fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
+    let name = "host_signal_handlers_and_tokio_runtime_keep_working_after_boot";
     if !is_child(name) {
         let status = child(name);
         assert!(status.success(), "{status:?}");
@@ -548,7 +548,7 @@ fn a_host_with_handlers_of_its_own_and_a_runtime_keeps_them() {
 
 /// The first look at a library's thread local may allocate, and the thread that the signal came to may be doing that.
 #[test]
-fn a_signal_to_a_thread_of_the_hosts_that_allocates_is_over_soon() {
+fn signal_to_an_allocating_host_thread_does_not_deadlock() {
     use std::os::unix::thread::JoinHandleExt;
     // SIGPROF is handled by SBCL alone.
     value("(progn (require :sb-sprof) (eval (read-from-string \"(sb-sprof:start-profiling :mode :time)\")) t)");
@@ -636,8 +636,8 @@ fn missing(lisp: &Lisp, code: &str) {
 }
 
 #[test]
-fn an_image_that_is_saved_goes_on_in_another_process() {
-    let name = "an_image_that_is_saved_goes_on_in_another_process";
+fn saved_image_keeps_its_state_when_booted_in_another_process() {
+    let name = "saved_image_keeps_its_state_when_booted_in_another_process";
     if !is_child(name) {
         let directory = Directory::new("goes-on");
         let core = directory.0.join("größe *[1].core");
@@ -735,8 +735,8 @@ fn an_image_that_is_saved_goes_on_in_another_process() {
 }
 
 #[test]
-fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy() {
-    let name = "an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy";
+fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
+    let name = "save_while_threads_work_runs_no_host_atexit_handler_in_the_copy";
     if !is_child(name) {
         let directory = Directory::new("meanwhile");
         let core = directory.0.join("image.core");
@@ -812,8 +812,8 @@ fn an_image_is_saved_while_others_work_and_nothing_of_the_host_runs_in_the_copy(
 }
 
 #[test]
-fn a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on() {
-    let name = "a_core_that_cannot_be_saved_or_booted_is_an_error_to_match_on";
+fn core_save_and_boot_failures_return_distinct_errors() {
+    let name = "core_save_and_boot_failures_return_distinct_errors";
     if !is_child(name) {
         let directory = Directory::new("errors");
         let core = directory.0.join("image.core");

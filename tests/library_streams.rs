@@ -36,7 +36,7 @@ impl Kept {
 }
 
 #[test]
-fn streams_warnings_and_threads_are_what_they_were_booted_with() {
+fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     let (stdout, stderr, warnings) = (Kept::default(), Kept::default(), Kept::default());
     let mut warned = warnings.clone();
     let warned = Mutex::new(move |class: &str, text: &str| writeln!(warned, "{class}: {text}").unwrap());

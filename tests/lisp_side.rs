@@ -6,7 +6,7 @@ use std::process::Command;
 use sbcl_core::Recipe;
 
 #[test]
-fn the_lisp_side_passes_its_own_tests_in_a_stock_sbcl() {
+fn sbcl_host_system_passes_its_asdf_tests_in_stock_sbcl() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Recipe::in_checkout(root).build().expect("the recipe builds or finds SBCL");
     let Some(bare) = built.bare else {

@@ -31,7 +31,7 @@ fn check(package: &str, directory: &str, expected: &[&str], bound: u64) {
 }
 
 #[test]
-fn packages_hold_what_their_build_needs_and_no_more() {
+fn cargo_packages_contain_only_the_files_needed_to_build() {
     let ours = ["benches", "build.rs", "CHANGELOG.md", "examples", "ffi", "LICENSE-APACHE", "LICENSE-MIT", "lisp"];
     check("sbcl-mcp", "", &[&ours[..], &["README.md", "src"]].concat(), 3 << 20);
     for ours in ["sbcl-core", "sbcl-build"] {
@@ -45,7 +45,7 @@ fn text(name: &str) -> String {
 }
 
 #[test]
-fn there_is_one_version() {
+fn all_manifests_and_packaging_files_have_the_same_version() {
     let version = env!("CARGO_PKG_VERSION");
     let plugin: serde_json::Value =
         serde_json::from_str(&text("packaging/claude-code/.claude-plugin/plugin.json")).unwrap();
@@ -103,7 +103,7 @@ fn check_schema(root: &serde_json::Value, schema: &serde_json::Value, value: &se
 }
 
 #[test]
-fn the_registrys_schema_accepts_the_description() {
+fn mcp_registry_schema_accepts_server_json() {
     let read = |name: &str| serde_json::from_str::<serde_json::Value>(&text(name)).unwrap();
     let schema = read("packaging/registry/server.schema.json");
     // As packaging/build.py completes it.
@@ -117,7 +117,7 @@ fn the_registrys_schema_accepts_the_description() {
 }
 
 #[test]
-fn what_is_packaged_names_the_tools_that_there_are() {
+fn packaged_skill_names_only_existing_tools() {
     let definitions = text("tests/clients/tools.json");
     let skill = text("packaging/claude-code/skills/lisp/SKILL.md");
     let known = |word: &str| definitions.contains(&format!("\"{word}\""));
@@ -132,7 +132,7 @@ fn what_is_packaged_names_the_tools_that_there_are() {
 
 #[test]
 #[cfg(unix)]
-fn the_hook_tells_of_lisp_files_alone() {
+fn claude_code_hook_reports_errors_in_lisp_files_only() {
     use std::io::Write;
     use std::process::Stdio;
 

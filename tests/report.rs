@@ -122,7 +122,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_answer_is_never_too_long_and_keeps_what_matters(outcome in outcome(), max in 6_000_usize..12_000) {
+    fn fitted_report_stays_within_max_and_keeps_message_and_ten_frames(outcome in outcome(), max in 6_000_usize..12_000) {
         let fitted = report::fitted(&outcome, max);
         let text = report::evaluation(&fitted);
         prop_assert!(length(&text) <= max, "{} of {max}:\n{text}", length(&text));
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_short_is_left_alone(stdout in limited(2, 1_000), value in limited(2, 1_000)) {
+    fn short_report_is_not_changed_by_fitted(stdout in limited(2, 1_000), value in limited(2, 1_000)) {
         let outcome = Outcome {
             evaluation: 1,
             kept: true,
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_description_is_never_too_long(error in record(), max in 6_000_usize..12_000) {
+    fn fitted_error_description_stays_within_max(error in record(), max in 6_000_usize..12_000) {
         let text = report::last_error(Some(&report::fitted_error(&error, max)));
         // Each line of the message is indented.
         let indented = 2 * error.message.text.chars().take(2_000).filter(|character| *character == '\n').count();
@@ -187,7 +187,7 @@ proptest! {
 
     /// The pages of a backtrace are no longer than they may be, and together all of it.
     #[test]
-    fn a_backtrace_can_be_paged(error in record(), max in 6_000_usize..12_000, locals in any::<bool>()) {
+    fn backtrace_pages_stay_within_max_and_cover_all_frames(error in record(), max in 6_000_usize..12_000, locals in any::<bool>()) {
         let (mut from, total) = (0, error.frames.len() as u64);
         while from < total {
             let range = FrameRange { from, max_frames: 1_000, locals };
@@ -204,7 +204,7 @@ proptest! {
 
     /// The pages of an evaluation's output are no longer than they may be, and together all of it, as printed.
     #[test]
-    fn output_can_be_paged(printed in text(20), max in 6_000_usize..8_000, characters in 1_000_u64..20_000) {
+    fn output_pages_stay_within_max_and_cover_all_output(printed in text(20), max in 6_000_usize..8_000, characters in 1_000_u64..20_000) {
         let (mut from, mut all) = (0, String::new());
         let total = length(&printed) as u64;
         while from < total {
@@ -222,7 +222,7 @@ proptest! {
 
 /// The marker's number is the place of what is missing in what was printed, stdout and stderr in the order printed.
 #[test]
-fn the_marker_says_where_to_go_on() {
+fn omission_marker_gives_the_from_position_of_the_missing_output() {
     let (mut stdout, mut stderr, mut turns) = (String::new(), String::new(), Vec::new());
     for line in 0..4_000 {
         stdout += &format!("out {line:04}\n");

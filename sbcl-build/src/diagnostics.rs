@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_told_apart_by_their_beginnings() {
+    fn lines_are_classified_by_error_and_warning_prefix() {
         let read = Diagnostics::read("error: a.lisp:1:2: WARNING: x\nnoise\nwarning: b.lisp:3:4: STYLE-WARNING: y\n");
         assert_eq!(read.errors, ["a.lisp:1:2: WARNING: x"]);
         assert_eq!(read.warnings, ["b.lisp:3:4: STYLE-WARNING: y"]);

@@ -150,7 +150,7 @@ impl Drop for Program {
 
 /// One test: the builds follow each other in one target directory.
 #[test]
-fn a_program_carries_its_lisp() {
+fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     let program = Program::new();
     succeed(&mut program.build());
     assert_eq!(program.run(), "total: 280, compiled: true\n");

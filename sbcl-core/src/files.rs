@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_on_the_path_or_by_their_own() {
+    fn is_program_finds_names_on_path_and_absolute_paths() {
         assert!(is_program("sh"));
         assert!(is_program("/bin/sh"));
         assert!(!is_program("no-such-program-anywhere"));

@@ -86,7 +86,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn parts_are_kept_apart() {
+    fn boundary_between_label_and_text_changes_the_key() {
         let one = KeyBuilder::new("s").text("a", "bc").finish();
         let other = KeyBuilder::new("s").text("ab", "c").finish();
         assert_ne!(one, other);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_files_contents_and_its_name_count() {
+    fn file_name_and_contents_change_the_key() {
         let directory = Scratch::new("key");
         let path = directory.join("a");
         let key = |name: &str| {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_sha256() {
+    fn file_sha256_matches_a_known_digest() {
         let directory = Scratch::new("sha");
         let path = directory.join("abc");
         std::fs::write(&path, "abc").unwrap();

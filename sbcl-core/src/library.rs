@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_those_that_sbcl_was_built_with() {
+    fn flags_are_parsed_from_sbcl_mk() {
         let flags = Flags::parse("CC=cc\nCFLAGS=-g -DX=1  -O3\nLIBS=-ldl -lm\n");
         assert_eq!(flags.words("CFLAGS").collect::<Vec<_>>(), ["-g", "-DX=1", "-O3"]);
         assert_eq!(flags.words("LIBS").collect::<Vec<_>>(), ["-ldl", "-lm"]);

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_carries_both_streams_and_the_log() {
+    fn failed_step_reports_stdout_stderr_status_and_log_path() {
         let directory = Scratch::new("log");
         let log = Log::create(directory.join("log")).unwrap();
         let result = log.run("a step", &mut shell("echo out; echo err >&2; exit 3"), &Progress::silent());
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_sees_a_bare_environment() {
+    fn command_runs_in_a_bare_environment_without_cargo_variables() {
         let output = output_within(Duration::from_secs(5), &mut shell("env")).unwrap();
         assert!(output.contains("PATH="));
         // Cargo sets this one for its tests.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error() {
+    fn missing_program_is_an_error() {
         let outcome = output_within(Duration::from_secs(1), &mut bare("no-such-program-anywhere"));
         assert!(outcome.unwrap_err().contains("No such file"));
     }

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_of_the_tree() {
+    fn is_needed_keeps_headers_pic_objects_and_contribs_only() {
         for name in ["src/runtime/thread.h", "src/runtime/thread.pic.o", "obj/sbcl-home/contrib/asdf.fasl"] {
             assert!(is_needed(Path::new(name)), "{name}");
         }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_missing_is_named_with_the_commands_that_install_it() {
+    fn missing_tools_are_listed_with_install_commands() {
         let message = check(&toolchain().tools(), |_| false).unwrap_err().to_string();
         for part in [
             "sbcl (or another",
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_is_named() {
+    fn install_commands_name_only_the_missing_tools() {
         let message = check(&toolchain().tools(), |name| name != "sbcl").unwrap_err().to_string();
         assert!(message.contains("Debian, Ubuntu: apt-get install sbcl\n"), "{message}");
         assert!(!message.contains("gcc"), "{message}");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_that_is_not_there_is_reported_at_once() {
+    fn missing_compiler_is_reported_when_the_toolchain_is_chosen() {
         let mut settings = Settings::from_environment(Path::new("/nowhere"));
         settings.compiler = Some("no-such-compiler -m64".to_owned());
         let error = Toolchain::choose(&settings).unwrap_err();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_that_cannot_compile_is_reported_with_what_it_said() {
+    fn failing_compiler_is_reported_with_its_output() {
         let scratch = Scratch::new("compiler");
         let toolchain =
             Toolchain { compiler: ["sh", "-c", "echo no headers; exit 1"].map(str::to_owned).to_vec(), ..toolchain() };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sbcls_own_command_line_is_completed() {
+    fn bootstrap_command_adds_options_to_a_bare_sbcl_only() {
         assert_eq!(bootstrap_command("/x/sbcl"), "/x/sbcl --no-sysinit --no-userinit --disable-debugger");
         assert_eq!(bootstrap_command("sbcl --core c"), "sbcl --core c");
         assert_eq!(bootstrap_command("ccl"), "ccl");

@@ -133,7 +133,7 @@ fn concurrent_builds_build_sbcl_once() {
 }
 
 #[test]
-fn a_change_redoes_what_depends_on_it_and_no_more() {
+fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
     let world = World::new("change");
     let run = || results(&world.command().output().unwrap());
     let (library, core) = run();
@@ -153,7 +153,7 @@ fn a_change_redoes_what_depends_on_it_and_no_more() {
 }
 
 #[test]
-fn a_killed_build_is_not_mistaken_for_a_finished_one() {
+fn killed_build_is_redone_by_the_next_run() {
     let world = World::new("killed");
     world.write("home/wait", "");
     let mut build = world.start();
@@ -167,7 +167,7 @@ fn a_killed_build_is_not_mistaken_for_a_finished_one() {
 }
 
 #[test]
-fn a_lisp_side_that_fails_shows_its_output_and_the_log() {
+fn failing_lisp_build_reports_its_output_and_the_log_path() {
     let world = World::new("lisp");
     world.write("checkout/lisp/build.lisp", "(unbalanced");
     let message = failure(&world.command().output().unwrap());
@@ -192,7 +192,7 @@ fn a_source_of_another_version_is_refused() {
 }
 
 #[test]
-fn without_a_home_the_cache_is_in_the_checkout() {
+fn cache_is_in_the_checkout_target_when_home_is_unset() {
     let world = World::new("homeless");
     // The pretended build counts under HOME; here it has to do without.
     world.write("source/make.sh", &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""));
@@ -209,7 +209,7 @@ fn recipe(world: &World) -> Recipe {
 }
 
 #[test]
-fn ready_files_are_used_only_if_both_are_there() {
+fn prebuilt_directory_needs_both_library_and_core() {
     let world = World::new("prebuilt");
     let mut recipe = recipe(&world);
     let mut build = |directory: &Path| {
@@ -239,7 +239,7 @@ fn ready_files_are_used_only_if_both_are_there() {
 }
 
 #[test]
-fn another_platform_needs_ready_files() {
+fn cross_build_without_prebuilt_files_is_refused() {
     let world = World::new("cross");
     let mut recipe = recipe(&world);
     recipe.target.arch = "pdp10".to_owned();

@@ -801,9 +801,9 @@ impl Program for Pool {
             match function {
                 RUN => run_task(&cx, message),
                 ASK => ask(&cx, message, &mut writer),
-                READ_INPUT => {
-                    output::read(&|| self.is_ending()).write(&mut writer).map_err(|error| Failure::of(name(function), error.into()))
-                }
+                READ_INPUT => output::read(&|| self.is_ending())
+                    .write(&mut writer)
+                    .map_err(|error| Failure::of(name(function), error.into())),
                 _ => define::call(&cx, function, message, &mut writer),
             }
         }));

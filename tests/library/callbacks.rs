@@ -56,7 +56,7 @@ fn rust_functions_are_called_by_lisp() {
 }
 
 #[test]
-fn rust_functions_have_the_lambda_list_that_they_are_defined_with() {
+fn define_as_gives_a_rust_function_its_lambda_list() {
     let lisp = lisp();
     lisp.define_as(
         "host:pad",
@@ -92,7 +92,7 @@ fn rust_functions_have_the_lambda_list_that_they_are_defined_with() {
 }
 
 #[test]
-fn what_is_no_t_stays_what_it_is_in_a_result() {
+fn eval_as_result_t_value_returns_other_types_as_err() {
     let lisp = lisp();
     type Found<T> = Result<T, Value>;
     let found: Vec<Found<i64>> = lisp.eval(r#"(list 1 :no -3 "x" (list 4))"#).unwrap();
@@ -115,7 +115,7 @@ fn what_is_no_t_stays_what_it_is_in_a_result() {
 
 #[test]
 #[allow(unsafe_code)]
-fn octets_are_borrowed_where_they_are() {
+fn borrow_bytes_lends_octets_without_copying() {
     let lisp = lisp();
     lisp.eval::<()>("(defvar *throws* nil)").unwrap();
     lisp.enter(|cx| {
@@ -193,7 +193,7 @@ impl Drop for Dropped {
 }
 
 #[test]
-fn exits_of_lisp_run_the_destructors_of_the_rust_frames_that_they_cross() {
+fn non_local_exit_through_rust_frames_runs_their_destructors() {
     let lisp = lisp();
     let dropped = Arc::new(AtomicUsize::new(0));
     let count = dropped.clone();
@@ -259,7 +259,7 @@ fn exits_of_lisp_run_the_destructors_of_the_rust_frames_that_they_cross() {
 }
 
 #[test]
-fn an_exhausted_stack_is_a_condition_even_with_rust_in_between() {
+fn stack_overflow_through_rust_frames_is_a_storage_condition() {
     let lisp = lisp();
     let overflow = condition(lisp.eval::<i64>("(labels ((deep (n) (1+ (deep n)))) (deep 0))").unwrap_err());
     assert!(overflow.is("storage-condition"), "{overflow}");
@@ -272,7 +272,7 @@ fn an_exhausted_stack_is_a_condition_even_with_rust_in_between() {
 }
 
 #[test]
-fn a_host_function_that_waits_delays_no_collection() {
+fn blocking_host_function_does_not_delay_garbage_collection() {
     let lisp = lisp();
     // Microseconds that the middle one of so many collections takes.
     let collect = || -> i64 {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn values_are_read_as_what_rust_asks_for() {
+fn lisp_values_are_converted_to_the_requested_rust_type() {
     let lisp = lisp();
     assert_eq!(lisp.eval::<(i64, i64)>("(floor 17 5)").unwrap(), (3, 2));
     assert_eq!(lisp.eval::<i64>("(floor 17 5)").unwrap(), 3);
@@ -34,7 +34,7 @@ fn values_are_read_as_what_rust_asks_for() {
 }
 
 #[test]
-fn what_is_given_to_lisp_comes_back() {
+fn rust_values_survive_a_round_trip_through_lisp() {
     let lisp = lisp();
     macro_rules! same {
         ($($value:expr),* $(,)?) => {$({
@@ -54,7 +54,7 @@ fn what_is_given_to_lisp_comes_back() {
 }
 
 #[test]
-fn a_conversion_says_what_was_expected_what_came_and_where() {
+fn error_names_the_expected_type_the_found_value_and_the_position() {
     let lisp = lisp();
     let text = |error: Error| error.to_string();
     assert_eq!(
@@ -78,7 +78,7 @@ fn a_conversion_says_what_was_expected_what_came_and_where() {
 }
 
 #[test]
-fn what_cannot_be_written_keeps_nothing_alive() {
+fn failed_conversion_keeps_no_objects_alive() {
     let lisp = lisp();
     lisp.define("host:count-lists", "How many lists.", |lists: Vec<Vec<Value>>| lists.len()).unwrap();
     let object = "(list (loop repeat 1000 collect (list :unwritten)) (let ((l (list 1))) (setf (cdr l) l)))";
@@ -97,7 +97,7 @@ fn what_cannot_be_written_keeps_nothing_alive() {
 }
 
 #[test]
-fn what_holds_itself_twice_is_too_large() {
+fn doubly_circular_list_is_too_large_to_convert() {
     let twice = "(let ((l (list 1 2))) (setf (first l) l (second l) l))";
     let error = lisp().eval::<sbcl::Serde<Vec<i64>>>(twice).map(drop).unwrap_err();
     assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
@@ -122,7 +122,7 @@ enum State {
 }
 
 #[test]
-fn structs_and_enums_are_property_lists_and_keywords() {
+fn serde_structs_and_enums_map_to_property_lists_and_keywords() {
     use sbcl::Serde;
     let lisp = lisp();
     for state in
@@ -160,7 +160,7 @@ fn structs_and_enums_are_property_lists_and_keywords() {
 }
 
 #[test]
-fn what_has_no_f64_of_its_own_is_the_nearest_one() {
+fn inexact_integers_and_ratios_are_converted_to_the_nearest_f64() {
     let lisp = lisp();
     let numbers: Vec<Value> = lisp
         .eval(
@@ -192,7 +192,7 @@ fn what_has_no_f64_of_its_own_is_the_nearest_one() {
 }
 
 #[test]
-fn what_no_string_of_rusts_can_hold_is_an_error_or_replaced_where_people_read_it() {
+fn surrogates_fail_string_conversion_and_are_replaced_when_displayed() {
     let lisp = lisp();
     let surrogate = "(string (code-char #xd800))";
     let character: Value = lisp.eval("(code-char #xd800)").unwrap();
@@ -210,14 +210,14 @@ fn what_no_string_of_rusts_can_hold_is_an_error_or_replaced_where_people_read_it
 }
 
 #[test]
-fn a_keyword_is_the_one_that_lisp_reads() {
+fn keyword_upcases_names_as_the_lisp_reader_does() {
     for name in ["rate", "straße", "élan", "ǰ", "ς"] {
         assert_eq!(lisp().eval::<Symbol>(&format!(":{name}")).unwrap(), keyword(name));
     }
 }
 
 #[test]
-fn a_pair_may_end_in_nil() {
+fn pair_with_a_nil_cdr_converts_to_none_or_false() {
     let pairs = "'((\"a\" . 1) (\"b\" . nil))";
     let map: BTreeMap<String, Option<i64>> = lisp().eval(pairs).unwrap();
     assert_eq!(map, BTreeMap::from([("a".to_owned(), Some(1)), ("b".to_owned(), None)]));
@@ -226,7 +226,7 @@ fn a_pair_may_end_in_nil() {
 }
 
 #[test]
-fn a_list_without_end_is_an_error_wherever_it_is_looked_through() {
+fn circular_list_is_an_error_for_len_get_and_to() {
     let lisp = lisp();
     for code in ["(let ((l (list :a 1 :b))) (setf (cdddr l) l))", "(let ((l (list (cons 1 2)))) (setf (cdr l) l))"] {
         let list: Value = lisp.eval(code).unwrap();
@@ -238,7 +238,7 @@ fn a_list_without_end_is_an_error_wherever_it_is_looked_through() {
 }
 
 #[test]
-fn an_object_is_printed_as_far_as_the_limit_lets_it() {
+fn value_is_printed_in_full_up_to_the_character_limit() {
     let numbers: Vec<i64> = (0..100).collect();
     let text = format!("({})", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" "));
     assert_eq!(lisp().value(&numbers).unwrap().to_string(), text);

@@ -7,7 +7,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn integers_of_any_size_come_back(octets in any::<Vec<u8>>(), zeros in 0_usize..40) {
+    fn bigint_and_biguint_survive_a_round_trip_through_lisp(octets in any::<Vec<u8>>(), zeros in 0_usize..40) {
         use num_bigint::{BigInt, BigUint};
         let lisp = super::lisp();
         let signed = BigInt::from_signed_bytes_le(&octets) << (8 * zeros);
@@ -25,7 +25,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_goes_to_lisp_comes_back(
+    fn random_rust_values_survive_a_round_trip_through_lisp(
         text in any::<String>(),
         numbers in any::<Vec<i128>>(),
         octets in any::<Vec<u8>>(),

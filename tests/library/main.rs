@@ -27,7 +27,7 @@ fn condition(error: Error) -> Box<Condition> {
 }
 
 #[test]
-fn a_second_boot_is_an_error_to_match_on() {
+fn second_lisp_boot_fails_with_already_booted() {
     let lisp = lisp();
     let again = Lisp::boot();
     assert!(matches!(again, Err(Error::Boot(BootError::AlreadyBooted))), "{again:?}");
@@ -61,7 +61,7 @@ fn a_condition_has_classes_message_restarts_frames_and_slots() {
 }
 
 #[test]
-fn functions_follow_their_redefinition() {
+fn function_handle_calls_the_redefined_function() {
     let lisp = lisp();
     lisp.load_str(
         "(defpackage :shop (:use :cl) (:export #:price))
@@ -81,7 +81,7 @@ fn functions_follow_their_redefinition() {
 }
 
 #[test]
-fn a_function_is_redefined_under_load_and_no_call_is_lost() {
+fn redefinition_during_concurrent_calls_loses_no_call() {
     let lisp = lisp();
     let define = |version: i64| {
         format!(
@@ -122,7 +122,7 @@ fn a_function_is_redefined_under_load_and_no_call_is_lost() {
 }
 
 #[test]
-fn files_are_loaded() {
+fn load_file_stops_at_the_first_error_and_keeps_earlier_definitions() {
     let lisp = lisp();
     let file = std::env::temp_dir().join(format!("sbcl library [{}]*.lisp", std::process::id()));
     std::fs::write(
@@ -141,7 +141,7 @@ fn files_are_loaded() {
 }
 
 #[test]
-fn handles_keep_objects_alive_and_let_go_of_them() {
+fn value_handles_keep_objects_alive_until_dropped() {
     let lisp = lisp();
     let table: Value = lisp.eval("(make-hash-table :test 'equal)").unwrap();
     lisp.call::<()>("(setf gethash)", ("value", "key", &table)).unwrap();
@@ -189,7 +189,7 @@ fn handles_keep_objects_alive_and_let_go_of_them() {
 }
 
 #[test]
-fn calls_on_a_lisp_thread_are_direct_and_nest() {
+fn enter_runs_closures_on_a_lisp_thread_and_nests() {
     let lisp = lisp();
     let sum: u64 = lisp
         .enter(|cx| {
@@ -220,7 +220,7 @@ fn calls_on_a_lisp_thread_are_direct_and_nest() {
 }
 
 #[test]
-fn a_function_has_the_options_of_the_handle_that_looked_it_up() {
+fn function_keeps_the_timeout_and_bindings_of_its_lisp_handle() {
     let lisp = lisp();
     lisp.load_str("(defun runs-for-ever () (loop))").unwrap();
     // Time enough to look it up on a busy machine.
@@ -235,7 +235,7 @@ fn a_function_has_the_options_of_the_handle_that_looked_it_up() {
 }
 
 #[test]
-fn a_local_function_is_its_threads() {
+fn local_function_can_be_called_only_on_its_own_thread() {
     let lisp = lisp();
     let kept = lisp
         .enter(|cx| {
@@ -274,7 +274,7 @@ fn a_local_function_is_its_threads() {
 }
 
 #[test]
-fn handles_are_derived_with_options_of_their_own() {
+fn with_timeout_handler_package_and_bindings_derive_handles() {
     let lisp = lisp();
     let start = Instant::now();
     let late = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop)");
@@ -319,7 +319,7 @@ fn handles_are_derived_with_options_of_their_own() {
 }
 
 #[test]
-fn a_call_is_interrupted_from_another_thread() {
+fn interrupt_handle_interrupts_a_call_from_another_thread() {
     let lisp = lisp().separate();
     let stop = lisp.interrupt_handle();
     let (began, told) = mpsc::channel();
@@ -335,7 +335,7 @@ fn a_call_is_interrupted_from_another_thread() {
 }
 
 #[test]
-fn a_host_function_that_blocks_is_waited_for_and_then_its_call_ends() {
+fn interrupt_waits_for_a_blocking_host_function_to_return() {
     let lisp = lisp();
     let (began, told) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
@@ -361,7 +361,7 @@ fn a_host_function_that_blocks_is_waited_for_and_then_its_call_ends() {
 }
 
 #[test]
-fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
+fn abort_and_abort_thread_end_only_the_call_with_error_aborted() {
     let lisp = lisp();
     assert!(matches!(lisp.eval::<()>("(abort)"), Err(Error::Aborted)));
     assert!(matches!(lisp.eval::<()>("(sb-thread:abort-thread)"), Err(Error::Aborted)));
@@ -369,7 +369,7 @@ fn a_call_that_lisp_aborts_ends_and_so_does_nothing_else() {
 }
 
 #[test]
-fn exit_is_an_error_and_the_program_goes_on() {
+fn exit_signals_an_error_and_the_program_continues() {
     let lisp = lisp();
     for code in ["(sb-ext:exit)", "(sb-ext:exit :code 3 :abort t)", "(sb-ext:quit)", "(unwind-protect (sb-ext:exit) 1)"]
     {
@@ -395,7 +395,7 @@ fn exit_is_an_error_and_the_program_goes_on() {
 
 #[cfg(feature = "mcp")]
 #[test]
-fn agents_are_served_on_the_programs_own_image() {
+fn mcp_spawn_serves_several_clients_on_the_program_image() {
     use agent::Agent;
 
     let lisp = lisp();
@@ -465,7 +465,7 @@ fn agents_are_served_on_the_programs_own_image() {
 }
 
 #[test]
-fn the_session_is_on_the_same_image() {
+fn session_shares_the_image_with_the_lisp_handle() {
     let lisp = lisp();
     lisp.load_str("(defparameter *shared* 12)").unwrap();
     let outcome = lisp.session().evaluate(sbcl::Evaluation::new("*shared*"));
@@ -476,7 +476,7 @@ fn the_session_is_on_the_same_image() {
 }
 
 #[test]
-fn futures_are_of_no_particular_runtime() {
+fn async_calls_run_under_tokio_and_smol_and_end_when_dropped() {
     let lisp = lisp();
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     assert_eq!(tokio.block_on(lisp.eval_async::<i64>("(progn (sleep 0.05) 7)")).unwrap(), 7);
@@ -494,7 +494,7 @@ fn futures_are_of_no_particular_runtime() {
 }
 
 #[test]
-fn a_handler_that_fails_in_lisp_is_not_asked_about_that() {
+fn handler_is_not_called_for_errors_of_its_own_lisp_calls() {
     let lisp = lisp();
     let (plain, asked) = (lisp.clone(), Arc::new(AtomicUsize::new(0)));
     let count = asked.clone();
@@ -528,7 +528,7 @@ fn a_handler_that_fails_in_lisp_is_not_asked_about_that() {
 }
 
 #[test]
-fn what_cannot_be_defined_leaves_what_was_there() {
+fn failed_define_keeps_the_previous_host_function() {
     let lisp = lisp();
     lisp.define("host:kept", "As it was.", |n: i64| n + 1).unwrap();
     for (lambda_list, why) in [("n &key &key", "lambda list"), ("(", "end of file"), ("n m", "2 parameters")] {
@@ -542,7 +542,7 @@ fn what_cannot_be_defined_leaves_what_was_there() {
 }
 
 #[test]
-fn functions_whose_names_differ_in_case_are_two() {
+fn host_functions_whose_names_differ_in_case_are_distinct() {
     let lisp = lisp();
     for (name, value) in [("host:|odd|", "lower"), ("host:|ODD|", "upper"), ("|Mixed|:|Odd|", "mixed")] {
         lisp.define(name, "Its case.", move || value).unwrap();
@@ -554,7 +554,7 @@ fn functions_whose_names_differ_in_case_are_two() {
 }
 
 #[test]
-fn a_file_is_loaded_from_where_the_program_is() {
+fn load_file_of_an_empty_or_non_utf8_path_is_an_io_error() {
     // No path at all.
     assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
     let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
@@ -562,7 +562,7 @@ fn a_file_is_loaded_from_where_the_program_is() {
 }
 
 #[test]
-fn a_function_is_read_of_nothing_else() {
+fn converting_a_non_function_to_function_is_a_conversion_error() {
     let lisp = lisp();
     for code in ["\"text\"", "(list 1 2)", "(make-hash-table)", "5", "nil"] {
         let failed = lisp.eval::<Function>(code).unwrap_err();

@@ -43,7 +43,7 @@ fn await_printed(server: &mut Server, words: &str) {
 }
 
 #[apply(both_modes)]
-fn long_output_loses_its_middle_and_can_be_paged(mode: Mode) {
+fn long_output_is_cut_in_the_middle_and_paged_by_the_evaluation_tool(mode: Mode) {
     let mut server = mode.ready();
     let text = server.evaluate("(dotimes (i 30000) (format t \"line ~5,'0D~%\" i)) (list :done)");
     assert!(length(&text) <= ANSWER && length(&text) > ANSWER - 1_000, "{}", length(&text));
@@ -60,7 +60,7 @@ fn long_output_loses_its_middle_and_can_be_paged(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn output_is_told_as_printed_whatever_stream_and_however_it_looks(mode: Mode) {
+fn evaluation_output_merges_streams_and_escapes_markers(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(format t \"out~%\") (format *error-output* \"[ERROR]~%\") (write-string \"=> 3\") (terpri *error-output*)",
@@ -86,7 +86,7 @@ fn output_is_told_as_printed_whatever_stream_and_however_it_looks(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_is_not_kept_is_said_to_be_lost(mode: Mode) {
+fn output_beyond_max_output_is_reported_as_omitted(mode: Mode) {
     let mut server = mode.start_with(&["--max-output", "20000"]);
     server.initialize("2025-06-18");
     let text = server.evaluate("(dotimes (i 50000) (write-char #\\x)) (values)");
@@ -96,7 +96,7 @@ fn what_is_not_kept_is_said_to_be_lost(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn values_lose_their_middle_after_the_output(mode: Mode) {
+fn long_values_are_cut_in_the_middle_and_short_output_stays_whole(mode: Mode) {
     let mut server = mode.ready();
     let text =
         server.evaluate("(write-string \"short\") (values :first (make-string 40000 :initial-element #\\v) :last)");
@@ -110,7 +110,7 @@ fn values_lose_their_middle_after_the_output(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_error_keeps_its_message_and_ten_frames(mode: Mode) {
+fn long_error_report_keeps_its_message_and_ten_frames(mode: Mode) {
     let mut server = mode.ready();
     let text = fail(
         &mut server,
@@ -127,7 +127,7 @@ fn an_error_keeps_its_message_and_ten_frames(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn no_answer_of_any_tool_is_too_long(mode: Mode) {
+fn every_tool_answer_stays_within_max_answer(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(dotimes (i 3000) (eval `(defun ,(intern (format nil \"FUNCTION-~D\" i)) () nil))) (values)");
     let locals: String = (0..60).map(|n| format!("(v{n} (make-string 250 :initial-element #\\l)) ")).collect();
@@ -165,7 +165,7 @@ fn no_answer_of_any_tool_is_too_long(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_has_no_room_in_a_list_can_be_seen_all_the_same(mode: Mode) {
+fn truncated_lists_count_the_omitted_entries_and_say_how_to_narrow_down(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defvar *long* (make-string 200000 :initial-element #\\l)) (defmacro mine () 1) (defclass k () ())
@@ -206,7 +206,7 @@ fn what_has_no_room_in_a_list_can_be_seen_all_the_same(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_history_keeps_two_hundred(mode: Mode) {
+fn error_history_keeps_the_last_200_errors(mode: Mode) {
     let mut server = mode.ready();
     for number in 1..=205 {
         fail(&mut server, &format!("(error \"n{number}\")"));
@@ -218,7 +218,7 @@ fn the_history_keeps_two_hundred(mode: Mode) {
 }
 
 #[test]
-fn limits_belong_to_the_session() {
+fn configured_limits_survive_reset_and_image_loss() {
     let mut server = Server::start_with(&["--max-answer", "7000"]);
     server.initialize("2025-06-18");
     let shown = "Current limits:\n  timeout: 30 seconds\n  max-output: 1000000 characters\n  max-answer: 7000 \
@@ -244,7 +244,7 @@ fn limits_belong_to_the_session() {
 }
 
 #[apply(both_modes)]
-fn the_last_twenty_are_kept(mode: Mode) {
+fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     let mut server = mode.ready();
     assert_eq!(good(&mut server, "evaluation", json!({})), "No evaluations yet.");
     for number in 1..=22 {
@@ -276,7 +276,7 @@ fn the_last_twenty_are_kept(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn numbers_are_never_used_again(mode: Mode) {
+fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-06-18");
     server.evaluate("(defun place () (error \"here\"))");
@@ -309,7 +309,7 @@ fn numbers_are_never_used_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_running_evaluation_is_looked_after(mode: Mode) {
+fn running_evaluation_can_be_inspected_waited_for_and_cancelled(mode: Mode) {
     let mut server = mode.ready();
     let running = server.post_call("evaluate-lisp", json!({"code": "(format t \"begun~%\")\n(loop (sleep 0.01))"}));
     await_printed(&mut server, "begun");
@@ -345,7 +345,7 @@ fn a_running_evaluation_is_looked_after(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_held_evaluation_goes_on_under_its_number(mode: Mode) {
+fn held_evaluation_keeps_its_number_when_resumed_by_a_restart(mode: Mode) {
     let mut server = mode.ready();
     let code = "(progn (write-line \"before\") (cerror \"Go on.\" \"stop\") (write-line \"after\") :done)";
     bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
@@ -384,7 +384,7 @@ fn a_held_evaluation_goes_on_under_its_number(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn of_very_many_values_the_first_are_shown(mode: Mode) {
+fn hundred_thousand_values_are_truncated_to_max_answer(mode: Mode) {
     let mut server = mode.ready();
     for value in ["nil", "(make-string 1000)"] {
         let code = format!("(values-list (make-list 100000 :initial-element {value}))");

@@ -51,7 +51,7 @@ fn accept(restart: &Value, values: &str) -> Value {
 }
 
 #[apply(both_modes)]
-fn the_user_chooses_the_restart(mode: Mode) {
+fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     let call = ask(&mut server, CODE);
     let (id, params) = question(&mut server);
@@ -76,7 +76,7 @@ fn the_user_chooses_the_restart(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn every_further_error_is_asked_about(mode: Mode) {
+fn further_errors_and_failing_restart_values_ask_the_user_again(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {"form": {}}}));
     let call = ask(
         &mut server,
@@ -95,7 +95,7 @@ fn every_further_error_is_asked_about(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn declining_aborts_and_says_so(mode: Mode) {
+fn declined_elicitation_aborts_the_evaluation_with_a_notice(mode: Mode) {
     for action in ["decline", "cancel"] {
         let mut server = asking(mode, &json!({"elicitation": {}}));
         server.evaluate("(defvar *cleaned* nil)");
@@ -110,7 +110,7 @@ fn declining_aborts_and_says_so(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn choosing_abort_aborts_and_says_so(mode: Mode) {
+fn choosing_abort_aborts_the_evaluation_with_a_notice(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     let call = ask(&mut server, "(error \"boo\")");
     let (id, params) = question(&mut server);
@@ -123,7 +123,7 @@ fn choosing_abort_aborts_and_says_so(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_useless_answer_leaves_it_held(mode: Mode) {
+fn invalid_elicitation_answer_leaves_the_evaluation_held(mode: Mode) {
     for answer in [
         json!({"result": {"action": "accept"}}),
         json!({"result": {"action": "accept", "content": {"restart": "whichever"}}}),
@@ -144,7 +144,7 @@ fn a_useless_answer_leaves_it_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn who_cannot_ask_debugs(mode: Mode) {
+fn client_without_form_elicitation_gets_a_held_evaluation(mode: Mode) {
     for capabilities in [json!({}), json!({"elicitation": {"url": {}}})] {
         let mut server = asking(mode, &capabilities);
         let call = ask(&mut server, CODE);
@@ -156,14 +156,14 @@ fn who_cannot_ask_debugs(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn nobody_is_asked_about_a_success(mode: Mode) {
+fn successful_evaluation_asks_the_user_nothing(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     let call = ask(&mut server, "(+ 1 2)");
     assert_eq!(server.outcome(call), ("=> 3".to_owned(), false));
 }
 
 #[apply(both_modes)]
-fn a_timeout_may_go_on(mode: Mode) {
+fn timeout_asks_the_user_and_continue_resumes_the_evaluation(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     let code = "(unwind-protect (loop) (print :ended))";
     let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask", "timeout": 0.2}));
@@ -176,7 +176,7 @@ fn a_timeout_may_go_on(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_cancelled_call_withdraws_its_question(mode: Mode) {
+fn cancelled_call_withdraws_its_elicitation(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     let call = ask(&mut server, CODE);
     let (id, _) = question(&mut server);
@@ -194,7 +194,7 @@ fn a_cancelled_call_withdraws_its_question(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_comes_while_the_user_is_asked_waits_for_the_answer(mode: Mode) {
+fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     // Sent before the first one fails, and after.
     let first = ask(&mut server, CODE);
@@ -220,7 +220,7 @@ fn what_comes_while_the_user_is_asked_waits_for_the_answer(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_waits_for_the_user_goes_on_when_nobody_answers(mode: Mode) {
+fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
     let mut server = asking_with(mode, &["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
     let first = ask(&mut server, CODE);
     let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
@@ -231,7 +231,7 @@ fn what_waits_for_the_user_goes_on_when_nobody_answers(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_reset_does_not_wait_for_the_user(mode: Mode) {
+fn reset_does_not_wait_for_an_open_elicitation(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     for _ in 0..20 {
         // It comes before the first one fails, while that asks, or after.
@@ -249,7 +249,7 @@ fn a_reset_does_not_wait_for_the_user(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_server_leaves_while_it_asks(mode: Mode) {
+fn server_exits_at_end_of_input_during_an_open_elicitation(mode: Mode) {
     let mut server = asking(mode, &json!({"elicitation": {}}));
     ask(&mut server, CODE);
     question(&mut server);
@@ -282,7 +282,7 @@ fn call(server: &mut Server, capabilities: &Value, code: &str, more: Value) -> V
 }
 
 #[apply(both_modes)]
-fn the_call_is_repeated_with_the_choice(mode: Mode) {
+fn input_required_call_is_repeated_with_the_chosen_restart(mode: Mode) {
     let can = json!({"elicitation": {"form": {}}});
     let mut server = mode.start();
     let code = "(format t \"once~%\") (list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))";
@@ -310,7 +310,7 @@ fn the_call_is_repeated_with_the_choice(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_repeated_call_can_decline_or_say_nothing(mode: Mode) {
+fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
     let can = json!({"elicitation": {}});
     let mut server = mode.start();
     let first = call(&mut server, &can, CODE, Value::Null);
@@ -336,7 +336,7 @@ fn a_repeated_call_can_decline_or_say_nothing(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_comes_before_the_call_is_repeated_waits_for_it(mode: Mode) {
+fn evaluations_queue_until_the_input_required_call_is_repeated(mode: Mode) {
     let can = json!({"elicitation": {}});
     let mut server = mode.start();
     let first = call(&mut server, &can, CODE, Value::Null);
@@ -360,7 +360,7 @@ fn what_comes_before_the_call_is_repeated_waits_for_it(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn who_cannot_be_asked_again_debugs(mode: Mode) {
+fn input_required_is_not_used_without_the_elicitation_capability(mode: Mode) {
     let mut server = mode.start();
     let (text, is_error) = outcome(&call(&mut server, &json!({}), CODE, Value::Null));
     assert!(is_error && text.contains("\n\n[Debugger]\nHeld. "), "{text}");

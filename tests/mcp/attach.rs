@@ -165,7 +165,7 @@ impl Client {
 }
 
 #[apply(both_modes)]
-fn the_socket_is_the_users_alone_and_goes_with_the_server(mode: Mode) {
+fn socket_is_private_to_its_user_and_removed_on_exit(mode: Mode) {
     let runtime = Runtime::new(mode);
     let server = runtime.server(&[]);
     let socket = runtime.socket(&server);
@@ -185,7 +185,7 @@ fn the_socket_is_the_users_alone_and_goes_with_the_server(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_command_sessions_shows_who_can_be_joined(mode: Mode) {
+fn sessions_command_lists_running_servers_and_their_clients(mode: Mode) {
     let runtime = Runtime::new(mode);
     let server = runtime.server(&[]);
     let client = runtime.join(&server);
@@ -208,7 +208,7 @@ fn the_command_sessions_shows_who_can_be_joined(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_signal_takes_the_socket_along_too(mode: Mode) {
+fn socket_is_removed_when_sigterm_ends_the_server(mode: Mode) {
     let runtime = Runtime::new(mode);
     let server = runtime.server(&[]);
     let socket = runtime.socket(&server);
@@ -219,7 +219,7 @@ fn a_signal_takes_the_socket_along_too(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn without_a_runtime_directory_it_is_one_of_the_users_own(mode: Mode) {
+fn socket_without_xdg_runtime_dir_is_in_a_private_temporary_directory(mode: Mode) {
     let temporary = Runtime::new(mode);
     let uid = std::fs::metadata(&*temporary.directory).unwrap().uid();
     let command = || {
@@ -253,7 +253,7 @@ fn without_a_runtime_directory_it_is_one_of_the_users_own(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn another_user_is_refused(mode: Mode) {
+fn connection_of_another_user_is_refused(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let socket = runtime.socket(&server);
@@ -284,7 +284,7 @@ fn is_root() -> bool {
 }
 
 #[apply(both_modes)]
-fn as_many_as_may_join(mode: Mode) {
+fn client_beyond_the_limit_of_16_is_refused_until_another_leaves(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut clients: Vec<_> = (0..16).map(|_| runtime.join(&server)).collect();
@@ -320,7 +320,7 @@ fn as_many_as_may_join(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn each_has_its_own_errors_package_and_variables_under_the_same_ids(mode: Mode) {
+fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -358,7 +358,7 @@ fn each_has_its_own_errors_package_and_variables_under_the_same_ids(mode: Mode) 
 }
 
 #[apply(both_modes)]
-fn ids_and_cancellations_are_each_ones_own_under_any_schedule(mode: Mode) {
+fn concurrent_clients_with_equal_request_ids_get_their_own_answers(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let socket = runtime.socket(&server);
@@ -414,7 +414,7 @@ fn ids_and_cancellations_are_each_ones_own_under_any_schedule(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_held_evaluation_stays_while_a_person_evaluates_and_can_be_taken_over(mode: Mode) {
+fn held_evaluation_survives_other_clients_and_can_be_taken_over(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -441,7 +441,7 @@ fn a_held_evaluation_stays_while_a_person_evaluates_and_can_be_taken_over(mode: 
 }
 
 #[apply(both_modes)]
-fn who_leaves_ends_what_is_his_and_nothing_else(mode: Mode) {
+fn disconnecting_client_ends_only_its_own_evaluations(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -467,7 +467,7 @@ fn who_leaves_ends_what_is_his_and_nothing_else(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn progress_and_output_go_to_who_asked(mode: Mode) {
+fn progress_notifications_go_only_to_the_requesting_client(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -482,7 +482,7 @@ fn progress_and_output_go_to_who_asked(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_reset_is_told_to_the_others(mode: Mode) {
+fn reset_is_announced_to_the_other_clients(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -502,7 +502,7 @@ fn a_reset_is_told_to_the_others(mode: Mode) {
 }
 
 #[test]
-fn each_one_hears_of_a_lost_image_and_goes_on() {
+fn image_loss_is_reported_to_every_client_and_each_continues() {
     let runtime = Runtime::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -542,7 +542,7 @@ fn each_one_hears_of_a_lost_image_and_goes_on() {
 }
 
 #[test]
-fn who_listens_is_told_at_once_of_a_lost_image_and_goes_on_listening() {
+fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
     let runtime = Runtime::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
     let mut listener = Client::connect(&runtime.socket(&server));
@@ -593,7 +593,7 @@ impl GoesOn for Server {
 }
 
 #[test]
-fn a_line_of_one_client_is_never_taken_for_anothers() {
+fn forged_connection_prefix_is_rejected_as_a_parse_error() {
     let runtime = Runtime::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
@@ -612,7 +612,7 @@ fn a_line_of_one_client_is_never_taken_for_anothers() {
 }
 
 #[test]
-fn a_socket_that_a_killed_server_left_is_taken() {
+fn stale_socket_of_a_killed_server_is_replaced() {
     let runtime = Runtime::new(Mode::Supervised);
     let server = runtime.server(&[]);
     let (socket, pid) = (runtime.socket(&server), server.pid());
@@ -657,7 +657,7 @@ impl Editor {
 }
 
 #[apply(both_modes)]
-fn an_editor_joins_by_the_users_own_swank(mode: Mode) {
+fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     if !Path::new("/usr/share/common-lisp/source/slime/swank.asd").exists() {
         println!("skipped: SLIME's server is not installed (Debian: cl-swank)");
         assert!(std::env::var_os("CI").is_none(), "not skipped in CI");
@@ -697,7 +697,7 @@ fn an_editor_joins_by_the_users_own_swank(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_client_that_does_not_read_stops_nobody(mode: Mode) {
+fn client_that_does_not_read_does_not_block_other_clients(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);

@@ -322,7 +322,7 @@ fn names_no_builder(server: Server, place: &Place) {
 }
 
 #[test]
-fn without_an_environment() {
+fn server_runs_with_an_empty_environment() {
     let Some(place) = Place::new(User::Oneself) else { return };
     for arguments in [&[][..], &["--no-network", "--read-only"]] {
         let mut server = place.server(arguments);
@@ -339,7 +339,7 @@ fn without_an_environment() {
 }
 
 #[test]
-fn for_a_user_without_passwd_entry_and_home() {
+fn server_runs_for_a_user_without_passwd_entry_and_home() {
     let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
     let mut server = place.server(&[]);
     assert_eq!(server.evaluate("(sb-posix:getenv \"HOME\")"), "=> NIL");
@@ -371,7 +371,7 @@ fn for_a_user_without_passwd_entry_and_home() {
 }
 
 #[test]
-fn nothing_is_left_behind_when_the_server_is_killed() {
+fn temporary_files_are_removed_after_the_server_is_killed() {
     let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
     let mut server = place.server(&[]);
     load_app(&mut server, &place);
@@ -385,7 +385,7 @@ fn nothing_is_left_behind_when_the_server_is_killed() {
 }
 
 #[test]
-fn for_a_user_whose_home_cannot_be_written() {
+fn server_runs_for_a_user_with_an_unwritable_home() {
     let Some(place) = Place::new(User::Nobody) else { return };
     std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o555)).expect("it is ours");
     let place = place.with("TMPDIR", "tmp").with("HOME", "home");
@@ -401,7 +401,7 @@ fn for_a_user_whose_home_cannot_be_written() {
 }
 
 #[test]
-fn with_a_read_only_tmp_and_without_shared_memory() {
+fn server_runs_with_a_read_only_tmp_and_without_dev_shm() {
     let Some(place) = Place::new(User::Oneself) else { return };
     std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o777)).expect("it is ours");
     let place = place.read_only().with("HOME", "home");
@@ -421,7 +421,7 @@ fn with_a_read_only_tmp_and_without_shared_memory() {
 }
 
 #[test]
-fn with_a_read_only_tmp_and_without_a_home() {
+fn server_runs_with_a_read_only_tmp_and_without_a_home() {
     let Some(place) = Place::new(User::Nobody).map(Place::read_only) else { return };
     let mut server = place.server(&[]);
     server.goes_on();

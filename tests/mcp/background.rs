@@ -44,7 +44,7 @@ fn gate(server: &mut Server) {
 const PASS: &str = "(sb-thread:wait-on-semaphore *gate*)";
 
 #[test]
-fn it_is_answered_at_once_and_waited_for() {
+fn call_is_answered_at_once_and_evaluation_wait_returns_the_result() {
     let mut server = Server::ready();
     gate(&mut server);
     let id = begin(&mut server, &format!("(princ \"before\") (terpri) {PASS} (list 1 2)"));
@@ -61,7 +61,7 @@ fn it_is_answered_at_once_and_waited_for() {
 }
 
 #[test]
-fn the_call_waits_for_as_long_as_it_says() {
+fn wait_argument_moves_a_longer_evaluation_to_the_background() {
     let mut server = Server::ready();
     gate(&mut server);
     // It is over before: it was in the foreground.
@@ -85,7 +85,7 @@ fn the_call_waits_for_as_long_as_it_says() {
 }
 
 #[test]
-fn its_variables_are_its_own() {
+fn package_and_history_variables_are_local_to_the_evaluation() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :p (:use :cl)) (in-package :p) (+ 20 1)");
     let id = begin(&mut server, "(defvar *seen* (list (package-name *package*) *)) (in-package :cl-user) p::*seen*");
@@ -94,7 +94,7 @@ fn its_variables_are_its_own() {
 }
 
 #[test]
-fn a_failure_is_history_at_once_and_the_error_state_once_it_is_delivered() {
+fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
     let mut server = Server::ready();
     fail(&mut server, "(error \"first\")");
     let before = last_error(&mut server);
@@ -131,7 +131,7 @@ fn a_failure_is_history_at_once_and_the_error_state_once_it_is_delivered() {
 }
 
 #[test]
-fn it_can_be_cancelled() {
+fn cancelling_by_evaluation_tool_or_notification_ends_the_evaluation() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(unwind-protect (loop) (print 'cleaned))");
     await_running(&mut server, id);
@@ -148,7 +148,7 @@ fn it_can_be_cancelled() {
 }
 
 #[test]
-fn ten_go_on_at_once_and_there_is_an_end() {
+fn sixteen_evaluations_run_at_once_and_one_more_is_refused() {
     let mut server = Server::ready();
     gate(&mut server);
     let ids: Vec<_> = (0..16)
@@ -171,7 +171,7 @@ fn ten_go_on_at_once_and_there_is_an_end() {
 }
 
 #[apply(both_modes)]
-fn a_reset_ends_them_with_a_word(mode: Mode) {
+fn reset_ends_running_evaluations_with_a_notice(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-06-18");
     let (first, second) = (begin(&mut server, "(loop)"), begin(&mut server, "(loop)"));
@@ -186,7 +186,7 @@ fn a_reset_ends_them_with_a_word(mode: Mode) {
 }
 
 #[test]
-fn a_lost_image_says_which_were_lost() {
+fn image_loss_names_the_lost_evaluations() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(loop)");
     await_running(&mut server, id);
@@ -197,7 +197,7 @@ fn a_lost_image_says_which_were_lost() {
 }
 
 #[test]
-fn one_that_cannot_be_ended_is_told_of() {
+fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     let code = "(sb-sys:without-interrupts (write-line \"beyond recall\") (finish-output) (loop (sleep 0.01)))";
     let mut server = Server::ready();
     let id = begin(&mut server, code);
@@ -229,7 +229,7 @@ fn one_that_cannot_be_ended_is_told_of() {
 }
 
 #[test]
-fn nothing_there_is_held() {
+fn failed_evaluation_is_not_held_for_debugging() {
     let mut server = Server::ready();
     for choice in ["debug", "ask"] {
         let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "background": true, "on-error": choice}));
@@ -248,7 +248,7 @@ fn nothing_there_is_held() {
 }
 
 #[test]
-fn who_waits_behind_another_is_told_behind_which() {
+fn progress_names_the_evaluation_a_queued_call_waits_for() {
     let mut server = Server::ready();
     gate(&mut server);
     let first = server.post_call("evaluate-lisp", json!({"code": PASS, "timeout": 0}));
@@ -267,7 +267,7 @@ fn who_waits_behind_another_is_told_behind_which() {
 }
 
 #[test]
-fn its_thread_may_be_ended_by_the_code() {
+fn abort_thread_fails_the_evaluation_and_the_session_continues() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(sb-thread:abort-thread)");
     let (text, is_error) = wait(&mut server, id);
@@ -341,7 +341,7 @@ mod schedules {
         /// Whatever is begun, waited for, cancelled and reset, without waiting for the answers: each call has exactly one,
         /// what one evaluation prints or comes to is never another's, and the session goes on.
         #[test]
-        fn every_call_is_answered_and_nothing_is_mixed_up(
+        fn random_schedules_answer_every_call_with_its_own_output(
             steps in prop::collection::vec(step(), 1..25), mode in prop_oneof![Just(Mode::Supervised), Just(Mode::Plain)]
         ) {
             let mut server = mode.start();

@@ -37,7 +37,7 @@ fn findings(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_indentation_says_where_parentheses_went_wrong() {
+fn indentation_locates_missing_and_extra_delimiters() {
     for (text, expected, repaired) in [
         (
             "(defun f (x)\n  (let ((y 1)))\n    (foo x y)))\n\n(defun g ())\n",
@@ -71,7 +71,7 @@ fn the_indentation_says_where_parentheses_went_wrong() {
 }
 
 #[test]
-fn what_reads_is_fine() {
+fn readable_code_has_no_findings() {
     for text in [
         "",
         "\n",
@@ -94,7 +94,7 @@ fn what_reads_is_fine() {
 }
 
 #[test]
-fn what_the_reader_refuses() {
+fn syntax_errors_and_unknown_packages_are_reported() {
     for (text, expected) in [
         ("(a ,b)", "1:4: a comma that is in no backquote"),
         ("`(a ,(b ,c))", "1:9: a comma that is in no backquote"),
@@ -121,7 +121,7 @@ fn what_the_reader_refuses() {
 }
 
 #[test]
-fn files_are_checked_and_repaired() {
+fn fix_repairs_files_and_keeps_their_permissions_and_links() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let directory = Scratch::new();
     let file = |name: &str| directory.join(name);
@@ -352,7 +352,7 @@ fn break_and_check(files: &[PathBuf]) {
 }
 
 #[test]
-fn damage_is_found_where_it_was_done() {
+fn damage_to_a_sample_of_files_is_located_and_repaired() {
     let mut files = Vec::new();
     lisp_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lisp"), &mut files);
     files.sort();
@@ -369,7 +369,7 @@ fn damage_is_found_where_it_was_done() {
 /// The same over the Lisp files in the directories of `SBCL_MCP_CHECK_SOURCES`, colons between them.
 #[test]
 #[ignore = "takes minutes, and sources to break"]
-fn damage_is_found_in_all_of_the_sources() {
+fn damage_to_all_given_source_files_is_located_and_repaired() {
     let directories = std::env::var("SBCL_MCP_CHECK_SOURCES").expect("SBCL_MCP_CHECK_SOURCES");
     let mut files = Vec::new();
     for directory in directories.split(':') {

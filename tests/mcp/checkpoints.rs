@@ -55,7 +55,7 @@ fn list(server: &mut Server) -> String {
 }
 
 #[apply(both_modes)]
-fn everything_in_the_image_comes_back(mode: Mode) {
+fn restore_brings_back_definitions_objects_and_variables(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     assert_eq!(list(&mut server), "No checkpoints yet.");
@@ -124,7 +124,7 @@ fn everything_in_the_image_comes_back(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_is_about_the_image_comes_back(mode: Mode) {
+fn restore_brings_back_shared_objects_readtable_traces_and_policy(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     // Any shared object will do: this process has one that it can lend.
@@ -168,7 +168,7 @@ fn what_is_about_the_image_comes_back(mode: Mode) {
 }
 
 #[test]
-fn a_lost_image_begins_with_the_last_checkpoint() {
+fn lost_image_starts_from_the_last_checkpoint() {
     let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun before () *x*)");
@@ -199,7 +199,7 @@ fn a_lost_image_begins_with_the_last_checkpoint() {
 }
 
 #[test]
-fn one_that_does_not_come_up_gives_way_to_the_one_before_and_then_to_the_journal() {
+fn damaged_checkpoint_falls_back_to_the_previous_and_then_to_replay() {
     let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
@@ -227,7 +227,7 @@ fn damage(core: &Path) {
 }
 
 #[apply(both_modes)]
-fn a_checkpoint_that_was_damaged_is_told_and_can_be_deleted(mode: Mode) {
+fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
@@ -250,7 +250,7 @@ fn a_checkpoint_that_was_damaged_is_told_and_can_be_deleted(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_cannot_be_saved_is_refused(mode: Mode) {
+fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     for (arguments, reason) in [
@@ -281,7 +281,7 @@ fn what_cannot_be_saved_is_refused(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_place_that_cannot_be_written_is_told(mode: Mode) {
+fn save_reports_an_unwritable_state_directory(mode: Mode) {
     let state = State::new(mode);
     std::fs::write(state.directory.join("file"), "").unwrap();
     let mut server = mode.start_with_environment(&[], &[("XDG_STATE_HOME", &state.directory.join("file"))]);
@@ -293,7 +293,7 @@ fn a_place_that_cannot_be_written_is_told(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_user_may_have_hooks_and_a_killed_child_costs_nothing(mode: Mode) {
+fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate(
@@ -329,7 +329,7 @@ fn the_user_may_have_hooks_and_a_killed_child_costs_nothing(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_does_not_come_up_is_no_checkpoint(mode: Mode) {
+fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate(
@@ -364,7 +364,7 @@ fn with_all_of_it(state: &State) -> Server {
 }
 
 #[apply(both_modes)]
-fn a_process_that_cannot_be_copied_is_told_of(mode: Mode) {
+fn save_reports_a_failed_fork_and_the_session_is_unchanged(mode: Mode) {
     let state = State::new(mode);
     let mut server = with_all_of_it(&state);
     assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
@@ -379,7 +379,7 @@ fn a_process_that_cannot_be_copied_is_told_of(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_full_disk_costs_the_checkpoint_and_nothing_else(mode: Mode) {
+fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint(mode: Mode) {
     let state = State::new(mode);
     let mut server = with_all_of_it(&state);
     save(&mut server, "before");
@@ -402,7 +402,7 @@ fn a_full_disk_costs_the_checkpoint_and_nothing_else(mode: Mode) {
 }
 
 #[test]
-fn a_worker_that_is_lost_while_it_saves_leaves_no_torn_file() {
+fn worker_killed_during_save_leaves_no_incomplete_checkpoint() {
     let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
@@ -416,7 +416,7 @@ fn a_worker_that_is_lost_while_it_saves_leaves_no_torn_file() {
 }
 
 #[test]
-fn they_are_gone_when_the_supervisor_was_killed() {
+fn checkpoint_directory_is_removed_when_the_supervisor_is_killed() {
     let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
@@ -429,7 +429,7 @@ fn they_are_gone_when_the_supervisor_was_killed() {
 
 /// The collector must not find holes where other threads were about to allocate.
 #[apply(both_modes)]
-fn threads_may_allocate_meanwhile(mode: Mode) {
+fn save_works_while_threads_allocate_lisp_objects(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate(
@@ -463,7 +463,7 @@ fn threads_may_allocate_meanwhile(mode: Mode) {
 
 /// A thread that is stopped in the middle of malloc(3) holds a lock of it.
 #[apply(both_modes)]
-fn threads_may_be_in_c_code_meanwhile(mode: Mode) {
+fn save_works_while_threads_are_in_malloc(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate(
@@ -482,7 +482,7 @@ fn threads_may_be_in_c_code_meanwhile(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn signals_on_the_way_do_not_end_the_next_image(mode: Mode) {
+fn pending_signals_do_not_kill_the_restored_image(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate("(require :sb-posix)");
@@ -567,7 +567,7 @@ fn restore_and_lose(mode: Mode, server: &mut Server, name: &str) {
 }
 
 #[apply(both_modes)]
-fn loaded_libraries_and_their_tests_work_after_a_restore(mode: Mode) {
+fn loaded_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
     if !are_installed(&["alexandria", "rt"]) {
         return;
     }
@@ -591,7 +591,7 @@ fn loaded_libraries_and_their_tests_work_after_a_restore(mode: Mode) {
 /// Their tests were loaded before the checkpoint, but for those of Hunchentoot, of which Debian has none.
 #[apply(both_modes)]
 #[ignore = "minutes, most of them in Ironclad's tests: make checkpoint-model"]
-fn large_libraries_and_their_tests_work_after_a_restore(mode: Mode) {
+fn large_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
     if !are_installed(&["cl-ppcre", "ironclad", "hunchentoot"]) {
         return;
     }
@@ -665,18 +665,18 @@ fn restore_again_and_again(mode: Mode, times: u32) {
 }
 
 #[apply(both_modes)]
-fn many_restores_leave_nothing_behind(mode: Mode) {
+fn eight_restores_leak_no_threads_descriptors_memory_or_files(mode: Mode) {
     restore_again_and_again(mode, 8);
 }
 
 #[apply(both_modes)]
 #[ignore = "minutes; a shorter one runs every time"]
-fn two_hundred_restores_leave_nothing_behind(mode: Mode) {
+fn two_hundred_restores_leak_no_threads_descriptors_memory_or_files(mode: Mode) {
     restore_again_and_again(mode, 200);
 }
 
 #[apply(both_modes)]
-fn confined_servers_have_checkpoints_too(mode: Mode) {
+fn read_only_and_no_network_servers_can_save_and_restore(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&["--read-only", "--no-network"]);
     server.evaluate("(defvar *x* 1)");
@@ -687,7 +687,7 @@ fn confined_servers_have_checkpoints_too(mode: Mode) {
 }
 
 #[test]
-fn the_server_saves_of_its_own_accord_when_asked_to() {
+fn automatic_checkpoint_restores_assigned_values_after_a_crash() {
     let state = State::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     server.evaluate("(defvar *x* 1)");
@@ -702,7 +702,7 @@ fn the_server_saves_of_its_own_accord_when_asked_to() {
 }
 
 #[apply(both_modes)]
-fn what_goes_on_in_the_background_puts_saving_off_and_no_more(mode: Mode) {
+fn automatic_checkpoint_waits_for_background_evaluations(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     let gate = state.directory.join("gate");
@@ -717,7 +717,7 @@ fn what_goes_on_in_the_background_puts_saving_off_and_no_more(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_busy_session_is_not_saved(mode: Mode) {
+fn automatic_checkpoint_waits_until_the_session_is_idle(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     // Between the ends of two evaluations there is no more than from before the first one to after the second.
@@ -744,7 +744,7 @@ fn signs(pid: u32) -> (String, usize) {
 }
 
 #[test]
-fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
+fn plain_mode_reset_and_restore_keep_the_process_and_pending_requests() {
     let state = State::new(Mode::Plain);
     let place = state.directory.canonicalize().unwrap();
     let mut server = state.serve(&["--checkpoints", "auto"]);
@@ -804,7 +804,7 @@ fn a_process_alone_becomes_another_one_and_the_stream_goes_on() {
 }
 
 #[test]
-fn a_process_alone_does_not_become_what_does_not_come_up() {
+fn plain_mode_restore_of_a_damaged_core_is_refused() {
     let state = State::new(Mode::Plain);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
@@ -822,7 +822,7 @@ fn a_process_alone_does_not_become_what_does_not_come_up() {
 }
 
 #[test]
-fn a_process_alone_survives_what_cannot_be_interrupted() {
+fn plain_mode_replaces_an_uninterruptible_image() {
     let state = State::new(Mode::Plain);
     let mut server = state.serve(&[]);
     server.evaluate("(defun f () :f)");
@@ -888,7 +888,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_session_is_what_the_model_says(
+    fn random_saves_restores_crashes_and_resets_agree_with_the_model(
         steps in prop::collection::vec(step(), 1..12), mode in prop_oneof![Just(Mode::Supervised), Just(Mode::Plain)],
     ) {
         let state = State::new(mode);

@@ -35,7 +35,7 @@ fn version_and_help_go_to_stdout() {
 }
 
 #[test]
-fn eval_prints_the_report() {
+fn eval_prints_the_report_and_exits_with_1_on_an_error() {
     let fine = run(&["eval", "(+ 1 2)"], "");
     assert_eq!((stdout(&fine), fine.status.code()), ("=> 3\n", Some(0)));
     let failed = run(&["eval", "(/ 1 0)"], "");
@@ -56,7 +56,7 @@ fn eval_prints_the_report() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_report_that_cannot_be_written_is_status_3() {
+fn eval_exits_with_3_when_the_report_cannot_be_written() {
     for code in ["(+ 1 2)", "(/ 1 0)"] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let output = Command::new(BINARY).args(["eval", code]).stdout(full).stderr(Stdio::piped()).output().unwrap();
@@ -67,7 +67,7 @@ fn a_report_that_cannot_be_written_is_status_3() {
 }
 
 #[test]
-fn wrong_usage_is_status_2() {
+fn wrong_usage_exits_with_2() {
     for arguments in [
         &["eval"][..],
         &["no-such-command"],
@@ -86,7 +86,7 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
-fn options_of_sbcl_are_refused_in_a_line() {
+fn sbcl_options_are_refused_with_a_one_line_hint() {
     for (arguments, option) in [
         (&["--noinform", "--eval", "1"][..], "--noinform"),
         (&["--core", "sbcl.core", "--eval", "1"], "--eval"),
@@ -110,7 +110,7 @@ fn options_of_sbcl_are_refused_in_a_line() {
 
 #[test]
 #[cfg(unix)]
-fn what_fails_at_the_start_is_told() {
+fn failure_to_start_lisp_threads_is_reported() {
     let home = Scratch::new();
     for (init, reason) in [
         (
@@ -136,7 +136,7 @@ fn what_fails_at_the_start_is_told() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_limit_that_leaves_no_room_is_told_of() {
+fn too_low_address_space_limit_is_reported_with_its_size() {
     let program = env!("CARGO_BIN_EXE_sbcl-mcp");
     let script = format!("ulimit -v 4000000; '{program}' eval 1; '{program}' eval --heap 1G --control-stack 64M 1");
     let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
@@ -147,7 +147,7 @@ fn a_limit_that_leaves_no_room_is_told_of() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_small_stack_of_the_main_thread_will_do() {
+fn every_command_runs_with_a_64_kilobyte_stack_limit() {
     for (arguments, expected) in [
         ("--version", sbcl::VERSION),
         ("eval '(reduce (function *) (list 6 7))'", "=> 42\n"),
@@ -164,7 +164,7 @@ fn a_small_stack_of_the_main_thread_will_do() {
 /// From too little address space to enough: it works, or says in a line what is missing.
 #[test]
 #[cfg(target_os = "linux")]
-fn every_limit_is_enough_or_told_of() {
+fn eval_under_any_address_space_limit_works_or_names_the_limit() {
     let program = env!("CARGO_BIN_EXE_sbcl-mcp");
     let mut worked = Vec::new();
     // In MiB. What is too little to load the program is the system's to say.
@@ -188,7 +188,7 @@ fn every_limit_is_enough_or_told_of() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn eval_can_be_confined() {
+fn eval_read_only_denies_writing_files() {
     let code = "(with-open-file (s \"/proc/self/comm\" :direction :output :if-exists :append) (write-line \"x\" s))";
     assert_eq!(run(&["eval", code], "").status.code(), Some(0));
     let output = run(&["eval", "--read-only", "--no-network", code], "");
@@ -196,7 +196,7 @@ fn eval_can_be_confined() {
 }
 
 #[test]
-fn what_cannot_start_is_status_3() {
+fn invalid_heap_stack_or_core_exits_with_3() {
     for (arguments, expected) in [
         (&["--heap", "5"][..], "heap 5 is out of range: allowed is 128M to 64G"),
         (&["--heap", "65G"], "heap 65G is out of range: allowed is 128M to 64G"),
@@ -217,7 +217,7 @@ fn found(report: &Output, word: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_doctor_says_what_there_is() {
+fn doctor_reports_versions_limits_and_that_everything_works() {
     let report = run(&["doctor", "--heap", "1G"], "");
     assert_eq!(report.status.code(), Some(0), "{}", stdout(&report));
     assert!(found(&report, "FAILS").is_empty() && stdout(&report).ends_with("\n\nEverything works.\n"));
@@ -236,7 +236,7 @@ fn the_doctor_says_what_there_is() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn the_doctor_says_what_fails_and_what_helps() {
+fn doctor_reports_failures_with_a_working_remedy() {
     let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor");
     let report = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(report.status.code(), Some(1));
@@ -257,7 +257,7 @@ fn the_doctor_says_what_fails_and_what_helps() {
 
 #[test]
 #[cfg(unix)]
-fn the_doctor_looks_at_directories() {
+fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
     let nowhere = std::path::Path::new("/dev/null/home");
     let doctor = || {
         let mut command = Command::new(BINARY);
@@ -302,7 +302,7 @@ fn the_doctor_looks_at_directories() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn on_a_terminal_it_says_what_it_is_and_where() {
+fn start_on_a_terminal_prints_the_client_configuration() {
     // `script` gives it a terminal, and passes on what comes to that.
     let output = Command::new("script").args(["-qec", BINARY, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     let text = stdout(&output).replace('\r', "");
@@ -322,7 +322,7 @@ fn words_of_help(arguments: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn manual_pages_tell_all_that_help_does() {
+fn manual_pages_name_every_option_in_the_help() {
     let directory = Scratch::new();
     let path = directory.to_str().unwrap();
     assert!(run(&["man", path], "").status.success());
@@ -349,7 +349,7 @@ fn manual_pages_tell_all_that_help_does() {
 }
 
 #[test]
-fn completions_know_every_option_and_command() {
+fn shell_completions_contain_every_option_in_the_help() {
     for shell in ["bash", "zsh", "fish"] {
         let completions = run(&["completions", shell], "");
         assert!(completions.status.success());

@@ -56,7 +56,7 @@ impl Place {
 }
 
 #[test]
-fn a_time_limit_is_that_of_the_request() {
+fn timeout_applies_to_each_eval_load_and_repl_request() {
     let place = Place::new();
     place.write("endless.lisp", "(loop)");
     let said = place.run(&["load", "--timeout", "0.5", "endless.lisp"]);
@@ -79,7 +79,7 @@ fn a_time_limit_is_that_of_the_request() {
 }
 
 #[test]
-fn an_image_that_runs_has_its_own_options() {
+fn attach_refuses_options_of_a_new_image() {
     let place = Place::new();
     let server = place.server();
     for (arguments, option) in [
@@ -123,7 +123,7 @@ fn systems(place: &Place) {
 }
 
 #[test]
-fn the_status_of_test_is_that_of_the_worst() {
+fn test_exit_status_is_the_worst_of_all_systems() {
     let place = Place::new();
     systems(&place);
     let mut cases = vec![
@@ -154,7 +154,7 @@ fn the_status_of_test_is_that_of_the_worst() {
 }
 
 #[test]
-fn systems_are_found_in_any_case() {
+fn load_and_test_find_systems_in_any_letter_case() {
     let place = Place::new();
     place.write("Mixed.asd", "(defsystem \"Mixed\" :depends-on (\"sb-rt\") :components ((:file \"mixed\")))");
     place.write("mixed.lisp", &rt("mixed", "(deftest one 1 1)"));
@@ -174,7 +174,7 @@ fn systems_are_found_in_any_case() {
 }
 
 #[test]
-fn what_an_image_of_its_own_cannot_know_is_refused() {
+fn test_of_an_unloaded_package_is_refused_without_attach_or_user_init() {
     let place = Place::new();
     systems(&place);
     for name in ["passes:", "passes::one"] {
@@ -193,7 +193,7 @@ fn what_an_image_of_its_own_cannot_know_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused_before_a_server_is_looked_for() {
+fn test_with_several_names_requires_systems_before_attaching() {
     let place = Place::new();
     let said = place.run(&["test", "--attach=nobody", "passes", "few::one"]);
     let expected = "sbcl-mcp test: few::one is no system: several at once must be, a test or a package stands alone.\n";
@@ -201,7 +201,7 @@ fn what_cannot_be_asked_is_refused_before_a_server_is_looked_for() {
 }
 
 #[test]
-fn the_name_of_a_server_is_known_where_it_is_taken_for_another() {
+fn attach_followed_by_a_server_name_hints_at_attach_equals_name() {
     let place = Place::new();
     systems(&place);
     let server = place.server();
@@ -221,7 +221,7 @@ fn the_name_of_a_server_is_known_where_it_is_taken_for_another() {
 }
 
 #[test]
-fn advice_is_such_as_a_shells_user_can_follow() {
+fn advice_names_command_line_options_instead_of_tools() {
     let place = Place::new();
     let tests = "(defun deep (n) (if (zerop n) (error \"deep\") (1+ (deep (1- n))))) (deftest one (deep 100) 1) \
                  (deftest other (list (deep 100)) 1) (deftest another (progn (princ \"some\") 2) 1)";
@@ -260,7 +260,7 @@ fn descendants(of: u32) -> Vec<u32> {
 }
 
 #[test]
-fn whoever_is_ended_while_suspects_are_looked_for_leaves_nothing() {
+fn killed_test_suspects_run_leaves_no_processes_or_files() {
     // SIGINT is ignored by whoever is begun in the background by a shell.
     for (ended, by) in [(0, "-TERM"), (0, "-KILL"), (1, "-KILL"), (2, "-KILL"), (3, "-KILL")] {
         let place = Place::new();

@@ -68,7 +68,7 @@ fn shell_connects(server: &mut Server, port: u16) -> bool {
 }
 
 #[test]
-fn without_the_options_nothing_is_refused() {
+fn server_without_confinement_may_connect_and_write() {
     let place = Place::new();
     let mut server = place.server(&[]);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -80,7 +80,7 @@ fn without_the_options_nothing_is_refused() {
 }
 
 #[test]
-fn there_is_no_network() {
+fn no_network_denies_tcp_and_udp_and_allows_local_sockets() {
     let place = Place::new();
     for arguments in [&["--no-network"][..], &["serve", "--no-network", "--no-supervisor"]] {
         let mut server = place.server(arguments);
@@ -110,7 +110,7 @@ fn there_is_no_network() {
 }
 
 #[test]
-fn files_are_read_only() {
+fn read_only_denies_writes_except_to_temporary_and_cache_directories() {
     let place = Place::new();
     for arguments in [&["--read-only"][..], &["serve", "--no-supervisor", "--read-only", "--no-network"]] {
         let mut server = place.server(arguments);
@@ -143,7 +143,7 @@ fn files_are_read_only() {
 }
 
 #[test]
-fn an_image_that_takes_the_place_of_another_is_confined_as_well() {
+fn image_after_a_crash_or_reset_is_still_confined() {
     let place = Place::new();
     let mut server = place.server(&["--read-only", "--no-network"]);
     let (text, _) = server.call_tool("evaluate-lisp", json!({"code": ABORT}));

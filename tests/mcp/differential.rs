@@ -460,7 +460,7 @@ macro_rules! themes {
         }
 
         #[test]
-        fn no_file_is_forgotten() {
+        fn every_case_file_is_run_by_a_test() {
             for (name, known) in
                 [("differential", &[$(stringify!($theme)),*][..]), ("corpus", &[$(stringify!($programs)),*][..])]
             {

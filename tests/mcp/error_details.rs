@@ -30,7 +30,7 @@ fn shown(path: &Path) -> String {
 // ---- Where
 
 #[apply(both_modes)]
-fn the_form_that_failed_is_named(mode: Mode) {
+fn describe_last_error_names_the_failed_form_and_its_line(mode: Mode) {
     let mut server = mode.ready();
     for (code, form) in [
         ("(error \"x\")", "Form: 1 (line 1): (error \"x\")"),
@@ -54,7 +54,7 @@ fn the_form_that_failed_is_named(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_block_comment_is_not_the_form(mode: Mode) {
+fn describe_last_error_skips_block_comments_before_the_form(mode: Mode) {
     let mut server = mode.ready();
     let text = described(&mut server, "1\n#|\n|#\n*no-such-variable*");
     assert!(text.contains("\nForm: 2 (line 4): *no-such-variable*\n"), "{text}");
@@ -78,7 +78,7 @@ fn warnings_and_errors_of_the_compiler_name_the_line(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn every_warning_of_the_compiler_names_a_line(mode: Mode) {
+fn unused_argument_warning_names_a_line(mode: Mode) {
     let mut server = mode.ready();
     let text = server.evaluate("(list 1)\n(defun idle (x)\n  1)");
     assert!(text.contains("The variable X is defined but never used. (line 2)"), "{text}");
@@ -121,7 +121,7 @@ fn frames_of_loaded_functions_name_file_and_line(mode: Mode) {
 // ---- With what
 
 #[apply(both_modes)]
-fn locals_are_shown_when_asked_for_and_never_guessed(mode: Mode) {
+fn get_backtrace_shows_locals_on_request_and_marks_unavailable_ones(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun careful (x) (declare (optimize debug)) (let ((y (list x))) (cerror \"go\" \"x\") (list x y)))\n\
@@ -155,7 +155,7 @@ fn locals_whose_printing_fails_are_marked(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn slots_that_the_report_leaves_out_are_listed(mode: Mode) {
+fn describe_last_error_lists_condition_slots_missing_from_the_report(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(define-condition terse (error) ((code :initarg :code) (why :initarg :why) (unset :initarg :unset))\n  \
@@ -177,7 +177,7 @@ fn slots_that_the_report_leaves_out_are_listed(mode: Mode) {
 // ---- Which
 
 #[apply(both_modes)]
-fn the_history_has_the_last_errors(mode: Mode) {
+fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
     let mut server = mode.ready();
     assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
     for number in 1..=25 {
@@ -233,7 +233,7 @@ fn the_history_has_the_last_errors(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_last_error_and_its_identifier_agree(mode: Mode) {
+fn error_id_of_the_last_error_gives_the_same_description_and_frames(mode: Mode) {
     let mut server = mode.ready();
     let last = described(&mut server, "(vector-pop (vector))");
     let id = last.lines().find_map(|line| line.strip_prefix("Id: ")).expect("an identifier").to_owned();
@@ -244,7 +244,7 @@ fn the_last_error_and_its_identifier_agree(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn quicklisp_that_is_not_loaded_is_explained(mode: Mode) {
+fn unloaded_quicklisp_gets_a_hint_in_the_package_error(mode: Mode) {
     let home = Scratch::new();
     home.directory("quicklisp");
     let mut server = mode.start_with_environment(&[], &[("HOME", &*home)]);
@@ -284,7 +284,7 @@ const HEADING: &str =
     "[notice]\nErrors that the code handled (get-backtrace and describe-last-error take their error-id):\n";
 
 #[apply(both_modes)]
-fn errors_that_the_code_handles_are_recorded_when_asked_for(mode: Mode) {
+fn record_errors_lists_errors_handled_by_the_code(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun inner (v i)\n  (aref v i))\n(defun outer (v i)\n  (handler-case (inner v i) (error () :handled)))",
@@ -315,7 +315,7 @@ fn errors_that_the_code_handles_are_recorded_when_asked_for(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_nothing_handles_is_told_once(mode: Mode) {
+fn record_errors_reports_an_unhandled_error_only_once(mode: Mode) {
     let mut server = mode.ready();
     let code = json!({"code": "(ignore-errors (error \"a\"))\n(error \"b\")", "record-errors": true});
     let text = bad(&mut server, "evaluate-lisp", code);
@@ -343,7 +343,7 @@ fn what_nothing_handles_is_told_once(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn errors_are_recorded_once_a_place_and_in_a_bounded_number(mode: Mode) {
+fn record_errors_lists_each_place_once_and_at_most_20_kinds(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defun fails (v) (aref v 3))");
     let text = recorded(&mut server, "(dotimes (i 1000) (ignore-errors (fails (make-array (mod i 3)))))");
@@ -360,7 +360,7 @@ fn errors_are_recorded_once_a_place_and_in_a_bounded_number(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_codes_handlers_do_not_notice_the_recording(mode: Mode) {
+fn record_errors_does_not_affect_handlers_or_the_result(mode: Mode) {
     let mut server = mode.ready();
     let before = "(defstruct bad)
         (defmethod print-object ((bad bad) stream) (signal 'simple-warning) (error \"while printing\"))
@@ -387,7 +387,7 @@ fn the_codes_handlers_do_not_notice_the_recording(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn errors_of_an_evaluations_threads_are_recorded(mode: Mode) {
+fn record_errors_includes_errors_in_threads_of_the_evaluation(mode: Mode) {
     let mut server = mode.ready();
     let code = "(mapc #'sb-thread:join-thread
                   (loop for i below 4
@@ -400,7 +400,7 @@ fn errors_of_an_evaluations_threads_are_recorded(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn break_on_signals_shows_the_place_of_the_signal(mode: Mode) {
+fn break_on_signals_backtrace_starts_at_the_signalling_frame(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defun inner (v)\n  (car v))\n(defun outer (v)\n  (handler-case (inner v) (error () :handled)))");
     for record in [false, true] {

@@ -38,7 +38,7 @@ const COUNT_SYMBOLS: &str =
 // ---- find-symbols
 
 #[test]
-fn symbols_come_best_first_as_one_types_them() {
+fn find_symbols_ranks_matches_and_prints_names_as_typed_in_the_package() {
     let mut server = Server::ready();
     server.evaluate(
         "(defpackage :my-lib (:use :cl) (:export #:flatten))
@@ -73,7 +73,7 @@ fn symbols_come_best_first_as_one_types_them() {
 }
 
 #[test]
-fn kinds_packages_and_exported_symbols_narrow_a_search_down() {
+fn find_symbols_filters_by_kind_package_and_external() {
     let mut server = Server::ready();
     server.evaluate(
         "(defpackage :shop (:nicknames :shp) (:use :cl) (:export #:price #:price-error)) (in-package :shop)
@@ -112,7 +112,7 @@ fn kinds_packages_and_exported_symbols_narrow_a_search_down() {
 }
 
 #[test]
-fn a_search_says_what_is_left_out_and_what_is_near() {
+fn find_symbols_reports_omitted_matches_and_near_names() {
     let mut server = Server::ready();
     let found = symbols(&mut server, json!({"query": "hash-table", "limit": 2}));
     assert_eq!(found.len(), 3, "{found:?}");
@@ -130,7 +130,7 @@ fn a_search_says_what_is_left_out_and_what_is_near() {
 }
 
 #[test]
-fn odd_names_are_found_and_written_as_one_types_them() {
+fn find_symbols_escapes_names_with_spaces_and_lower_case() {
     let mut server = Server::ready();
     server.evaluate(
         "(defun |a b| () 1) (defun |MiXed| () 2) (defvar naïve 1) (defpackage \"lower\" (:use)) \
@@ -149,7 +149,7 @@ lines|) #'car)",
 }
 
 #[test]
-fn names_are_read_as_the_reader_reads_them() {
+fn symbol_name_arguments_follow_the_reader_escape_rules() {
     let mut server = Server::ready();
     server.evaluate(
         r"(defun |a\|b| () 1) (defun |a:b| () 2) (defun |Foo|bar () 3) (defun x\y () 4)
@@ -166,7 +166,7 @@ fn names_are_read_as_the_reader_reads_them() {
 }
 
 #[test]
-fn what_sbcl_keeps_no_records_of_is_said() {
+fn find_references_says_where_sbcl_keeps_no_cross_references() {
     let mut server = Server::ready();
     server.evaluate(
         "(define-symbol-macro brief (car (list 1 2))) (deftype small () '(integer 0 9)) (define-condition odd (error) ())
@@ -189,7 +189,7 @@ fn what_sbcl_keeps_no_records_of_is_said() {
 }
 
 #[test]
-fn forty_thousand_symbols_are_searched_and_none_is_made() {
+fn searching_forty_thousand_symbols_interns_no_symbol() {
     let mut server = Server::ready();
     server.evaluate(
         "(let ((p (make-package :many :use '())))
@@ -245,7 +245,7 @@ const CALLERS: &str = "(defun target (x) x)
 (defun data () 'target)";
 
 #[test]
-fn callees_are_not_what_macros_of_sbcl_expand_into() {
+fn callees_exclude_functions_from_expansions_of_standard_macros() {
     let mut server = Server::ready();
     server.evaluate(
         "(defun target (x) x)
@@ -271,7 +271,7 @@ fn callees_are_not_what_macros_of_sbcl_expand_into() {
 }
 
 #[test]
-fn callers_come_with_place_and_line_of_source() {
+fn find_references_lists_callers_with_place_and_source_line() {
     let mut server = Server::ready();
     server.evaluate(CALLERS);
     let found = references(&mut server, "target", "callers");
@@ -358,7 +358,7 @@ fn callers_come_with_place_and_line_of_source() {
 }
 
 #[test]
-fn redefined_code_is_looked_at_as_it_is() {
+fn callers_follow_redefinition_and_fmakunbound() {
     let mut server = Server::ready();
     server.evaluate("(defun target (x) x) (defun caller (x) (target x)) (defun gone (x) (target x))");
     assert_eq!(references(&mut server, "target", "callers").len(), 3);
@@ -382,7 +382,7 @@ fn redefined_code_is_looked_at_as_it_is() {
 
 /// What SBCL's own functions, which SLIME asks, say is what is told.
 #[test]
-fn callers_are_those_that_slime_is_told() {
+fn find_references_includes_every_result_of_sb_introspect() {
     let mut server = Server::ready();
     server.evaluate(CALLERS);
     for (function, name, relation) in [
@@ -414,7 +414,7 @@ fn callers_are_those_that_slime_is_told() {
 }
 
 #[test]
-fn code_from_files_is_found_where_it_is() {
+fn callers_in_compiled_files_have_file_and_line_or_changed_since() {
     let directory = Scratch::new();
     let file = directory.join("lib.lisp");
     std::fs::write(
@@ -435,7 +435,7 @@ fn code_from_files_is_found_where_it_is() {
 }
 
 #[test]
-fn tests_that_reach_a_function_are_told() {
+fn tests_relation_lists_tests_that_reach_a_function() {
     let mut server = Server::ready();
     server.evaluate(
         "(defun parse (x) x) (defun evaluate (x) (parse x)) (defun unrelated (x) x)
@@ -462,7 +462,7 @@ fn tests_that_reach_a_function_are_told() {
 
 /// The real frameworks, where Debian installs them.
 #[test]
-fn tests_of_fiveam_are_told() {
+fn tests_relation_lists_fiveam_tests_that_reach_a_function() {
     let installed = Path::new("/usr/share/common-lisp/source/fiveam").exists();
     assert!(installed || std::env::var_os("CI").is_none(), "scripts/setup.sh test installs fiveam");
     if !installed {
@@ -492,7 +492,7 @@ fn tests_of_fiveam_are_told() {
 // ---- macroexpand
 
 #[test]
-fn expansions_read_as_source_with_their_steps() {
+fn macroexpand_shows_the_steps_and_a_readable_expansion() {
     let mut server = Server::ready();
     insta::assert_snapshot!(expand(&mut server, "(cond (a b) (c d))", "full"), @r"
     COND → IF
@@ -541,7 +541,7 @@ fn expansions_read_as_source_with_their_steps() {
 
 /// The same as `macroexpand` in the image says, but for the names of gensyms.
 #[test]
-fn expansions_are_those_of_lisp() {
+fn macroexpand_agrees_with_lisp_at_every_depth() {
     let mut server = Server::ready();
     server.evaluate(
         "(defun same (a b)
@@ -578,7 +578,7 @@ fn expansions_are_those_of_lisp() {
 }
 
 #[test]
-fn nothing_but_macro_functions_is_evaluated() {
+fn macroexpand_reports_errors_and_evaluates_only_macro_functions() {
     let mut server = Server::ready();
     server.evaluate(
         "(defvar *n* 0) (defmacro bad (x) (error \"no ~a here\" x)) (defmacro endless (x) `(endless (,x)))
@@ -607,7 +607,7 @@ fn nothing_but_macro_functions_is_evaluated() {
 }
 
 #[test]
-fn a_macro_that_does_not_end_is_ended() {
+fn endless_macro_expansion_times_out_after_10_seconds() {
     let mut server = Server::ready();
     server.evaluate("(defmacro stuck () (loop))");
     let failed = bad(&mut server, "macroexpand", json!({"form": "(stuck)"}));
@@ -618,7 +618,7 @@ fn a_macro_that_does_not_end_is_ended() {
 
 /// A question that an image dies of is asked once more and then given up.
 #[test]
-fn a_macro_that_ends_the_image_is_told_of() {
+fn macro_or_print_method_that_kills_the_image_answers_image_lost() {
     let mut server = Server::ready();
     server.evaluate(
         "(defmacro deadly () (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1))",
@@ -639,7 +639,7 @@ fn a_macro_that_ends_the_image_is_told_of() {
 }
 
 #[test]
-fn long_expansions_keep_their_beginning() {
+fn long_macro_expansion_is_truncated_after_its_beginning() {
     let mut server = Server::ready();
     server.evaluate(
         "(defmacro large () `(list ,@(loop for i below 20000 collect `(f ,i)))) (defmacro round-about () ''#1=(a . #1#))",
@@ -653,7 +653,7 @@ fn long_expansions_keep_their_beginning() {
 // ---- All of them
 
 #[test]
-fn they_answer_whatever_the_session_does() {
+fn search_tools_ignore_printer_settings_and_running_evaluations() {
     let mut server = Server::ready();
     server.evaluate(
         "(defun target (x) x) (defun caller (x) (target x)) (defmacro mac (x) `(target ,x)) (defstruct (odd (:print-object (lambda (o s) (error \"no ~a ~a\" o s)))) a)",
@@ -700,7 +700,7 @@ fn they_answer_whatever_the_session_does() {
 }
 
 #[test]
-fn they_answer_after_the_image_was_lost() {
+fn search_tools_answer_after_image_loss() {
     let mut server = Server::ready();
     server.evaluate("(defun target (x) x) (defun caller (x) (target x))");
     kill_worker(&server);
@@ -720,7 +720,7 @@ fn they_answer_after_the_image_was_lost() {
 // ---- Values
 
 #[test]
-fn values_whose_print_hides_them_are_previewed_by_describe_symbol() {
+fn describe_symbol_previews_contents_of_unreadably_printed_values() {
     let mut server = Server::ready();
     let value = server.evaluate(
         "(defclass account () ((owner :initform \"Ann\") (log :initform (make-list 1000)) (open))) (make-instance 'account)",
@@ -777,7 +777,7 @@ fn outermost(line: &str) -> String {
 }
 
 #[test]
-fn callers_expansions_and_symbols_are_those_that_slime_finds() {
+fn references_expansions_and_symbols_agree_with_slime() {
     if !installed("slime") || !installed("esrap") {
         return;
     }

@@ -156,7 +156,7 @@ fn survives_bytes(server: &mut Server, bytes: &[u8]) {
 }
 
 #[test]
-fn any_bytes_leave_the_protocol_working() {
+fn random_bytes_leave_the_protocol_working() {
     fuzz(800, prop::collection::vec(protocol_input(), 1..4), |server, lines| {
         survives_bytes(server, &lines.join(&b'\n'));
     });
@@ -270,7 +270,7 @@ fn survives_code(server: &mut Server, code: &str) {
 }
 
 #[test]
-fn any_code_is_answered_and_leaves_the_session_working() {
+fn random_code_is_answered_and_leaves_the_session_working() {
     let code = prop_oneof![4 => mutated_code(), 2 => reader_syntax(), 2 => dispatches(), 1 => any::<String>()];
     fuzz(500, code, |server, code| survives_code(server, code));
 }
@@ -447,7 +447,7 @@ fn plays(alone: bool, acts: &[Act]) {
 }
 
 #[test]
-fn any_order_of_requests_cancellations_noise_and_deaths_keeps_the_books() {
+fn random_calls_cancellations_noise_and_kills_get_one_answer_per_call() {
     let config = Config { cases: cases(40), max_shrink_iters: 30, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&schedule(), |(alone, acts)| {
         std::panic::catch_unwind(|| plays(alone, &acts)).map_err(|reason| TestCaseError::fail(panic_text(&*reason)))

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crate::client::{BINARY, Scratch, Server, bad, good};
 use sbcl_core::Recipe;
@@ -118,7 +118,7 @@ fn app(place: &Place) {
 // ---- Systems
 
 #[test]
-fn a_system_is_loaded_from_its_directory() {
+fn system_loads_from_its_directory_and_recompiles_changed_files() {
     let place = Place::new();
     app(&place);
     let mut server = place.server();
@@ -148,7 +148,7 @@ fn a_system_is_loaded_from_its_directory() {
 }
 
 #[test]
-fn the_definition_is_found_above_below_and_by_what_it_says() {
+fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
     let place = Place::new();
     app(&place);
     place.write("app/deep/down/x.txt", "");
@@ -232,7 +232,7 @@ notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES
 }
 
 #[test]
-fn what_fails_names_file_line_form_and_condition() {
+fn failed_load_names_file_line_form_and_condition() {
     let place = Place::new();
     let mut server = place.server();
     let package = ("p", "(defpackage :broken (:use :cl))");
@@ -304,7 +304,7 @@ fn what_fails_names_file_line_form_and_condition() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_who_wants_it() {
+fn missing_file_or_system_is_reported_with_the_requiring_system() {
     let place = Place::new();
     let mut server = place.server();
     place.write("no-file/no-file.asd", "(defsystem \"no-file\" :components ((:file \"gone\")))");
@@ -346,7 +346,7 @@ fn what_is_missing_is_named_with_who_wants_it() {
 }
 
 #[test]
-fn quicklisp_is_asked_for_what_asdf_does_not_find() {
+fn quicklisp_fetches_systems_not_found_by_asdf() {
     let place = Place::new();
     app(&place);
     place.write("app/app.asd", "(defsystem \"app\" :depends-on (\"fetched\"))");
@@ -406,7 +406,7 @@ fn a_source_file_is_compiled_form_by_form() {
 }
 
 #[test]
-fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
+fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     let place = Place::new();
     place.write("one.lisp", "(defun one () 1)");
     let mut server = place.server();
@@ -466,7 +466,7 @@ fn a_fasl_is_loaded_and_one_of_another_sbcl_made_anew() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_says_where_its_parentheses_went_wrong() {
+fn unbalanced_file_error_hints_at_the_misplaced_parenthesis() {
     let place = Place::new();
     let mut server = place.server();
     place.write("few.lisp", "(defun a (x)\n  (list x)\n\n(defun b (y)\n  (list y))\n");
@@ -489,7 +489,7 @@ fn a_file_that_cannot_be_read_says_where_its_parentheses_went_wrong() {
 // ---- Loading again
 
 #[test]
-fn what_is_left_of_the_old_version_is_named() {
+fn reload_names_stale_definitions_and_defvars_with_old_values() {
     let place = Place::new();
     let before = "(in-package :app)
 (defvar *limit* 10)
@@ -549,7 +549,7 @@ Loaded app: 2 files, 2 compiled, T s";
 // ---- The session
 
 #[test]
-fn the_error_state_is_as_of_an_evaluation() {
+fn load_sets_the_error_state_like_an_evaluation() {
     let place = Place::new();
     app(&place);
     place
@@ -583,7 +583,7 @@ fn the_error_state_is_as_of_an_evaluation() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_was_loaded_is_there_again_after_the_image_is_lost() {
+fn loaded_systems_and_files_are_restored_after_image_loss() {
     let place = Place::new();
     app(&place);
     place.write("one.lisp", "(defun one () 1)");
@@ -596,7 +596,7 @@ fn what_was_loaded_is_there_again_after_the_image_is_lost() {
 }
 
 #[test]
-fn progress_names_the_files() {
+fn progress_notifications_name_files_being_compiled_and_loaded() {
     let place = Place::new();
     app(&place);
     // A report comes every quarter of a second.
@@ -618,7 +618,7 @@ fn progress_names_the_files() {
 }
 
 #[test]
-fn what_was_loaded_is_structured_content_too() {
+fn load_answers_with_structured_content() {
     let place = Place::new();
     app(&place);
     let mut server = place.server_with(&["--structured-content"]);
@@ -649,7 +649,7 @@ fn what_was_loaded_is_structured_content_too() {
 // ---- Where things cannot be written
 
 #[test]
-fn systems_load_where_nothing_can_be_written() {
+fn systems_load_without_a_writable_home_or_cache() {
     let place = Place::new();
     app(&place);
     // Fasls go to the cache: the directory may be read-only, and there may be no home.
@@ -692,7 +692,7 @@ const VERDICT: &str = "(defun load-verdict (directory name)
       (error (condition) (let ((*package* (find-package :keyword))) (format nil \"~s\" (type-of condition)))))))";
 
 #[test]
-fn verdicts_are_those_of_bare_sbcl() {
+fn load_verdicts_agree_with_bare_sbcl() {
     let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
     let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
         eprintln!("skipped: there is no bare SBCL to compare with");
@@ -750,7 +750,7 @@ fn verdicts_are_those_of_bare_sbcl() {
 }
 
 #[test]
-fn libraries_load_as_they_do() {
+fn installed_libraries_load_without_output_and_are_then_up_to_date() {
     let libraries = [
         ("alexandria", "(alexandria:flatten '(1 (2)))", "=> (1 2)"),
         ("cl-ppcre", "(cl-ppcre:scan \"b\" \"abc\")", "=> 1"),
@@ -775,7 +775,7 @@ fn libraries_load_as_they_do() {
 }
 
 #[test]
-fn a_load_goes_on_in_the_background() {
+fn load_with_background_answers_at_once_and_can_be_waited_for() {
     let place = Place::new();
     app(&place);
     let mut server = place.server();

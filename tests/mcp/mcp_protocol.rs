@@ -42,7 +42,7 @@ const NO_ERROR: &str = "No error information available.\n(No error has occurred 
 // ---- Revisions and what the server says of itself
 
 #[apply(both_modes)]
-fn shakes_hands_in_every_revision(mode: Mode) {
+fn initialize_accepts_every_supported_revision(mode: Mode) {
     for revision in REVISIONS {
         let mut server = mode.start();
         let result = server.initialize(revision);
@@ -60,7 +60,7 @@ fn shakes_hands_in_every_revision(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn offers_a_revision_it_has_for_one_it_has_not(mode: Mode) {
+fn initialize_offers_2025_11_25_for_an_unsupported_revision(mode: Mode) {
     for revision in ["1999-01-01", "2026-07-28", "3000-01-01", "?"] {
         let mut server = mode.start();
         assert_eq!(server.initialize(revision)["protocolVersion"], "2025-11-25", "{revision}");
@@ -69,7 +69,7 @@ fn offers_a_revision_it_has_for_one_it_has_not(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn works_without_a_handshake_in_the_latest_revision(mode: Mode) {
+fn revision_2026_07_28_works_without_initialize(mode: Mode) {
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
@@ -98,7 +98,7 @@ fn works_without_a_handshake_in_the_latest_revision(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn lists_its_tools(mode: Mode) {
+fn tools_list_has_schema_and_annotations_of_every_tool(mode: Mode) {
     let mut server = mode.ready();
     let first = server.request("tools/list", json!({}));
     let tools = first["result"]["tools"].as_array().unwrap();
@@ -133,7 +133,7 @@ fn lists_its_tools(mode: Mode) {
 // ---- Before the opening request
 
 #[apply(both_modes)]
-fn nothing_before_the_opening_request_ends_it(mode: Mode) {
+fn messages_before_initialize_do_not_end_the_server(mode: Mode) {
     let mut server = mode.start();
     server.notify("notifications/initialized", json!({}));
     server.notify("notifications/cancelled", json!({"requestId": 1}));
@@ -157,7 +157,7 @@ fn nothing_before_the_opening_request_ends_it(mode: Mode) {
 // ---- Lines that are no messages
 
 #[apply(both_modes)]
-fn malformed_json_is_answered(mode: Mode) {
+fn malformed_json_is_answered_with_a_parse_error(mode: Mode) {
     let mut server = mode.ready();
     for (line, id) in [
         ("rubbish", Value::Null),
@@ -180,7 +180,7 @@ fn malformed_json_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn invalid_utf8_is_answered(mode: Mode) {
+fn invalid_utf8_is_answered_with_a_parse_error(mode: Mode) {
     let mut server = mode.ready();
     let mut line = br#"{"jsonrpc":"2.0","id":31,"method":"tools/call","params":{"name":"evaluate-lisp","arguments":{"code":"(print \""#.to_vec();
     line.extend([0xff, 0xfe, 0x80]);
@@ -193,7 +193,7 @@ fn invalid_utf8_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn json_that_is_no_request_is_answered(mode: Mode) {
+fn json_other_than_a_request_is_answered_as_invalid_request(mode: Mode) {
     let mut server = mode.ready();
     for (message, id) in [
         (json!(null), Value::Null),
@@ -222,7 +222,7 @@ fn json_that_is_no_request_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn answers_to_nothing_are_ignored(mode: Mode) {
+fn unsolicited_responses_and_unknown_notifications_are_ignored(mode: Mode) {
     let mut server = mode.ready();
     server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": {}}));
     server.send(&json!({"jsonrpc": "2.0", "id": 99, "result": 5}));
@@ -240,7 +240,7 @@ fn answers_to_nothing_are_ignored(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn blank_lines_and_line_ends_do_not_matter(mode: Mode) {
+fn blank_lines_crlf_bom_and_split_lines_are_accepted(mode: Mode) {
     let mut server = mode.ready();
     server.send_raw(b"\n\r\n  \t \n");
     server.send_raw(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\r\n");
@@ -258,7 +258,7 @@ fn blank_lines_and_line_ends_do_not_matter(mode: Mode) {
 // ---- Long lines
 
 #[apply(both_modes)]
-fn a_long_line_is_answered(mode: Mode) {
+fn line_of_20_mebibytes_is_answered(mode: Mode) {
     let mut server = mode.ready();
     let long = "x".repeat(20 << 20);
     assert_eq!(server.evaluate(&format!("(length \"{long}\")")), format!("=> {}", long.len()));
@@ -266,7 +266,7 @@ fn a_long_line_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_line_that_is_too_long_is_refused_by_its_id(mode: Mode) {
+fn line_over_64_mebibytes_is_refused_with_its_request_id(mode: Mode) {
     let mut server = mode.ready();
     let chunk = "x".repeat(1 << 20);
     // First the id at the end, as some clients write it, then at the beginning, then nowhere.
@@ -291,7 +291,7 @@ fn a_line_that_is_too_long_is_refused_by_its_id(mode: Mode) {
 
 /// The id is in the part that one image reads, or in the part that the next one does; other requests wait meanwhile.
 #[test]
-fn a_line_that_is_too_long_stays_so_when_the_process_becomes_another() {
+fn line_over_64_mebibytes_is_refused_across_an_image_replacement() {
     let mut server = Mode::Plain.start();
     server.initialize("2025-11-25");
     let chunk = "x".repeat(1 << 20);
@@ -320,7 +320,7 @@ fn a_line_that_is_too_long_stays_so_when_the_process_becomes_another() {
 // ---- Calls with wrong arguments
 
 #[apply(both_modes)]
-fn calls_that_do_not_fit_are_invalid_params(mode: Mode) {
+fn malformed_tool_calls_and_unknown_tools_are_invalid_params(mode: Mode) {
     let mut server = mode.ready();
     for params in [
         Value::Null,
@@ -354,7 +354,7 @@ fn calls_that_do_not_fit_are_invalid_params(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn wrong_values_are_explained(mode: Mode) {
+fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
     let mut server = mode.ready();
     for (tool, arguments, words) in [
         ("evaluate-lisp", json!({}), vec!["needs the argument code", "code, package, timeout, capture-time"]),
@@ -431,7 +431,7 @@ fn optional_arguments_may_be_null(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn code_without_a_form_and_an_unknown_package(mode: Mode) {
+fn empty_code_has_no_values_and_an_unknown_package_is_an_error(mode: Mode) {
     let mut server = mode.ready();
     for code in ["", "   \n", "; only a comment"] {
         assert_eq!(server.evaluate(code), "; No values");
@@ -444,7 +444,7 @@ fn code_without_a_form_and_an_unknown_package(mode: Mode) {
 // ---- Order, concurrency, cancellation
 
 #[apply(both_modes)]
-fn evaluations_run_in_the_order_of_their_lines(mode: Mode) {
+fn evaluations_run_in_request_order(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *n* 0)");
     let mut lines = String::new();
@@ -459,7 +459,7 @@ fn evaluations_run_in_the_order_of_their_lines(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_rest_answers_while_an_evaluation_runs(mode: Mode) {
+fn other_tools_answer_while_an_evaluation_runs(mode: Mode) {
     let mut server = mode.ready();
     let (_, failed) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
     assert!(failed);
@@ -505,7 +505,7 @@ fn a_cancelled_request_gets_no_answer(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_id_is_used_once_at_a_time(mode: Mode) {
+fn duplicate_id_of_a_pending_request_is_refused(mode: Mode) {
     let mut server = mode.ready();
     let ping = json!({"jsonrpc": "2.0", "id": "same", "method": "ping"});
     let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(loop)", "timeout": 600}});
@@ -529,7 +529,7 @@ const SHORT_AND_LONG: [&str; 4] =
     ["(+ 1 2)", "(progn (sleep 0.001) 3)", "(progn (sleep 0.002) 3)", "(progn (sleep 0.004) 3)"];
 
 #[apply(both_modes)]
-fn an_id_is_free_once_it_is_answered(mode: Mode) {
+fn request_id_can_be_reused_once_answered(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-11-25");
     for code in SHORT_AND_LONG.iter().cycle().take(400) {
@@ -543,7 +543,7 @@ fn an_id_is_free_once_it_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_call_may_be_cancelled_as_it_ends(mode: Mode) {
+fn cancellation_racing_with_the_answer_is_harmless(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-11-25");
     let step = Duration::from_micros(100);
@@ -570,7 +570,7 @@ fn a_call_may_be_cancelled_as_it_ends(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn nothing_is_reported_of_what_is_answered(mode: Mode) {
+fn progress_notification_never_follows_the_answer(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-11-25");
     for round in 0..20 {
@@ -586,7 +586,7 @@ fn nothing_is_reported_of_what_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn progress_is_reported_to_those_who_ask(mode: Mode) {
+fn progress_token_receives_increasing_progress_notifications(mode: Mode) {
     let mut server = mode.ready();
     let arguments = json!({"code": "(sleep 5.5)"});
     let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": "tell me"}});
@@ -607,7 +607,7 @@ fn progress_is_reported_to_those_who_ask(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn output_is_reported_as_it_comes(mode: Mode) {
+fn progress_notifications_carry_output_as_printed(mode: Mode) {
     let mut server = mode.ready();
     let arguments = json!({"code": "(format t \"begun~%\") (sleep 1.2) (format t \"ended~%\") (sleep 1.2)"});
     let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": 7}});
@@ -669,7 +669,7 @@ fn a_batch_is_answered_in_one_line(mode: Mode) {
 // ---- The end
 
 #[apply(both_modes)]
-fn what_was_asked_before_the_end_is_answered(mode: Mode) {
+fn requests_before_end_of_input_are_answered(mode: Mode) {
     let mut server = mode.start();
     server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params":
         {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}}));
@@ -688,7 +688,7 @@ fn what_was_asked_before_the_end_is_answered(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn files_and_null_devices_are_as_good_as_pipes(mode: Mode) {
+fn stdin_and_stdout_may_be_files_or_dev_null(mode: Mode) {
     let directory = Scratch::new();
     let (input, output) = (directory.join("in"), directory.join("out"));
     let client =
@@ -722,7 +722,7 @@ fn files_and_null_devices_are_as_good_as_pipes(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_end_of_input_ends_it_whatever_runs(mode: Mode) {
+fn end_of_input_ends_the_server_during_evaluations(mode: Mode) {
     let mut server = mode.ready();
     let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
     let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
@@ -737,7 +737,7 @@ fn the_end_of_input_ends_it_whatever_runs(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn signals_end_it_whatever_runs(mode: Mode) {
+fn sigterm_sigint_and_sighup_end_the_server_during_evaluations(mode: Mode) {
     for (signal, number) in [("TERM", 15), ("INT", 2), ("HUP", 1)] {
         for code in [None, Some("(loop)")] {
             let mut server = mode.ready();
@@ -753,7 +753,7 @@ fn signals_end_it_whatever_runs(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_client_that_is_gone_ends_it(mode: Mode) {
+fn closed_stdout_ends_the_server(mode: Mode) {
     let mut server = mode.start_unread(&[]);
     server.stop_reading();
     server.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}));
@@ -762,7 +762,7 @@ fn a_client_that_is_gone_ends_it(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_client_that_does_not_read_blocks_nothing(mode: Mode) {
+fn client_that_does_not_read_does_not_block_the_server(mode: Mode) {
     let mut server = mode.start_unread(&["--max-answer", "1000000"]);
     let client =
         json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
@@ -784,7 +784,7 @@ fn a_client_that_does_not_read_blocks_nothing(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_others_write_to_stdout_does_not_reach_the_client(mode: Mode) {
+fn stray_writes_to_stdout_do_not_reach_the_client(mode: Mode) {
     let mut server = mode.ready();
     for code in [
         r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "write" (function sb-alien:long sb-alien:int sb-alien:c-string sb-alien:long)) 1 (format nil "stray~%") 6) 3)"#,
@@ -799,7 +799,7 @@ fn what_others_write_to_stdout_does_not_reach_the_client(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_server_that_cannot_start_says_why(mode: Mode) {
+fn failed_start_answers_requests_with_the_reason(mode: Mode) {
     let mut server = mode.start_with(&["--heap", "1M"]);
     let answer = server.request("ping", json!({}));
     let message = answer["error"]["message"].as_str().unwrap();

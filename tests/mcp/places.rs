@@ -27,7 +27,7 @@ fn location<'a>(backtrace: &'a str, call: &str) -> &'a str {
 // ---- Evaluated code
 
 #[apply(both_modes)]
-fn the_line_is_that_of_the_failing_subform(mode: Mode) {
+fn backtrace_names_the_line_of_the_failing_subform(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defmacro twice (&body body) `(progn ,@body ,@body))");
     server.evaluate(
@@ -50,7 +50,7 @@ fn the_line_is_that_of_the_failing_subform(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn methods_local_functions_and_quoted_code_have_their_lines(mode: Mode) {
+fn frames_of_methods_local_functions_and_quoted_code_have_lines(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defgeneric run (x)\n  (:method ((x integer))\n    (list\n      (car x))))\n\
@@ -65,7 +65,7 @@ fn methods_local_functions_and_quoted_code_have_their_lines(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_long_line_is_shown_from_the_form_on_and_cut(mode: Mode) {
+fn long_source_line_is_shown_from_the_failing_form_and_cut(mode: Mode) {
     let mut server = mode.ready();
     let padding = "x".repeat(90);
     server.evaluate(&format!("(defun f (x) (list :{padding}) (list (/ x 0) \"{padding}\"))"));
@@ -76,7 +76,7 @@ fn a_long_line_is_shown_from_the_form_on_and_cut(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn syntax_of_the_users_own_leaves_the_line_of_the_form(mode: Mode) {
+fn frame_in_code_with_user_reader_macros_still_has_a_line(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(set-macro-character #\\[ (lambda (s c) (declare (ignore c)) (read-delimited-list #\\] s t)))\n\
@@ -90,7 +90,7 @@ fn syntax_of_the_users_own_leaves_the_line_of_the_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_comes_after_syntax_of_the_users_own_has_its_lines(mode: Mode) {
+fn definitions_after_user_reader_macros_have_exact_lines(mode: Mode) {
     let directory = Scratch::below_target();
     let file = directory.join("own.lisp");
     let text = "(eval-when (:compile-toplevel :load-toplevel :execute)\n  \
@@ -113,7 +113,7 @@ fn what_comes_after_syntax_of_the_users_own_has_its_lines(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_is_compiled_to_a_file_says_nothing_of_the_evaluation(mode: Mode) {
+fn compile_file_in_an_evaluation_records_no_evaluation_source(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("a.lisp");
@@ -128,7 +128,7 @@ fn what_is_compiled_to_a_file_says_nothing_of_the_evaluation(mode: Mode) {
 // ---- Files
 
 #[apply(both_modes)]
-fn a_file_that_changed_or_is_gone_has_no_line(mode: Mode) {
+fn frame_in_a_changed_or_deleted_file_has_no_line(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("a.lisp");
@@ -159,7 +159,7 @@ fn set_age(path: &Path, seconds: u64) {
 }
 
 #[apply(both_modes)]
-fn the_text_of_a_definition_is_never_anothers(mode: Mode) {
+fn describe_symbol_source_shows_no_text_from_a_changed_file(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("s.lisp");
@@ -190,7 +190,7 @@ fn the_text_of_a_definition_is_never_anothers(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_file_changed_within_the_same_second_has_no_line(mode: Mode) {
+fn frame_in_a_file_changed_with_equal_mtime_has_no_line(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("c.lisp");
@@ -218,7 +218,7 @@ fn a_file_changed_within_the_same_second_has_no_line(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn warnings_name_file_line_and_form(mode: Mode) {
+fn load_compile_file_and_asdf_warnings_name_file_line_and_form(mode: Mode) {
     let mut server = mode.start_with_environment(&["--structured-content"], &[]);
     server.initialize("2025-11-25");
     let directory = Scratch::below_target();
@@ -257,7 +257,7 @@ fn warnings_name_file_line_and_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_warning_of_what_is_undefined_names_its_line_in_the_code(mode: Mode) {
+fn undefined_function_and_variable_warnings_name_the_line(mode: Mode) {
     let mut server = mode.ready();
     let text = server.evaluate("(list 1)\n(defun f (x)\n  (list x\n    (nowhere x)))\n(list 2)");
     assert!(text.contains("undefined function: COMMON-LISP-USER::NOWHERE (line 4)"), "{text}");
@@ -266,7 +266,7 @@ fn a_warning_of_what_is_undefined_names_its_line_in_the_code(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_syntax_error_in_a_systems_file_is_told_shortly(mode: Mode) {
+fn syntax_error_in_a_system_file_is_reported_briefly_with_its_place(mode: Mode) {
     let mut server = mode.ready();
     let directory = Scratch::below_target();
     std::fs::write(directory.join("broken.asd"), "(defsystem \"broken\" :components ((:file \"bad\")))").unwrap();
@@ -294,7 +294,7 @@ fn backtrace_of(server: &mut Server) -> String {
 }
 
 #[apply(both_modes)]
-fn what_a_files_top_level_form_signals_has_its_place(mode: Mode) {
+fn warnings_and_errors_of_top_level_forms_name_file_and_line(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("w.lisp");
@@ -314,7 +314,7 @@ fn what_a_files_top_level_form_signals_has_its_place(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_syntax_error_in_a_systems_definition_is_told_shortly(mode: Mode) {
+fn syntax_error_in_an_asd_file_is_reported_briefly_with_its_place(mode: Mode) {
     let mut server = mode.ready();
     let directory = Scratch::below_target();
     let asd = directory.join("unended.asd");
@@ -338,7 +338,7 @@ fn a_syntax_error_in_a_systems_definition_is_told_shortly(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_a_file_compiles_as_it_is_loaded_has_its_place(mode: Mode) {
+fn warnings_of_compile_and_eval_in_a_loaded_file_name_the_file(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("n.lisp");
@@ -430,7 +430,7 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn errors_of_the_reader_have_line_and_column(mode: Mode) {
+fn reader_errors_have_line_and_column(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
         let text = fail(&mut server, code);
@@ -490,7 +490,7 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn machinery_is_one_fold(mode: Mode) {
+fn internal_frames_of_reader_loader_and_asdf_make_a_single_fold(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(list #'", "(list #+(and", "(list (quote #(1 #.(error \"x\"))))"] {
         let text = fail(&mut server, code);
@@ -518,7 +518,7 @@ fn machinery_is_one_fold(mode: Mode) {
 // ---- Locals
 
 #[apply(both_modes)]
-fn locals_come_once_in_the_order_of_the_code(mode: Mode) {
+fn backtrace_locals_come_once_in_source_order(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defstruct item name)\n\
@@ -546,7 +546,7 @@ fn locals_come_once_in_the_order_of_the_code(mode: Mode) {
 // ---- Near names
 
 #[apply(both_modes)]
-fn what_is_not_there_gets_near_names(mode: Mode) {
+fn misspelled_names_get_did_you_mean_hints(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun frobnicate (x) x) (defvar *settings* 1) (defclass rectangle () ())
@@ -584,7 +584,7 @@ fn keywords_are_not_suggested_for_variables(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn near_names_are_looked_for_within_bounds(mode: Mode) {
+fn near_name_search_is_bounded_for_long_names_and_large_packages(mode: Mode) {
     let mut server = mode.ready();
     server.call_tool("configure-limits", json!({"timeout": 10}));
     // Names that would take minutes to compare.
@@ -610,7 +610,7 @@ fn near_names_are_looked_for_within_bounds(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_structure_redefined_says_what_happened(mode: Mode) {
+fn redefined_structure_errors_mention_the_earlier_definition(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
     let text = fail(&mut server, "(defstruct m a b)");
@@ -638,7 +638,7 @@ fn system(directory: &Scratch, name: &str, functions: usize) -> PathBuf {
 }
 
 #[apply(both_modes)]
-fn a_loaded_system_is_one_line(mode: Mode) {
+fn list_definitions_shows_a_loaded_system_on_a_single_line(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let asd = system(&scratch, "many-things", 120);
@@ -687,7 +687,7 @@ fn a_loaded_system_is_one_line(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn methods_and_slots_are_described(mode: Mode) {
+fn describe_symbol_lists_methods_slots_and_packages(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defclass shape () ((name :initarg :name :type string :accessor shape-name) (id :reader shape-id)))\n\
@@ -717,7 +717,7 @@ fn methods_and_slots_are_described(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn inherited_slots_writers_and_setf_functions_are_described(mode: Mode) {
+fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defclass shape () ((name :initarg :name :accessor shape-name) (id :reader shape-id :writer set-id)))\n\
@@ -753,7 +753,7 @@ fn inherited_slots_writers_and_setf_functions_are_described(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_text_of_methods_and_packages_can_be_had(mode: Mode) {
+fn describe_symbol_source_shows_method_and_package_text(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();
     let path = scratch.join("m.lisp");
@@ -785,7 +785,7 @@ fn the_text_of_methods_and_packages_can_be_had(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_text_of_a_definition_can_be_had(mode: Mode) {
+fn describe_symbol_source_shows_the_definition_text(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defmacro with-it (&body body) `(progn ,@body))\n(progn\n  (defvar *a* 1)\n  (defun f (x)\n    (list x)))",
@@ -811,7 +811,7 @@ fn the_text_of_a_definition_can_be_had(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn frame_locals_come_in_the_same_order(mode: Mode) {
+fn frame_locals_lists_variables_in_source_order(mode: Mode) {
     let mut server = mode.ready();
     let text = server.call_tool(
         "evaluate-lisp",

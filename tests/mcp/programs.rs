@@ -46,7 +46,7 @@ fn shell(script: &str, options: &str) -> String {
 }
 
 #[apply(both_modes)]
-fn a_process_group_ends_with_the_evaluation_that_is_interrupted(mode: Mode) {
+fn interrupted_evaluation_kills_the_process_groups_of_its_programs(mode: Mode) {
     let mut server = mode.ready();
     let time = seconds();
     let sleep = format!("sleep {time}");
@@ -75,7 +75,7 @@ fn a_process_group_ends_with_the_evaluation_that_is_interrupted(mode: Mode) {
 }
 
 #[test]
-fn programs_of_earlier_evaluations_go_on() {
+fn run_program_without_wait_survives_interrupts_and_ends_on_reset() {
     let mut server = Server::ready();
     let sleep = format!("sleep {}", seconds());
     server.evaluate(&format!("(progn {} nil)", shell(&format!("{sleep}; echo"), ":wait nil")));
@@ -90,7 +90,7 @@ fn programs_of_earlier_evaluations_go_on() {
 }
 
 #[apply(both_modes)]
-fn they_end_with_the_image(mode: Mode) {
+fn started_programs_end_when_the_server_or_eval_exits(mode: Mode) {
     let mut server = mode.ready();
     let sleep = format!("sleep {}", seconds());
     server.evaluate(&format!("(progn {} nil)", shell(&format!("{sleep}; echo"), ":wait nil")));
@@ -104,7 +104,7 @@ fn they_end_with_the_image(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_goes_to_the_servers_stderr_is_told_of(mode: Mode) {
+fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
     let mut server = mode.ready();
     let echo =
         |options: &str| format!("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/echo\" '(\"hello\") {options}))");
@@ -139,7 +139,7 @@ fn what_goes_to_the_servers_stderr_is_told_of(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn this_program_is_no_sbcl_but_says_so(mode: Mode) {
+fn runtime_pathname_is_sbcl_mcp_and_refuses_sbcl_options(mode: Mode) {
     let mut server = mode.ready();
     let program = std::fs::canonicalize(Path::new(crate::client::BINARY)).expect("it is there");
     assert_eq!(

@@ -58,7 +58,7 @@ fn recorded(recording: &Recording) -> Server {
 }
 
 #[apply(both_modes)]
-fn every_line_is_there_and_can_be_played(mode: Mode) {
+fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     let recording = Recording::new(mode, "all");
     let mut server = recorded(&recording);
     server.evaluate("(defun f (x) (/ x 0))");
@@ -133,7 +133,7 @@ fn every_line_is_there_and_can_be_played(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn questions_and_cancellations_are_played(mode: Mode) {
+fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
     let recording = Recording::new(mode, "questions");
     let mut server = mode.start_with(&["--record", recording.path()]);
     let params = json!({
@@ -182,7 +182,7 @@ fn a_lost_image_does_not_end_the_recording() {
 
 /// In one process it goes on in the process that another image makes of this one (execve).
 #[apply(both_modes)]
-fn another_image_does_not_end_the_recording(mode: Mode) {
+fn restore_reset_and_image_replacement_do_not_end_the_recording(mode: Mode) {
     let recording = Recording::new(mode, "another");
     let mut server = recorded(&recording);
     server.evaluate("(defvar *x* 1)");
@@ -212,7 +212,7 @@ fn another_image_does_not_end_the_recording(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn only_recordings_are_replaced(mode: Mode) {
+fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
     let recording = Recording::new(mode, "replaced");
     let refused = |path: &str, reason: &str| {
         let mut command = Command::new(BINARY);
@@ -243,7 +243,7 @@ fn only_recordings_are_replaced(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_cannot_be_played_is_status_3(mode: Mode) {
+fn replay_of_an_unreadable_recording_exits_with_3(mode: Mode) {
     let recording = Recording::new(mode, "unplayable");
     let run = |path: &Path| {
         let output = Command::new(BINARY).arg("replay").arg(path).output().unwrap();

@@ -41,18 +41,18 @@ fn idle_for(looks: u32) {
 }
 
 #[test]
-fn a_notification_without_an_answer_does_not_cost_the_image() {
+fn unanswered_notifications_do_not_replace_an_idle_worker() {
     idle_for(150);
 }
 
 #[test]
 #[ignore = "half a minute; a shorter one runs every time"]
-fn ten_minutes_of_idleness_do_not_cost_the_image() {
+fn ten_minutes_of_idleness_do_not_replace_the_worker() {
     idle_for(600);
 }
 
 #[test]
-fn signals_that_end_a_server_are_accidents_to_a_worker() {
+fn worker_ignores_sigterm_sigint_sighup_and_sigusr1() {
     let mut server = Server::ready();
     server.evaluate("(defvar *x* 1)");
     server.evaluate("(setf *x* 99)");
@@ -79,7 +79,7 @@ fn signals_that_end_a_server_are_accidents_to_a_worker() {
 // ---- What is handed over
 
 #[test]
-fn a_long_line_that_fails_does_not_end_the_server() {
+fn failing_code_of_34_mebibytes_keeps_its_error_after_image_loss() {
     let mut server = Server::ready();
     let code = format!("(/ 1 0) ;{}", "x".repeat(34 << 20));
     for _ in 0..3 {
@@ -93,7 +93,7 @@ fn a_long_line_that_fails_does_not_end_the_server() {
 }
 
 #[test]
-fn a_definition_that_is_too_long_to_keep_is_told_of() {
+fn definition_too_long_for_the_recovery_log_is_reported() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "x".repeat(9 << 20)));
@@ -121,7 +121,7 @@ fn slow_to_restore(gate: &Path, marker: &Path) -> Server {
 }
 
 #[test]
-fn a_lost_request_that_is_cancelled_during_the_restore_is_not_answered() {
+fn call_cancelled_during_a_restore_sends_no_answer() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
     let mut server = slow_to_restore(&gate, &marker);
@@ -147,7 +147,7 @@ fn a_lost_request_that_is_cancelled_during_the_restore_is_not_answered() {
 }
 
 #[test]
-fn a_cancellation_that_dies_with_the_worker_holds() {
+fn cancellation_unread_by_a_killed_worker_still_sends_no_answer() {
     let mut server = Server::start();
     server.initialize("2025-03-26");
     server.evaluate("(defun f () 7)");
@@ -167,7 +167,7 @@ fn a_cancellation_that_dies_with_the_worker_holds() {
 }
 
 #[test]
-fn whoever_asks_behind_a_cancellation_that_costs_the_image_is_told_of_it() {
+fn describe_last_error_reports_a_cancellation_that_replaced_the_image() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
     let mut server = slow_to_restore(&gate, &marker);
@@ -186,7 +186,7 @@ fn whoever_asks_behind_a_cancellation_that_costs_the_image_is_told_of_it() {
 }
 
 #[test]
-fn a_repair_in_the_debugger_comes_back_and_what_was_held_is_not_done_again() {
+fn definitions_made_in_the_debugger_are_replayed_without_the_held_form() {
     let scratch = Scratch::new();
     let paid = scratch.join("paid");
     let mut server = Server::ready();
@@ -241,7 +241,7 @@ fn lines(bytes: &[u8]) -> Vec<Value> {
 }
 
 #[test]
-fn whoever_waits_for_a_server_that_cannot_start_is_told_why() {
+fn failed_start_answers_every_pending_request_with_the_reason() {
     let mut child = bare(&["--heap", "1M"], None);
     let mut stdin = child.stdin.take().unwrap();
     let requests = [request(1, "initialize", &opening()), request(2, "tools/list", &json!({}))].concat();
@@ -257,7 +257,7 @@ fn whoever_waits_for_a_server_that_cannot_start_is_told_why() {
 }
 
 #[test]
-fn a_crash_loop_that_writes_to_the_pipes_answers_once() {
+fn crash_loop_writing_to_the_pipes_answers_each_request_once() {
     let home = Scratch::new();
     let init =
         "(loop for fd from 3 to 1023 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
@@ -284,7 +284,7 @@ fn limit_descriptors(server: &Server, limit: u64) {
 }
 
 #[test]
-fn a_worker_that_cannot_be_started_for_a_while_is_started_then() {
+fn worker_start_is_retried_until_descriptors_are_available() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     limit_descriptors(&server, 8);
@@ -297,7 +297,7 @@ fn a_worker_that_cannot_be_started_for_a_while_is_started_then() {
 }
 
 #[test]
-fn whoever_waits_for_a_worker_that_cannot_be_started_is_told_why() {
+fn failed_worker_start_answers_the_lost_call_and_ends_the_server() {
     let mut server = Server::ready();
     let waits = server.post_running("", "(sleep 1000)", 0.0);
     limit_descriptors(&server, 8);
@@ -312,7 +312,7 @@ fn whoever_waits_for_a_worker_that_cannot_be_started_is_told_why() {
 // ---- A client that does not read stderr
 
 #[test]
-fn an_unread_stderr_stops_nothing() {
+fn full_stderr_pipe_does_not_block_recovery_or_exit() {
     for ending in ["end", "-TERM"] {
         let mut child = bare(&[], None);
         let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -353,7 +353,7 @@ fn an_unread_stderr_stops_nothing() {
 // ---- What Lisp writes to descriptors that are not its own
 
 #[test]
-fn small_descriptors_are_nobodys() {
+fn stray_writes_to_low_descriptors_do_not_harm_the_worker() {
     let mut server = Server::ready();
     server.evaluate("(defvar *x* 1)");
     server.evaluate("(setf *x* 99)");
@@ -380,7 +380,7 @@ const FORGE: &str = r#"
                (error ())))))"#;
 
 #[test]
-fn forged_frames_cost_an_image_at_most() {
+fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
     for (what, code) in [
         ("an answer to nobody", "(forge 1 1000000 3 (format nil \"{}~%\"))"),
         ("an answer that is no line", "(forge 1 1000000 2 \"{}\")"),
@@ -413,7 +413,7 @@ fn forged_frames_cost_an_image_at_most() {
 }
 
 #[test]
-fn a_forked_child_that_prints_ends() {
+fn forked_child_that_prints_exits() {
     let mut server = Server::ready();
     let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
                          (dotimes (i 100) (print i)) (warn "x") 1)"#;
@@ -430,7 +430,7 @@ fn a_forked_child_that_prints_ends() {
 // ---- What is restored is either right or named
 
 #[test]
-fn a_form_is_not_evaluated_in_another_package() {
+fn replayed_form_is_skipped_when_its_package_is_missing() {
     let mut server = Server::ready();
     let scratch = Scratch::new();
     let path = scratch.join("package.lisp");
@@ -449,7 +449,7 @@ fn a_form_is_not_evaluated_in_another_package() {
 }
 
 #[test]
-fn nor_when_there_was_no_room_for_the_form_that_made_its_package() {
+fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :app (:use :cl))");
     // More than there is room for, in all.
@@ -468,7 +468,7 @@ fn nor_when_there_was_no_room_for_the_form_that_made_its_package() {
 
 /// COMMON-LISP is used by most packages, not by all.
 #[test]
-fn what_was_loaded_comes_back_whatever_the_package_uses() {
+fn loaded_systems_are_restored_in_a_package_without_common_lisp() {
     let mut server = Server::ready();
     let scratch = Scratch::new();
     let path = scratch.join("without-cl");
@@ -489,7 +489,7 @@ fn what_was_loaded_comes_back_whatever_the_package_uses() {
 }
 
 #[test]
-fn what_is_set_up_beside_definitions_is_restored() {
+fn features_directories_documentation_and_methods_are_restored() {
     let mut server = Server::ready();
     let scratch = Scratch::new();
     let path = scratch.join("set-up");
@@ -531,7 +531,7 @@ fn what_is_set_up_beside_definitions_is_restored() {
 
 /// Each costs itself, and is not tried again.
 #[test]
-fn forms_that_take_the_image_down_are_left_out() {
+fn poisoned_forms_are_skipped_after_three_kills_each() {
     let mut server = Server::ready();
     let scratch = Scratch::new();
     let mark = scratch.join("deadly");
@@ -555,7 +555,7 @@ fn forms_that_take_the_image_down_are_left_out() {
 }
 
 #[test]
-fn kills_from_outside_during_a_restore_blame_no_form() {
+fn external_kills_during_a_restore_do_not_poison_a_form() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
     let mut server = slow_to_restore(&gate, &marker);
@@ -573,7 +573,7 @@ fn kills_from_outside_during_a_restore_blame_no_form() {
 // ---- While an image is restored
 
 #[test]
-fn what_wants_no_lisp_is_answered_while_an_image_is_restored() {
+fn error_tools_and_ping_answer_while_an_image_is_restored() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
     let mut server = slow_to_restore(&gate, &marker);
@@ -628,7 +628,7 @@ fn uninterruptible(gate: &Path) -> String {
 
 #[test]
 #[ignore = "the time of such a form, a quarter of a minute"]
-fn an_uninterruptible_form_costs_its_time_and_is_skipped() {
+fn uninterruptible_form_in_a_restore_is_skipped_after_its_time() {
     let scratch = Scratch::new();
     let gate = scratch.join("gate-uninterruptible");
     let mut server = Server::ready();

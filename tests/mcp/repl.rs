@@ -128,7 +128,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn forms_of_several_lines_are_evaluated_and_kept_in_the_history() {
+fn multi_line_forms_are_evaluated_and_kept_in_the_history() {
     let terminal = Terminal::start("", &[]);
     terminal.line("(defun f (x) ; a ) in a comment");
     terminal.line("\"(\" #\\( #| ( |#");
@@ -154,7 +154,7 @@ fn forms_of_several_lines_are_evaluated_and_kept_in_the_history() {
 }
 
 #[test]
-fn output_is_there_while_an_evaluation_runs() {
+fn output_is_shown_while_an_evaluation_runs() {
     let terminal = Terminal::start("", &[]);
     let marker = terminal.state.join("go-on");
     let code = format!("(progn (format t \"first~%\") (loop until (probe-file {marker:?})) (princ \"second\") 1)");
@@ -167,7 +167,7 @@ fn output_is_there_while_an_evaluation_runs() {
 }
 
 #[test]
-fn names_are_completed_with_their_lambda_lists() {
+fn tab_completes_names_and_shows_lambda_lists() {
     let terminal = Terminal::start("", &[]);
     terminal.answers(
         "(defpackage cafe (:export teapot)) (defun cafe:teapot (water &key leaves) (list water leaves))",
@@ -205,7 +205,7 @@ fn names_are_completed_with_their_lambda_lists() {
 }
 
 #[test]
-fn an_error_opens_a_level_of_the_debugger() {
+fn error_opens_a_debugger_level_with_frames_and_restarts() {
     let terminal = Terminal::start("", &[]);
     terminal.answers("(defun total (prices) (reduce #'+ (mapcar #'price-of prices)))", "CL-USER>");
     let shown = terminal.answers("(total '((apple . 3) (pear . 4)))", "[1] CL-USER>");
@@ -253,7 +253,7 @@ fn an_error_opens_a_level_of_the_debugger() {
 }
 
 #[test]
-fn ctrl_c_interrupts_and_twice_replaces_the_image() {
+fn ctrl_c_interrupts_and_pressed_twice_replaces_the_image() {
     let terminal = Terminal::start("", &[]);
     terminal.answers("(defun f () 1) (defun spin () (loop))", "CL-USER>");
     terminal.line("(progn (write-line \"go\") (spin))");
@@ -299,7 +299,7 @@ fn ctrl_c_interrupts_and_twice_replaces_the_image() {
 }
 
 #[test]
-fn commands_do_what_they_say() {
+fn colon_commands_load_describe_checkpoint_reset_and_quit() {
     let terminal = Terminal::start("", &[]);
     let file = terminal.state.join("square.lisp");
     std::fs::write(&file, "(defun square (x) (* x x))\n").unwrap();
@@ -325,7 +325,7 @@ fn commands_do_what_they_say() {
 }
 
 #[test]
-fn colours_are_left_out_where_they_are_not_wanted() {
+fn no_color_and_dumb_terminals_get_no_escape_sequences() {
     let with = Terminal::start("", &[]);
     with.answers("(error \"boo\")", "[1] CL-USER>");
     assert!(with.pane(&["-e"]).contains("\x1b[31m"));
@@ -355,7 +355,7 @@ fn piped(arguments: &[&str], input: &str) -> Output {
 }
 
 #[test]
-fn pipes_get_values_and_a_status() {
+fn piped_input_prints_values_and_sets_the_exit_status() {
     let fine = piped(
         &[],
         "(+ 1 2)\n(defun f (x)\n  \"(\" ; (\n  (* x 2))\n(progn (princ 7)\n  (f 21))\n\n(format *error-output* \"err~%\")\n:foo\n(values)",
@@ -403,7 +403,7 @@ fn pipes_get_values_and_a_status() {
 }
 
 #[test]
-fn pipes_that_end_or_cannot_be_written_to_are_told_of() {
+fn closed_or_full_output_pipes_set_the_exit_status() {
     let start = |stdout: Stdio, stderr: Stdio| {
         Command::new(BINARY).arg("repl").stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn().unwrap()
     };
@@ -448,7 +448,7 @@ fn joined(runtime: &std::path::Path, arguments: &[&str], input: &str) -> (String
 }
 
 #[test]
-fn commands_join_an_image_that_runs() {
+fn attach_runs_eval_check_load_test_and_repl_in_a_running_server() {
     let runtime = Scratch::new();
     std::fs::set_permissions(&*runtime, PermissionsExt::from_mode(0o700)).unwrap();
     let none = joined(&runtime, &["eval", "--attach", "1"], "");
@@ -578,7 +578,7 @@ fn commands_join_an_image_that_runs() {
 }
 
 #[test]
-fn load_and_test_have_statuses_for_scripts() {
+fn load_and_test_commands_set_the_exit_status() {
     let directory = Scratch::new();
     let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
     let test = |plus: &str| {

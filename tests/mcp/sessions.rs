@@ -74,7 +74,7 @@ fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 #[apply(both_modes)]
-fn a_session_goes_on_where_it_was(mode: Mode) {
+fn restarted_session_restores_values_package_and_error_history(mode: Mode) {
     let state = State::new(mode);
     assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
     let mut server = state.serve("work");
@@ -107,7 +107,7 @@ fn a_session_goes_on_where_it_was(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_session_has_one_server(mode: Mode) {
+fn second_server_of_a_session_is_refused(mode: Mode) {
     let state = State::new(mode);
     let server = state.serve("only");
     let second = state.start(&["--session", "only"]);
@@ -142,7 +142,7 @@ fn a_session_has_one_server(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save(mode: Mode) {
+fn session_is_saved_at_exit_despite_held_or_running_evaluations(mode: Mode) {
     let state = State::new(mode);
     let directory = state.directory.join("a place");
     let path = directory.to_str().unwrap();
@@ -165,7 +165,7 @@ fn what_runs_or_is_held_at_the_end_is_no_reason_not_to_save(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn it_is_saved_while_it_is_idle_and_on_request(mode: Mode) {
+fn session_is_saved_when_idle_and_by_the_checkpoint_tool(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("idle");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
@@ -204,7 +204,7 @@ fn it_is_saved_while_it_is_idle_and_on_request(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_image_of_another_build_is_not_booted(mode: Mode) {
+fn image_of_another_build_is_not_booted_and_definitions_are_replayed(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("old");
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun f () :f)");
@@ -236,7 +236,7 @@ fn the_image_of_another_build_is_not_booted(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn definitions_are_exported_for_any_sbcl(mode: Mode) {
+fn export_command_writes_definitions_loadable_by_bare_sbcl(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("app");
     server.evaluate(
@@ -307,7 +307,7 @@ fn kill_all(state: &State) {
 
 /// `SBCL_MCP_SESSION_KILLS` says how often.
 #[apply(both_modes)]
-fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now(mode: Mode) {
+fn kill_during_saving_leaves_the_old_or_the_new_state(mode: Mode) {
     let rounds = std::env::var("SBCL_MCP_SESSION_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(8);
     let state = State::new(mode);
     // How long saving takes here.
@@ -351,7 +351,7 @@ fn a_kill_at_any_moment_leaves_what_was_there_before_or_what_is_there_now(mode: 
 }
 
 #[apply(both_modes)]
-fn what_a_session_could_not_restore_stays_listed(mode: Mode) {
+fn unrestored_forms_stay_listed_across_server_restarts(mode: Mode) {
     let state = State::new(mode);
     let file = state.directory.join("needed");
     std::fs::write(&file, "1").unwrap();
@@ -424,7 +424,7 @@ fn a_client_is_answered_while_its_session_is_restored(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_session_whose_images_do_not_come_up_goes_on_with_its_definitions(mode: Mode) {
+fn session_with_damaged_images_replays_its_definitions(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("torn");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
@@ -446,7 +446,7 @@ fn a_session_whose_images_do_not_come_up_goes_on_with_its_definitions(mode: Mode
 }
 
 #[apply(both_modes)]
-fn an_image_that_is_not_whole_gives_way_to_the_one_before(mode: Mode) {
+fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("cut");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
@@ -487,7 +487,7 @@ fn an_image_that_is_not_whole_gives_way_to_the_one_before(mode: Mode) {
 
 /// What comes from elsewhere is read before it is booted.
 #[apply(both_modes)]
-fn a_session_may_be_copied_and_damage_on_the_way_is_noticed(mode: Mode) {
+fn copied_session_directory_works_and_a_damaged_core_is_rejected(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("here");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
@@ -529,7 +529,7 @@ fn a_session_may_be_copied_and_damage_on_the_way_is_noticed(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_session_that_cannot_be_saved_at_the_end_says_so_and_stays_what_it_was(mode: Mode) {
+fn failed_save_at_exit_is_reported_and_keeps_the_saved_state(mode: Mode) {
     let state = State::new(mode);
     let mut server = state.serve("full");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
@@ -564,7 +564,7 @@ fn a_session_that_cannot_be_saved_at_the_end_says_so_and_stays_what_it_was(mode:
 }
 
 #[apply(both_modes)]
-fn nobody_else_can_read_what_is_in_a_session(mode: Mode) {
+fn session_files_are_readable_only_by_their_owner(mode: Mode) {
     let state = State::new(mode);
     let directory = state.directory.join("shared");
     std::fs::create_dir(&directory).unwrap();
@@ -585,7 +585,7 @@ fn nobody_else_can_read_what_is_in_a_session(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_directory_that_is_no_session_is_left_alone(mode: Mode) {
+fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session(mode: Mode) {
     let state = State::new(mode);
     let directory = state.directory.join("mine");
     let path = directory.to_str().unwrap();

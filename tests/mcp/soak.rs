@@ -102,7 +102,7 @@ fn work(server: &mut Server, range: std::ops::Range<usize>) {
 }
 
 #[test]
-fn a_long_session_holds_no_more_than_a_short_one() {
+fn thousands_of_evaluations_leak_no_memory_threads_or_descriptors() {
     let evaluations = match std::env::var("SBCL_MCP_SOAK_EVALUATIONS") {
         Ok(text) => text.parse().expect("SBCL_MCP_SOAK_EVALUATIONS is a number"),
         Err(_) => 2000,

@@ -156,7 +156,7 @@ fn all_as_when_quiet(rows: &[Row], quiet: &[(String, bool)], state: &str, server
 }
 
 #[test]
-fn every_tool_has_a_row() {
+fn every_tool_is_covered_by_the_state_table() {
     let file = File::new();
     let mut server = Server::ready();
     let answer = server.request("tools/list", json!({}));
@@ -174,7 +174,7 @@ fn every_tool_has_a_row() {
 }
 
 #[test]
-fn tools_answer_alike_after_a_reset_and_a_lost_image() {
+fn tools_answer_the_same_after_reset_and_image_loss() {
     let file = File::new();
     let rows = rows(&file);
     let quiet = quiet(&rows);
@@ -192,7 +192,7 @@ fn tools_answer_alike_after_a_reset_and_a_lost_image() {
 }
 
 #[test]
-fn tools_answer_alike_while_evaluations_run() {
+fn tools_answer_the_same_while_evaluations_run() {
     let file = File::new();
     let rows = rows(&file);
     let quiet = quiet(&rows);
@@ -217,7 +217,7 @@ fn tools_answer_alike_while_evaluations_run() {
 }
 
 #[test]
-fn tools_answer_alike_whatever_the_user_has_set() {
+fn tools_answer_the_same_under_any_printer_and_reader_settings() {
     let file = File::new();
     let rows = rows(&file);
     let quiet = quiet(&rows);
@@ -262,7 +262,7 @@ fn tools_answer_alike_whatever_the_user_has_set() {
 }
 
 #[test]
-fn what_is_held_is_worked_on_or_released() {
+fn each_tool_keeps_uses_or_releases_a_held_evaluation() {
     let file = File::new();
     let rows = rows(&file);
     let quiet = quiet(&rows);

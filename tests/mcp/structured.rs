@@ -310,7 +310,7 @@ fn corpus() -> Vec<String> {
 }
 
 #[apply(both_modes)]
-fn text_and_structure_agree_over_the_corpus(mode: Mode) {
+fn text_and_structured_content_agree_for_errors_of_the_corpus(mode: Mode) {
     let mut structured = Structured::start(mode);
     for (index, code) in corpus().into_iter().enumerate() {
         let on_error = if index % 3 == 0 { "debug" } else { "abort" };
@@ -332,7 +332,7 @@ fn text_and_structure_agree_over_the_corpus(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn text_and_structure_agree_over_successes(mode: Mode) {
+fn text_and_structured_content_agree_for_values_output_and_warnings(mode: Mode) {
     let mut structured = Structured::start(mode);
     for arguments in [
         json!({"code": "(+ 1 2)"}),
@@ -359,7 +359,7 @@ fn text_and_structure_agree_over_successes(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_debugger_answers_in_structure(mode: Mode) {
+fn debugger_tools_answer_with_structured_content(mode: Mode) {
     let mut structured = Structured::start(mode);
     structured.evaluate(json!({"code": "(defun work (x) (declare (optimize debug)) (list x (missing x)))"}));
     let held = structured.evaluate(json!({"code": "(work 5)", "on-error": "debug"}));
@@ -398,7 +398,7 @@ fn the_debugger_answers_in_structure(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_other_tools_answer_in_structure(mode: Mode) {
+fn inspection_tools_answer_with_structured_content(mode: Mode) {
     let mut structured = Structured::start(mode);
     for tool in ["describe-last-error", "get-backtrace"] {
         assert_eq!(structured.call(tool, json!({})).content, json!({}));
@@ -485,7 +485,7 @@ fn the_other_tools_answer_in_structure(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn evaluations_answer_in_structure(mode: Mode) {
+fn evaluation_tool_answers_with_structured_content(mode: Mode) {
     let mut structured = Structured::start(mode);
     assert_eq!(structured.call("evaluation", json!({})).content, json!({}));
     let long = structured.evaluate(json!({"code": "(dotimes (i 20000) (write-char #\\x)) 7"}));
@@ -504,7 +504,7 @@ fn evaluations_answer_in_structure(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn there_is_none_unless_asked_for(mode: Mode) {
+fn answers_without_the_structured_content_option_are_text_only(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-06-18");
     let listed = server.request("tools/list", json!({}));
@@ -518,7 +518,7 @@ fn there_is_none_unless_asked_for(mode: Mode) {
 }
 
 #[test]
-fn a_lost_image_answers_in_structure() {
+fn image_loss_answers_with_structured_content() {
     let mut structured = Structured::start(Mode::Supervised);
     let code = "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)";
     let lost = structured.evaluate(json!({"code": code}));
@@ -526,7 +526,7 @@ fn a_lost_image_answers_in_structure() {
 }
 
 #[apply(both_modes)]
-fn traced_calls_and_profiles(mode: Mode) {
+fn trace_calls_and_profile_answer_with_structured_content(mode: Mode) {
     let mut server = Structured::start(mode);
     server.evaluate(json!({"code": "(defun halve (n) (/ n 2)) (defvar *kept*) (defun waste () (dotimes (i 300) (setf *kept* (make-list 10000))))"}));
     let answer = server.call("trace-calls", json!({"code": "(values (halve 3) 4)", "functions": ["halve"]}));

@@ -39,7 +39,7 @@ fn lost(text: &str) {
 // ---- Deaths
 
 #[test]
-fn an_idle_worker_that_dies_is_replaced() {
+fn killed_idle_worker_is_replaced_and_definitions_are_restored() {
     let mut server = Server::ready();
     server.evaluate(DEFINITIONS);
     server.evaluate("(setf *open* 99)");
@@ -56,7 +56,7 @@ fn an_idle_worker_that_dies_is_replaced() {
 }
 
 #[test]
-fn a_request_that_comes_just_after_the_death_is_served() {
+fn request_right_after_a_worker_kill_is_answered() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for _ in 0..10 {
@@ -68,7 +68,7 @@ fn a_request_that_comes_just_after_the_death_is_served() {
 }
 
 #[test]
-fn the_evaluation_in_flight_is_told_and_those_behind_it_are_served() {
+fn image_loss_fails_the_running_evaluation_and_queued_evaluations_run() {
     let mut server = Server::ready();
     server.evaluate(DEFINITIONS);
     let running = server.post_running("(progn (defun never () 1) ", "(sleep 100))", 0.0);
@@ -91,7 +91,7 @@ fn the_evaluation_in_flight_is_told_and_those_behind_it_are_served() {
 }
 
 #[test]
-fn ways_to_die() {
+fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for (code, word) in [
@@ -123,7 +123,7 @@ fn ways_to_die() {
 }
 
 #[test]
-fn a_form_that_kills_is_not_repeated_but_those_before_it_are() {
+fn only_forms_before_the_killing_form_are_replayed() {
     let mut server = Server::ready();
     let code = format!("(defun before () 1) (progn (defun killer () 2) {ABORT}) (defun after () 3)");
     lost(&server.call_tool("evaluate-lisp", json!({"code": code})).0);
@@ -131,7 +131,7 @@ fn a_form_that_kills_is_not_repeated_but_those_before_it_are() {
 }
 
 #[test]
-fn forms_that_cannot_be_restored_are_named() {
+fn unrestorable_forms_are_named_and_not_tried_again() {
     let mut server = Server::ready();
     let scratch = Scratch::new();
     let (path, deadly) = (scratch.join("restore"), scratch.join("deadly"));
@@ -153,7 +153,7 @@ fn forms_that_cannot_be_restored_are_named() {
 }
 
 #[test]
-fn error_state_history_and_limits_survive() {
+fn error_state_history_and_limits_survive_image_loss() {
     let mut server = Server::ready();
     server.call_tool("configure-limits", json!({"timeout": 7, "max-output": 1234}));
     let limits = server.call_tool("configure-limits", json!({}));
@@ -170,7 +170,7 @@ fn error_state_history_and_limits_survive() {
 }
 
 #[test]
-fn nothing_is_restored_when_that_is_wanted() {
+fn restore_none_option_restores_no_definitions() {
     let mut server = Server::start_with(&["--restore", "none"]);
     server.initialize("2025-11-25");
     server.call_tool("configure-limits", json!({"timeout": 7}));
@@ -182,7 +182,7 @@ fn nothing_is_restored_when_that_is_wanted() {
 }
 
 #[test]
-fn package_arguments_stay_local_to_their_evaluation() {
+fn replay_keeps_package_arguments_local_to_their_evaluation() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :a (:use :cl)) (defpackage :b (:use :cl))");
     server.call_tool(
@@ -196,7 +196,7 @@ fn package_arguments_stay_local_to_their_evaluation() {
 }
 
 #[test]
-fn every_revision_goes_on() {
+fn every_protocol_revision_survives_image_loss() {
     for revision in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
         let mut server = Server::start();
         let result = server.initialize(revision);
@@ -228,7 +228,7 @@ fn every_revision_goes_on() {
 }
 
 #[test]
-fn a_batch_is_answered_once_whatever_happens_in_it() {
+fn batch_with_an_image_loss_is_answered_once() {
     let mut server = Server::start();
     server.initialize("2025-03-26");
     let call = |id: i64, code: &str| {
@@ -247,7 +247,7 @@ fn a_batch_is_answered_once_whatever_happens_in_it() {
 }
 
 #[test]
-fn a_held_evaluation_is_gone_with_its_image() {
+fn held_evaluation_is_lost_with_its_image() {
     let mut server = Server::ready();
     let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)", "on-error": "debug"}));
     assert!(text.contains("DIVISION-BY-ZERO"), "{text}");
@@ -262,7 +262,7 @@ fn a_held_evaluation_is_gone_with_its_image() {
 // ---- What cannot be stopped
 
 #[test]
-fn an_evaluation_that_cannot_be_stopped_costs_the_image() {
+fn uninterruptible_evaluation_replaces_the_image() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     let code = "(sb-sys:without-interrupts (loop))";
@@ -283,7 +283,7 @@ fn an_evaluation_that_cannot_be_stopped_costs_the_image() {
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_replaced() {
+fn worker_stopped_by_sigstop_is_replaced() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 42)");
     stop_worker(&server);
@@ -298,7 +298,7 @@ fn a_worker_that_is_stopped_is_replaced() {
 }
 
 #[test]
-fn a_worker_whose_lisp_threads_all_stand_still_is_replaced() {
+fn worker_stuck_in_garbage_collection_is_replaced() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 42)");
     // A collection waits for a thread that never stops for it, and every other thread waits for the collection. The file
@@ -321,7 +321,7 @@ fn a_worker_whose_lisp_threads_all_stand_still_is_replaced() {
 }
 
 #[test]
-fn any_one_descriptor_may_be_closed() {
+fn closing_any_worker_descriptor_loses_at_most_the_image() {
     for fd in 3..=14 {
         let mut server = Server::ready();
         server.evaluate("(defun f () 42)");
@@ -340,7 +340,7 @@ fn any_one_descriptor_may_be_closed() {
 // ---- Reset
 
 #[test]
-fn what_waits_behind_a_reset_is_served_whatever_was_held() {
+fn calls_queued_behind_a_reset_run_although_an_evaluation_was_held() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 42)");
     let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
@@ -356,7 +356,7 @@ fn what_waits_behind_a_reset_is_served_whatever_was_held() {
 }
 
 #[test]
-fn reset_is_a_fresh_image() {
+fn reset_starts_a_fresh_image_and_ends_the_old_processes() {
     let mut server = Server::ready();
     server.call_tool("configure-limits", json!({"timeout": 9}));
     server.evaluate(DEFINITIONS);
@@ -391,7 +391,7 @@ fn reset_is_a_fresh_image() {
 }
 
 #[test]
-fn reset_keeps_the_order() {
+fn reset_runs_in_request_order() {
     let mut server = Server::ready();
     for _ in 0..10 {
         server.evaluate("(defvar *x* 1)");
@@ -409,7 +409,7 @@ fn reset_keeps_the_order() {
 }
 
 #[test]
-fn without_a_supervisor_reset_cleans_up() {
+fn reset_without_a_supervisor_clears_definitions() {
     let mut server = Server::start_with(&["--no-supervisor"]);
     server.initialize("2025-11-25");
     server.evaluate("(defun f () 7)");
@@ -422,7 +422,7 @@ fn without_a_supervisor_reset_cleans_up() {
 // ---- The end
 
 #[test]
-fn nothing_is_left_behind() {
+fn ended_server_leaves_no_worker_or_program_running() {
     // The end of input, a signal, and the client's sudden death.
     for how in ["end", "-TERM", "-INT", "-HUP", "-KILL"] {
         let mut server = Server::ready();
@@ -459,7 +459,7 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn a_death_at_the_end_still_answers() {
+fn worker_killed_during_shutdown_still_answers_pending_calls() {
     let mut server = Server::ready();
     let running = server.post_call("evaluate-lisp", json!({"code": "(sleep 100)"}));
     server.request("ping", json!({}));
@@ -476,7 +476,7 @@ fn a_death_at_the_end_still_answers() {
 }
 
 #[test]
-fn a_forked_child_does_not_speak() {
+fn forked_child_sends_nothing_to_the_client() {
     let mut server = Server::ready();
     let fork = r#"(progn (defun f () 7) (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))) (defun g () 8) 1)"#;
     for _ in 0..5 {
@@ -491,7 +491,7 @@ fn a_forked_child_does_not_speak() {
 }
 
 #[test]
-fn a_crash_loop_ends_with_a_message() {
+fn worker_crash_loop_ends_the_server_with_a_message() {
     let directory = Scratch::new();
     directory.write(".sbclrc", ABORT);
     let mut child = Command::new(BINARY)
@@ -573,7 +573,7 @@ fn kill_under_load(kills: usize) {
 
 /// `SBCL_MCP_KILLS` sets how many.
 #[test]
-fn a_hundred_kills_under_load() {
+fn hundred_worker_kills_under_load_answer_every_call_once() {
     let kills = std::env::var("SBCL_MCP_KILLS").map_or(100, |kills| kills.parse().expect("a number"));
     kill_under_load(kills);
 }
@@ -586,7 +586,7 @@ fn not_restored(server: &mut Server) -> Vec<String> {
 }
 
 #[test]
-fn what_could_not_be_restored_stays_listed_until_it_is_defined_again_or_dropped() {
+fn unrestored_forms_stay_listed_until_redefined_or_dropped() {
     let mut server = Server::ready();
     let file = server.home().join("unrestored");
     std::fs::write(&file, "1").unwrap();
@@ -632,7 +632,7 @@ fn what_could_not_be_restored_stays_listed_until_it_is_defined_again_or_dropped(
 }
 
 #[test]
-fn what_a_user_drops_stays_dropped() {
+fn fmakunbound_and_delete_package_are_replayed() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 1) (defun g () 2) (defpackage :a) (fmakunbound 'f) (delete-package :a)");
     kill_worker(&server);

@@ -133,7 +133,7 @@ fn signal(pid: u32, signal: &str) {
 // ---- What does not end
 
 #[apply(both_modes)]
-fn code_that_waits_or_loops_meets_its_time_limit(mode: Mode) {
+fn loops_and_blocking_calls_end_at_the_time_limit(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     for (code, innermost) in [
         ("(progn (princ \"so far\") (defun spin () (loop)) (spin))", "(SPIN)"),
@@ -164,7 +164,7 @@ fn code_that_waits_or_loops_meets_its_time_limit(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn children_end_with_the_evaluation_that_was_interrupted(mode: Mode) {
+fn run_program_children_end_with_the_timed_out_evaluation(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let code = "(let ((p (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))) \
                 (print (sb-ext:process-pid p)) (finish-output) (loop))";
@@ -180,7 +180,7 @@ fn children_end_with_the_evaluation_that_was_interrupted(mode: Mode) {
 }
 
 #[test]
-fn code_that_resists_being_interrupted_meets_its_time_limit() {
+fn code_resisting_interrupts_ends_at_the_time_limit() {
     // The grace period of cleanup forms is the second that is allowed for.
     let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
     for code in [
@@ -267,7 +267,7 @@ fn runaway_recursion_is_an_error_each_time(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn growing_data_is_stopped_and_the_memory_is_free_again(mode: Mode) {
+fn heap_exhaustion_is_an_error_and_frees_the_memory(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let soft = "HEAP-EXHAUSTED";
     for code in [
@@ -307,7 +307,7 @@ fn growing_data_is_stopped_and_the_memory_is_free_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_fills_the_heap_is_named_and_gone_each_time(mode: Mode) {
+fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     session.gives("(defun grow (list) (loop (push (make-array 1000) list)))", 10.0);
     let slow = "(progn (sb-thread:make-thread (lambda () (unwind-protect (sleep 100) (sleep 2)))) (grow nil))";
@@ -352,7 +352,7 @@ fn threads_that_fill_the_heap_are_ended(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn threads_without_end_are_refused(mode: Mode) {
+fn thread_creation_beyond_1000_threads_is_refused(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let code = "(loop (sb-thread:make-thread (lambda () (sleep 1000))))";
     let text = session.fails(code, 30.0, "SIMPLE-ERROR");
@@ -362,7 +362,7 @@ fn threads_without_end_are_refused(mode: Mode) {
 }
 
 #[test]
-fn a_heap_that_cannot_be_saved_is_told_of() {
+fn unrecoverable_heap_exhaustion_replaces_the_image_with_a_report() {
     let mut session = Session::start(Mode::Supervised, &["--heap", "128M"]);
     for code in ["(length (make-list 100000000))", &format!("(sb-sys:without-interrupts {GROWTH})")] {
         let text = session.fails(code, 30.0, "HEAP-EXHAUSTED");
@@ -372,7 +372,7 @@ fn a_heap_that_cannot_be_saved_is_told_of() {
 }
 
 #[apply(both_modes)]
-fn garbage_does_not_count(mode: Mode) {
+fn garbage_does_not_count_toward_heap_exhaustion(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "128M"]);
     session.gives("(loop repeat 3000 do (make-array 100000))", 60.0);
     session.gives("(let ((kept (make-array 3000000))) (loop repeat 300000 do (make-array 1000)) (length kept))", 60.0);
@@ -382,7 +382,7 @@ fn garbage_does_not_count(mode: Mode) {
 // ---- Ends that are none
 
 #[apply(both_modes)]
-fn exit_is_an_error_in_every_form(mode: Mode) {
+fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let refused = "SBCL-HOST::EXIT-REFUSED";
     session.gives("(require :asdf)", 20.0);
@@ -411,7 +411,7 @@ fn exit_is_an_error_in_every_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn threads_are_contained(mode: Mode) {
+fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     session.gives("(progn (sb-thread:make-thread (lambda () (sleep 1/10) (princ \"late\") (error \"boom\"))) 1)", 5.0);
     let (text, is_error) = session.answer("(progn (sleep 1/2) :done)", 5.0);
@@ -448,7 +448,7 @@ fn beside(session: &mut Session, code: &str) {
 }
 
 #[apply(both_modes)]
-fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm(mode: Mode) {
+fn interrupting_the_idle_evaluation_thread_is_harmless(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     session.gives("(defvar *me* sb-thread:*current-thread*) (defvar *kept* nil) (setf *kept* 2)", 5.0);
     for function in [
@@ -473,7 +473,7 @@ fn nothing_that_interrupts_the_idle_evaluation_thread_does_harm(mode: Mode) {
 }
 
 #[test]
-fn an_evaluation_is_answered_whatever_interrupts_its_thread_as_it_ends() {
+fn interrupts_at_the_end_of_an_evaluation_do_not_lose_its_answer() {
     let mut session = Session::start(Mode::Supervised, &[]);
     for _ in 0..3 {
         // There is always an interrupt that waits for its moment; one that comes after the evaluation does not return.
@@ -505,7 +505,7 @@ fn an_evaluation_is_answered_whatever_interrupts_its_thread_as_it_ends() {
 // ---- Debuggers, streams, packages, hooks
 
 #[apply(both_modes)]
-fn a_session_turned_upside_down_still_answers(mode: Mode) {
+fn hostile_hooks_streams_printers_and_packages_leave_evaluation_working(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     session.fails("(break)", 5.0, "SIMPLE-CONDITION");
     session.fails("(break \"stop ~a\" 1)", 5.0, "SIMPLE-CONDITION");
@@ -579,7 +579,7 @@ fn a_session_turned_upside_down_still_answers(mode: Mode) {
 }
 
 #[test]
-fn reset_repairs_what_makes_a_session_unusable() {
+fn reset_repairs_broken_readtables_and_redefined_cl_functions() {
     let mut session = Session::start(Mode::Supervised, &[]);
     for (code, next) in [
         (
@@ -613,7 +613,7 @@ fn reset_repairs_what_makes_a_session_unusable() {
 // ---- Behind Lisp's back
 
 #[test]
-fn foreign_output_and_descriptors_do_not_reach_the_client() {
+fn foreign_writes_and_closed_descriptors_do_not_reach_the_client() {
     let mut session = Session::start(Mode::Supervised, &[]);
     let write = |fd: &str| {
         let types = "sb-alien:long sb-alien:int sb-alien:c-string sb-alien:long";
@@ -660,7 +660,7 @@ fn foreign_output_and_descriptors_do_not_reach_the_client() {
 }
 
 #[apply(both_modes)]
-fn a_wild_pointer_is_a_memory_fault_and_a_warning_of_damage(mode: Mode) {
+fn wild_pointer_is_a_memory_fault_with_a_damage_warning(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     for code in [
         "(sb-sys:sap-ref-8 (sb-sys:int-sap 16) 0)",
@@ -678,7 +678,7 @@ fn a_wild_pointer_is_a_memory_fault_and_a_warning_of_damage(mode: Mode) {
 // ---- Much of it
 
 #[test]
-fn endless_output_and_huge_texts_are_cut_while_they_are_written() {
+fn endless_output_and_huge_values_are_cut_while_printed() {
     let mut session = Session::start(Mode::Supervised, &[]);
     session.gives("1", 5.0);
     let supervisor = session.0.pid();
@@ -705,7 +705,7 @@ fn endless_output_and_huge_texts_are_cut_while_they_are_written() {
 }
 
 #[test]
-fn what_the_server_keeps_of_endless_output_is_little() {
+fn endless_output_grows_the_worker_by_less_than_20_megabytes() {
     let mut session = Session::start(Mode::Supervised, &[]);
     session.gives("(dotimes (i 100000) (write-line \"warm\"))", 10.0);
     session.gives("(sb-ext:gc :full t)", 10.0);
@@ -721,7 +721,7 @@ fn what_the_server_keeps_of_endless_output_is_little() {
 // ---- Signals
 
 #[test]
-fn signals_that_mean_nothing_disturb_nothing() {
+fn harmless_signals_disturb_neither_supervisor_nor_worker() {
     let mut session = Session::start(Mode::Supervised, &[]);
     let worker = worker(&session.0);
     let (supervisor, common) = (session.0.pid(), ["-PIPE", "-CHLD", "-USR1", "-USR2", "-ALRM", "-WINCH", "-CONT"]);
@@ -761,7 +761,7 @@ fn end(mode: Mode, how: &str, status: i32, code: Option<&str>) -> Duration {
 
 /// The contract's limit. A machine that is busy with something else may take its time now and then.
 #[apply(both_modes)]
-fn the_server_is_gone_within_a_second(mode: Mode) {
+fn server_exits_within_a_second_of_end_of_input_or_a_signal(mode: Mode) {
     for (how, status) in ENDINGS {
         for code in [None, Some("(loop)"), Some("(unwind-protect (loop) (loop))")] {
             let mut tries = (0..3).map(|_| end(mode, how, status, code));
@@ -773,7 +773,7 @@ fn the_server_is_gone_within_a_second(mode: Mode) {
 // ---- The limits
 
 #[apply(both_modes)]
-fn limits_have_a_range_and_hold(mode: Mode) {
+fn out_of_range_limits_are_refused_and_the_timeout_applies(mode: Mode) {
     let mut session = Session::start(mode, &["--timeout", "0.5"]);
     let text = session.fails("(loop)", 0.5, "TIMEOUT");
     assert!(text.contains("0.5 seconds"), "{text}");

@@ -51,7 +51,7 @@ fn assert_untraced(server: &mut Server) {
 }
 
 #[test]
-fn calls_are_shown_as_a_tree() {
+fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     let mut server = server();
     let code = "(list (fact 3) (ignore-errors (divide 1 0)) (spoil (list 1 2)) (area 3) (area 1.5)
                       (setf (zap 1) 2) (catch :out (leave)) (multiple-value-list (several)) (none))";
@@ -121,7 +121,7 @@ fn calls_are_shown_as_a_tree() {
 }
 
 #[test]
-fn the_tree_is_that_of_sbcls_own_trace() {
+fn trace_calls_tree_agrees_with_sbcl_trace() {
     let mut server = server();
     good(
         &mut server,
@@ -159,7 +159,7 @@ fn the_tree_is_that_of_sbcls_own_trace() {
 }
 
 #[test]
-fn whatever_happens_nothing_stays_traced() {
+fn functions_are_untraced_after_errors_timeouts_and_redefinition() {
     let mut server = server();
     good(&mut server, "evaluate-lisp", json!({"code": "(trace divide)"}));
     let text =
@@ -209,7 +209,7 @@ fn whatever_happens_nothing_stays_traced() {
 }
 
 #[test]
-fn a_cancelled_trace_ends() {
+fn cancelled_trace_calls_leaves_no_function_traced() {
     let mut server = server();
     let code = "(progn (format t \"here~%\") (finish-output) (loop (fact 1)))";
     server.send(&json!({"jsonrpc": "2.0", "id": "t", "method": "tools/call", "params": {
@@ -220,7 +220,7 @@ fn a_cancelled_trace_ends() {
 }
 
 #[test]
-fn threads_packages_and_hostile_objects() {
+fn trace_calls_shows_threads_and_survives_hostile_print_methods() {
     let mut server = server();
     let code = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (fact 2)) :name \"[ERROR] worker\"))";
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "package": "cl-user"})), @r"
@@ -255,7 +255,7 @@ fn threads_packages_and_hostile_objects() {
 }
 
 #[test]
-fn what_cannot_be_traced_is_said() {
+fn untraceable_functions_and_bad_arguments_are_refused() {
     let mut server = server();
     for (arguments, expected) in [
         (
@@ -295,7 +295,7 @@ const LOCALS: &str = "
     (defun |an odd one| (x) x)";
 
 #[test]
-fn single_methods_and_local_functions_are_traced() {
+fn trace_calls_traces_single_methods_and_local_functions() {
     let mut server = server();
     good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
     for (code, functions, expected) in [
@@ -360,7 +360,7 @@ fn single_methods_and_local_functions_are_traced() {
 }
 
 #[test]
-fn what_of_local_functions_and_methods_cannot_be_traced_is_said() {
+fn untraceable_local_functions_and_methods_are_refused() {
     let mut server = server();
     good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
     for (name, expected) in [
@@ -389,7 +389,7 @@ fn what_of_local_functions_and_methods_cannot_be_traced_is_said() {
 }
 
 #[test]
-fn traced_and_profiled_code_goes_on_in_the_background() {
+fn trace_calls_and_profile_work_in_the_background_and_when_held() {
     let mut server = server();
     good(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let arguments = json!({"code": "(fact 3)", "functions": ["fact"], "background": true});
@@ -438,7 +438,7 @@ const WORK: &str = "
     (defun waste () (let ((kept '())) (dotimes (i 300 (length kept)) (setf kept (make-list 10000)))))";
 
 #[test]
-fn a_profile_names_functions_and_places() {
+fn profile_names_functions_places_and_threads() {
     let mut server = Server::ready();
     good(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let text = good(&mut server, "profile", json!({"code": "(work) :done"}));
@@ -466,7 +466,7 @@ fn a_profile_names_functions_and_places() {
 }
 
 #[test]
-fn profiling_ends_whatever_happens() {
+fn profiling_stops_after_errors_and_timeouts() {
     let mut server = Server::ready();
     good(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let idle = |server: &mut Server| {
@@ -488,7 +488,7 @@ fn profiling_ends_whatever_happens() {
 }
 
 #[test]
-fn a_flame_graph_is_written() {
+fn profile_save_to_writes_a_flame_graph() {
     let mut server = Server::ready();
     good(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let path = server.home().join("flames.svg");
@@ -513,7 +513,7 @@ fn listed(server: &mut Server) -> (Vec<String>, usize) {
 }
 
 #[test]
-fn tools_can_be_chosen() {
+fn tools_option_selects_the_available_tools() {
     for arguments in [
         &["--tools", "reset-session,evaluate_lisp"][..],
         &["--tools", "evaluate-lisp,reset-session", "--no-supervisor"],
@@ -547,7 +547,7 @@ fn tools_can_be_chosen() {
 }
 
 #[test]
-fn the_list_of_tools_is_short_and_always_the_same() {
+fn tools_list_is_stable_and_at_most_20_kibibytes() {
     let mut server = Server::ready();
     let (names, length) = listed(&mut server);
     assert_eq!(listed(&mut server).0, names);

@@ -31,7 +31,7 @@ fn loop_for_ever(server: &mut Server) -> i64 {
 }
 
 #[apply(both_modes)]
-fn an_id_used_again_after_its_cancellation_gets_its_own_answer(mode: Mode) {
+fn request_id_reused_after_cancellation_gets_its_own_answer(mode: Mode) {
     let mut server = mode.ready();
     for round in 100..160 {
         // It is over, runs, or waits when it is cancelled.
@@ -56,7 +56,7 @@ fn an_id_used_again_after_its_cancellation_gets_its_own_answer(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_cancellation_finds_its_request_wherever_that_is(mode: Mode) {
+fn cancelling_right_after_a_request_sends_no_error_answer(mode: Mode) {
     let mut server = mode.ready();
     for _ in 0..150 {
         let id = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
@@ -75,7 +75,7 @@ fn a_cancellation_finds_its_request_wherever_that_is(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_question_behind_a_cancellation_knows_of_it(mode: Mode) {
+fn describe_last_error_right_after_a_cancellation_says_cancelled(mode: Mode) {
     let mut server = mode.ready();
     for round in 0..15 {
         let id = loop_for_ever(&mut server);
@@ -88,7 +88,7 @@ fn a_question_behind_a_cancellation_knows_of_it(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn cancelled_in_the_queue_changes_no_error(mode: Mode) {
+fn cancelling_a_queued_call_keeps_the_last_error(mode: Mode) {
     let mut server = mode.ready();
     server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
     let running = loop_for_ever(&mut server);
@@ -100,7 +100,7 @@ fn cancelled_in_the_queue_changes_no_error(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_reset_does_not_wait(mode: Mode) {
+fn reset_cancels_running_and_queued_evaluations(mode: Mode) {
     const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
     let mut server = mode.ready();
     server.evaluate("(defun f () 1)");
@@ -126,7 +126,7 @@ fn a_reset_does_not_wait(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_reset_ends_a_question_to_the_user(mode: Mode) {
+fn reset_cancels_a_call_with_an_open_elicitation(mode: Mode) {
     let mut server = mode.start();
     let client = json!({"name": "raw", "version": "1"});
     let capabilities = json!({"elicitation": {}});
@@ -142,7 +142,7 @@ fn a_reset_ends_a_question_to_the_user(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn methods_of_capabilities_that_are_not_declared_are_unknown(mode: Mode) {
+fn methods_of_undeclared_capabilities_are_unknown(mode: Mode) {
     let mut server = mode.ready();
     for method in [
         "prompts/list",
@@ -163,7 +163,7 @@ fn methods_of_capabilities_that_are_not_declared_are_unknown(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_request_state_is_ours_and_belongs_to_its_arguments(mode: Mode) {
+fn tampered_request_state_or_other_arguments_are_refused(mode: Mode) {
     let ask = |server: &mut Server, code: &str, state: &Value| {
         let mut params = json!({
             "name": "evaluate-lisp",
@@ -198,7 +198,7 @@ fn a_request_state_is_ours_and_belongs_to_its_arguments(mode: Mode) {
 }
 
 #[test]
-fn too_many_requests_are_refused_one_by_one() {
+fn requests_beyond_10000_are_refused_individually() {
     let mut server = Mode::Plain.start();
     server.initialize("2025-11-25");
     let running = loop_for_ever(&mut server);
@@ -221,7 +221,7 @@ fn too_many_requests_are_refused_one_by_one() {
 }
 
 #[test]
-fn notifications_leave_no_mark() {
+fn ignored_notifications_do_not_keep_the_server_from_exiting() {
     let mut server = Mode::Plain.start();
     server.initialize("2025-11-25");
     for method in ["notifications/roots/list_changed", "notifications/nothing/known", "notifications/cancelled"] {

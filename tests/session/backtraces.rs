@@ -148,7 +148,7 @@ fn shown(error: &ErrorRecord) -> String {
 }
 
 #[test]
-fn each_way_to_call_is_shown() {
+fn every_kind_of_call_is_shown_with_all_frames() {
     let lisp = fresh();
     for link in LINKS {
         lisp.reset();
@@ -160,7 +160,7 @@ fn each_way_to_call_is_shown() {
 }
 
 #[test]
-fn each_way_to_call_after_each_other_is_shown() {
+fn every_pair_of_call_kinds_is_shown_with_all_frames() {
     let lisp = fresh();
     for first in LINKS {
         for second in LINKS {
@@ -173,7 +173,7 @@ fn each_way_to_call_after_each_other_is_shown() {
 }
 
 #[test]
-fn random_chains_are_shown() {
+fn random_call_chains_are_shown_with_all_frames() {
     let lisp = fresh();
     let config = Config { cases: 60, max_shrink_iters: 200, failure_persistence: None, ..Config::default() };
     let links = prop::collection::vec(prop::sample::select(LINKS.to_vec()), 1..25);
@@ -194,7 +194,7 @@ fn random_chains_are_shown() {
 }
 
 #[test]
-fn a_chain_has_nothing_between_its_calls() {
+fn call_chain_has_no_internal_frames_between_the_calls() {
     let lisp = fresh();
     let (code, _) = chain("plain-", &[Link::Plain; 30]);
     let error = lisp.error(&code);
@@ -207,7 +207,7 @@ fn a_chain_has_nothing_between_its_calls() {
 }
 
 #[test]
-fn a_chain_of_tail_calls_keeps_its_callers() {
+fn tail_calls_keep_the_frames_of_their_callers() {
     let lisp = fresh();
     let (code, _) = chain("tail-", &[Link::Tail; 200]);
     let error = lisp.error(&code);
@@ -217,7 +217,7 @@ fn a_chain_of_tail_calls_keeps_its_callers() {
 }
 
 #[test]
-fn the_contracts_chain() {
+fn callers_are_shown_from_the_error_out_to_eval() {
     let error = fresh().error("(defun a () (/ 1 0)) (defun b () (a)) (defun c () (b)) (c)");
     assert_eq!(missing_frame(&error, &["ERROR", "A", "B", "C", "EVAL"]), None, "{}", shown(&error));
     assert_eq!(error.frames.last().expect("frames").call, "(EVAL (C))");
@@ -229,7 +229,7 @@ fn recursion(name: &str, depth: u64) -> String {
 }
 
 #[test]
-fn depths_to_5000_are_counted_and_shown() {
+fn recursion_to_depth_5000_is_counted_and_1000_frames_are_kept() {
     let lisp = fresh();
     for depth in [1, 2, 3, 5, 10, 50, 100, 500, 990, 995, 996, 997, 998, 999, 1000, 1001, 1500, 2000, 3500, 5000] {
         let error = lisp.error(&recursion("recurse", depth));
@@ -253,7 +253,7 @@ fn depths_to_5000_are_counted_and_shown() {
 }
 
 #[test]
-fn a_deep_backtrace_says_how_many_are_missing_between() {
+fn deep_backtrace_says_how_many_middle_frames_are_missing() {
     let lisp = fresh();
     lisp.error(&recursion("recurse", 5000));
     let text = lisp.backtrace_text(1_000_000);
@@ -267,7 +267,7 @@ fn a_deep_backtrace_says_how_many_are_missing_between() {
 }
 
 #[test]
-fn a_chain_in_a_nested_eval_is_shown() {
+fn frames_through_a_nested_eval_are_shown() {
     let lisp = fresh();
     let error = lisp.error(
         "(defun inner-eval () (error \"x\")) (defun outer-eval () (list (eval '(list (inner-eval))))) (outer-eval)",
@@ -277,7 +277,7 @@ fn a_chain_in_a_nested_eval_is_shown() {
 }
 
 #[test]
-fn a_chain_through_load_is_shown() {
+fn frames_through_load_are_shown() {
     let lisp = fresh();
     let error = lisp.error("(defun loaded () (error \"x\")) (defun loads () (list (load (make-string-input-stream \"(loaded)\")))) (loads)");
     let chain = ["ERROR", "LOADED", "EVAL", "LOAD", "LOADS", "EVAL"];
@@ -285,7 +285,7 @@ fn a_chain_through_load_is_shown() {
 }
 
 #[test]
-fn a_chain_through_system_functions_is_shown() {
+fn frames_through_sort_mapcar_and_other_system_functions_are_shown() {
     let lisp = fresh();
     for (code, chain) in [
         ("(defun cmp (a b) (error \"~A ~A\" a b)) (defun run () (list (sort (list 1 2) 'cmp))) (run)", ["CMP", "RUN"]),
@@ -347,7 +347,7 @@ fn frame_0_is_the_point_of_the_error() {
 }
 
 #[test]
-fn arguments_are_those_of_the_call() {
+fn frame_shows_the_arguments_of_the_call() {
     let lisp = fresh();
     let error = lisp.error(
         "(defun args (a &optional (b 2) &rest r &key k &allow-other-keys) (error \"x\" a b r k)) (args 1 :two :k 3)",
@@ -359,7 +359,7 @@ fn arguments_are_those_of_the_call() {
 }
 
 #[test]
-fn the_users_declaim_wins() {
+fn declaim_debug_0_drops_tail_call_frames_until_a_reset() {
     let lisp = fresh();
     let error = lisp
         .error("(declaim (optimize (debug 0))) (defun gone-a () (error \"x\")) (defun gone-b () (gone-a)) (gone-b)");
@@ -395,7 +395,7 @@ fn the_servers_frames_are_never_shown() {
 }
 
 #[test]
-fn frames_within_a_feature_expression_read_as_elsewhere() {
+fn frames_within_a_feature_expression_have_no_package_prefixes() {
     let lisp = fresh();
     for code in ["#+(", "(list #-(and", "#+#.(cl:error \"x\") 1", "#+(and #.(cl:error 'cl:end-of-file)) 1"] {
         let error = lisp.error(code);
@@ -407,7 +407,7 @@ fn frames_within_a_feature_expression_read_as_elsewhere() {
 }
 
 #[test]
-fn what_the_code_prints_of_its_stack_has_no_frames_of_the_server() {
+fn print_backtrace_called_by_user_code_shows_no_server_frames() {
     let lisp = fresh();
     let lambda = "(EVAL (LIST (MINE)))";
     let code = "(defun mine () (sb-debug:print-backtrace) 1)\n(list (mine))";
@@ -450,7 +450,7 @@ fn what_the_code_prints_of_its_stack_has_no_frames_of_the_server() {
 }
 
 #[test]
-fn a_chain_in_another_thread_can_be_had_from_its_condition() {
+fn error_in_another_thread_prints_its_frames_to_stderr() {
     let lisp = fresh();
     let outcome = lisp.eval(
         "(defun in-thread () (error \"in a thread\")) (defun starts () (sb-thread:make-thread (lambda () (list (in-thread))) :name \"failing\")) \

@@ -20,7 +20,7 @@ fn compiling_file(source: &str) -> String {
 }
 
 #[test]
-fn compile_tells_of_warnings_and_failures() {
+fn compile_returns_warnings_p_and_failure_p_as_in_bare_sbcl() {
     let lisp = fresh();
     assert_eq!(verdict(&lisp, "(compile nil '(lambda () (car 1 2)))"), "(T T)");
     assert_eq!(verdict(&lisp, "(compile nil '(lambda (x) 1))"), "(T NIL)");
@@ -32,7 +32,7 @@ fn compile_tells_of_warnings_and_failures() {
 }
 
 #[test]
-fn compile_file_tells_of_warnings_and_failures() {
+fn compile_file_returns_warnings_p_and_failure_p_as_in_bare_sbcl() {
     let lisp = fresh();
     for (source, expected) in [
         ("(defun fine (x) x)", "(T NIL NIL)"),
@@ -46,7 +46,7 @@ fn compile_file_tells_of_warnings_and_failures() {
 }
 
 #[test]
-fn a_system_that_does_not_compile_is_not_loaded() {
+fn asdf_system_that_does_not_compile_is_not_loaded() {
     let lisp = fresh();
     let code = r#"
         (let ((directory (uiop:ensure-directory-pathname
@@ -70,7 +70,7 @@ fn a_system_that_does_not_compile_is_not_loaded() {
 }
 
 #[test]
-fn a_rebound_error_output_gets_the_text() {
+fn rebound_error_output_receives_warning_and_compiler_text() {
     let lisp = fresh();
     let warned = lisp.value("(with-output-to-string (*error-output*) (warn \"x\"))");
     assert_eq!(warned, "\"WARNING: x\n\"");
@@ -84,7 +84,7 @@ fn a_rebound_error_output_gets_the_text() {
 }
 
 #[test]
-fn each_warning_is_recorded_once_and_left_to_whoever_signals_it() {
+fn each_warn_call_is_recorded_once_and_muffled_warnings_are_not() {
     let lisp = fresh();
     let outcome = lisp.eval("(handler-bind ((warning (lambda (c) (signal c) (format t \"after\")))) (warn \"twice\"))");
     assert_eq!(outcome.stdout.text, "after");
@@ -100,7 +100,7 @@ fn each_warning_is_recorded_once_and_left_to_whoever_signals_it() {
 }
 
 #[test]
-fn declamations_have_their_effect() {
+fn declaim_of_muffle_conditions_and_package_locks_takes_effect() {
     let lisp = fresh();
     assert_eq!(lisp.eval("(defun f1 (x) 1)").warnings.len(), 1);
     lisp.values("(declaim (sb-ext:muffle-conditions style-warning))");
@@ -115,7 +115,7 @@ fn declamations_have_their_effect() {
 }
 
 #[test]
-fn what_is_defined_by_the_end_of_the_call_is_not_undefined() {
+fn function_defined_later_in_the_same_call_gives_no_undefined_warning() {
     let lisp = fresh();
     assert!(
         lisp.eval("(defun even (n) (or (= n 0) (odd (1- n)))) (defun odd (n) (and (> n 0) (even (1- n))))")

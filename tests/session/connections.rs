@@ -49,7 +49,7 @@ fn resumed(session: &Session, restart: &str, values: &str) -> Outcome {
 }
 
 #[test]
-fn errors_are_each_ones_own() {
+fn last_error_and_history_are_separate_per_connection() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     let first = error("agent", &eval(&agent, "(error \"agent's\")")).id;
@@ -66,7 +66,7 @@ fn errors_are_each_ones_own() {
 }
 
 #[test]
-fn the_package_and_the_variables_of_repl_and_printer_are_each_ones_own() {
+fn package_repl_and_printer_variables_are_separate_per_connection() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     values(&agent, "(defpackage :p1 (:use :cl)) (in-package :p1) (setf *print-base* 16) (defvar *x* 255) *x*");
@@ -91,7 +91,7 @@ fn the_package_and_the_variables_of_repl_and_printer_are_each_ones_own() {
 }
 
 #[test]
-fn what_goes_into_the_background_leaves_no_variables_behind_either() {
+fn background_evaluation_does_not_change_package_or_repl_variables() {
     let lisp = fresh();
     let person = lisp.session().connect();
     values(&person, "(defpackage :p3 (:use :cl))");
@@ -108,7 +108,7 @@ fn what_goes_into_the_background_leaves_no_variables_behind_either() {
 }
 
 #[test]
-fn what_one_holds_stays_held_while_others_evaluate() {
+fn held_evaluation_stays_held_while_other_connections_evaluate() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     for (holder, other) in [(&agent, &person), (&person, &agent)] {
@@ -138,7 +138,7 @@ fn what_one_holds_stays_held_while_others_evaluate() {
 }
 
 #[test]
-fn a_held_evaluation_can_be_taken_over() {
+fn held_evaluation_can_be_taken_over_by_another_connection() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     person.set_name("sbcl-mcp repl");
@@ -176,7 +176,7 @@ fn a_held_evaluation_can_be_taken_over() {
 }
 
 #[test]
-fn each_is_told_what_the_others_define() {
+fn definitions_by_another_connection_are_announced_in_a_notice() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     person.set_name("repl");
@@ -213,7 +213,7 @@ fn each_is_told_what_the_others_define() {
 }
 
 #[test]
-fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
+fn disconnect_cancels_and_releases_only_its_own_evaluations() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
     values(&agent, "(defvar *unwound* nil) (defvar *begun* (sb-thread:make-semaphore))");
@@ -257,7 +257,7 @@ fn the_end_of_a_connection_ends_what_is_its_own_and_nothing_else() {
 }
 
 #[test]
-fn many_connections_take_turns_under_any_schedule() {
+fn concurrent_connections_evaluate_one_at_a_time() {
     let lisp = fresh();
     let sessions: Vec<_> =
         (0..4).map(|n| if n == 0 { lisp.session().clone() } else { lisp.session().connect() }).collect();

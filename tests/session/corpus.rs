@@ -211,7 +211,7 @@ macro_rules! themes {
         }
 
         #[test]
-        fn no_file_is_forgotten() {
+        fn every_corpus_file_is_run_by_a_test() {
             let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
             for entry in std::fs::read_dir(directory).expect("the corpus is there") {
                 let name = entry.expect("its entries can be read").file_name();

@@ -237,7 +237,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 #[test]
-fn random_sequences_agree_with_the_model() {
+fn random_operation_sequences_agree_with_the_model() {
     let lisp = fresh();
     let config = Config { cases: 120, max_shrink_iters: 500, failure_persistence: None, ..Config::default() };
     let operations = prop::collection::vec(operation(), 1..20);
@@ -248,7 +248,7 @@ fn random_sequences_agree_with_the_model() {
 }
 
 #[test]
-fn each_operation_after_each_other_agrees_with_the_model() {
+fn every_pair_of_operations_agrees_with_the_model() {
     let lisp = fresh();
     let all: Vec<Operation> = (0..FAILURES.len())
         .map(|which| Operation::Fail(which, 7))
@@ -290,7 +290,7 @@ fn a_wrong_model_is_caught_and_shrunk_to_one_operation() {
 }
 
 #[test]
-fn an_error_stays_through_a_hundred_queries_and_a_second() {
+fn last_error_persists_through_100_queries_and_one_second() {
     let lisp = fresh();
     lisp.error("(defun test () (error \"x\")) (test)");
     let first = told(&lisp);
@@ -303,7 +303,7 @@ fn an_error_stays_through_a_hundred_queries_and_a_second() {
 }
 
 #[test]
-fn success_clears_and_a_new_error_replaces() {
+fn last_error_is_replaced_by_a_new_error_and_cleared_by_success() {
     let lisp = fresh();
     assert_eq!(lisp.error("(/ 1 0)").kind, "DIVISION-BY-ZERO");
     assert_eq!(lisp.session().last_error().expect("an error").kind, "DIVISION-BY-ZERO");
@@ -314,7 +314,7 @@ fn success_clears_and_a_new_error_replaces() {
 }
 
 #[test]
-fn the_state_is_already_set_when_the_answer_comes() {
+fn last_error_is_already_updated_when_the_reply_arrives() {
     let lisp = fresh();
     for number in 0..200 {
         let failure = lisp.error(&format!("(error \"number {number}\")"));
@@ -325,7 +325,7 @@ fn the_state_is_already_set_when_the_answer_comes() {
 }
 
 #[test]
-fn the_state_can_be_asked_for_while_an_evaluation_runs() {
+fn last_error_can_be_queried_while_an_evaluation_runs() {
     let lisp = fresh();
     let failure = lisp.error("(error \"before\")");
     let (_, outcome) = lisp.start("(sleep 0.3) :done");
@@ -337,7 +337,7 @@ fn the_state_can_be_asked_for_while_an_evaluation_runs() {
 }
 
 #[test]
-fn redefinition_and_collection_do_not_touch_a_record() {
+fn error_record_is_not_changed_by_redefinition_or_garbage_collection() {
     let lisp = fresh();
     let failure = lisp.error("(defclass c () ()) (defun f (o) (error \"with ~A\" (type-of o))) (f (make-instance 'c))");
     let copy = (*failure).clone();

@@ -34,7 +34,7 @@ fn packages(lisp: &Lisp) -> Vec<String> {
 // list-definitions.
 
 #[test]
-fn a_fresh_session_defined_nothing() {
+fn fresh_session_lists_no_definitions() {
     let lisp = fresh();
     assert_eq!(lisp.definitions().expect("definitions"), []);
     assert_eq!(lisp.definitions_text(DefinitionFilter::All), NONE);
@@ -42,7 +42,7 @@ fn a_fresh_session_defined_nothing() {
 }
 
 #[test]
-fn evaluating_expressions_defines_nothing() {
+fn expressions_and_local_functions_are_not_listed() {
     let lisp = fresh();
     lisp.values(
         "(+ 1 2) (let ((x 1)) (list x)) (mapcar (lambda (x) x) '(1)) (flet ((f () 1)) (f)) (macrolet ((m () 1)) (m))",
@@ -53,7 +53,7 @@ fn evaluating_expressions_defines_nothing() {
 }
 
 #[test]
-fn the_list_looks_as_the_contract_says() {
+fn list_definitions_has_a_section_per_kind_and_can_be_filtered() {
     let lisp = fresh();
     lisp.values("(defun square (x) (* x x)) (defvar *counter* 0) (defmacro with-timing (&body body) `(progn ,@body))");
     lisp.values("(defclass point () ()) (defpackage :my-app (:use :cl))");
@@ -80,7 +80,7 @@ fn the_list_looks_as_the_contract_says() {
 }
 
 #[test]
-fn definitions_are_sorted() {
+fn definitions_are_listed_in_order_of_name() {
     let lisp = fresh();
     lisp.values("(defun zebra ()) (defun apple ()) (defun mango ()) (defvar *z* 1) (defvar *a* 2)");
     assert_eq!(functions(&lisp), ["APPLE ()", "MANGO ()", "ZEBRA ()"]);
@@ -100,7 +100,7 @@ fn lambda_lists_are_shown_as_written() {
 }
 
 #[test]
-fn generic_functions_are_functions() {
+fn generic_functions_are_listed_under_functions() {
     let lisp = fresh();
     lisp.values("(defgeneric area (shape)) (defmethod area ((shape integer)) shape)");
     assert_eq!(functions(&lisp), ["AREA (SHAPE)"]);
@@ -109,7 +109,7 @@ fn generic_functions_are_functions() {
 }
 
 #[test]
-fn variables_of_all_sorts_show_their_values() {
+fn variables_constants_and_globals_are_listed_with_their_values() {
     let lisp = fresh();
     lisp.values("(defvar *v* '(1 2)) (defparameter *p* \"text\") (defconstant +c+ :const) (sb-ext:defglobal **g** 1.5) (defvar *unbound*)");
     let found = variables(&lisp);
@@ -122,14 +122,14 @@ fn variables_of_all_sorts_show_their_values() {
 }
 
 #[test]
-fn a_variable_shows_its_present_value() {
+fn variable_is_listed_with_its_current_value() {
     let lisp = fresh();
     lisp.values("(defvar *n* 1) (setf *n* 2)");
     assert_eq!(variables(&lisp), ["*N* = 2"]);
 }
 
 #[test]
-fn a_hostile_value_does_not_disturb_the_list() {
+fn unprintable_long_or_circular_value_does_not_break_list_definitions() {
     let lisp = fresh();
     lisp.values("(defclass bad () ()) (defmethod print-object ((o bad) s) (declare (ignore s)) (error \"no\"))");
     lisp.values("(defvar *bad* (make-instance 'bad)) (defvar *long* (make-list 100000)) (defvar *good* 1) (defvar *circular* (let ((l (list 1))) (setf (cdr l) l)))");
@@ -142,7 +142,7 @@ fn a_hostile_value_does_not_disturb_the_list() {
 }
 
 #[test]
-fn the_users_printer_variables_do_not_disturb_the_list() {
+fn printer_variables_of_the_user_do_not_change_list_definitions() {
     let lisp = fresh();
     lisp.values("(defun f (x y) (list x y)) (defvar *n* 255) (setf *print-base* 16 *print-length* 0 *print-level* 0 *print-case* :downcase)");
     assert_eq!(functions(&lisp), ["F (X Y)"]);
@@ -150,14 +150,14 @@ fn the_users_printer_variables_do_not_disturb_the_list() {
 }
 
 #[test]
-fn classes_structures_and_conditions_are_classes() {
+fn classes_structures_and_conditions_are_listed_under_classes() {
     let lisp = fresh();
     lisp.values("(defclass k () ()) (defstruct s a) (define-condition c (error) ())");
     assert_eq!(classes(&lisp), ["C", "K", "S (COPY-S, MAKE-S, S-A, S-P)"]);
 }
 
 #[test]
-fn what_a_structure_brings_goes_with_it() {
+fn functions_of_a_structure_are_listed_with_the_structure() {
     let lisp = fresh();
     lisp.values("(defstruct pt x) (defun pt-y (pt) pt)");
     assert_eq!(functions(&lisp), ["PT-Y (PT)"]);
@@ -165,7 +165,7 @@ fn what_a_structure_brings_goes_with_it() {
 }
 
 #[test]
-fn accessors_of_a_class_go_with_it() {
+fn slot_accessors_are_listed_with_the_class() {
     let lisp = fresh();
     lisp.values("(defclass k () ((a :accessor k-a) (b :reader k-b) (c :reader more))) (defmethod more ((x list)) x)");
     assert_eq!(classes(&lisp), ["K (K-A, K-B)"]);
@@ -174,14 +174,14 @@ fn accessors_of_a_class_go_with_it() {
 }
 
 #[test]
-fn setf_functions_are_functions() {
+fn setf_functions_are_listed_under_functions() {
     let lisp = fresh();
     lisp.values("(defun (setf place) (value key) (list value key))");
     assert_eq!(functions(&lisp), ["(SETF PLACE) (VALUE KEY)"]);
 }
 
 #[test]
-fn symbol_macros_are_macros() {
+fn symbol_macros_are_listed_under_macros() {
     let lisp = fresh();
     lisp.values("(define-symbol-macro now (get-universal-time))");
     let found = macros(&lisp);
@@ -189,7 +189,7 @@ fn symbol_macros_are_macros() {
 }
 
 #[test]
-fn compiler_macros_are_macros() {
+fn compiler_macros_are_listed_under_macros() {
     let lisp = fresh();
     lisp.values("(defun fast (x) x) (define-compiler-macro fast (x) x)");
     let found = macros(&lisp);
@@ -287,7 +287,7 @@ fn definitions_made_by_a_thread_are_listed() {
 }
 
 #[test]
-fn symbols_outside_cl_user_carry_their_package() {
+fn definitions_outside_cl_user_are_listed_with_their_package() {
     let lisp = fresh();
     lisp.values("(defpackage :my-app (:use :cl) (:export #:public)) (in-package :my-app) (defun public (x) x) (defun hidden (y) y) (defvar *v* 'sym)");
     let found = functions(&lisp);
@@ -305,7 +305,7 @@ fn a_redefinition_is_listed_once() {
 }
 
 #[test]
-fn what_was_undefined_is_not_listed() {
+fn definitions_removed_by_fmakunbound_or_delete_package_are_not_listed() {
     let lisp = fresh();
     lisp.values("(defun gone () 1) (defvar *gone* 1) (defmacro gone-macro () 1) (defpackage :gone-package (:use)) (defclass gone-class () ())");
     lisp.values("(fmakunbound 'gone) (fmakunbound 'gone-macro) (delete-package :gone-package) (setf (find-class 'gone-class) nil)");
@@ -316,7 +316,7 @@ fn what_was_undefined_is_not_listed() {
 }
 
 #[test]
-fn a_function_that_became_a_macro_is_listed_as_what_it_is() {
+fn function_redefined_as_a_macro_is_listed_under_macros() {
     let lisp = fresh();
     lisp.values("(defun chameleon (x) x)");
     lisp.values("(fmakunbound 'chameleon) (defmacro chameleon (y) y)");
@@ -332,7 +332,7 @@ fn definitions_made_before_an_error_are_listed() {
 }
 
 #[test]
-fn uninterned_and_generated_names_do_not_disturb() {
+fn function_named_by_a_gensym_does_not_break_list_definitions() {
     let lisp = fresh();
     lisp.values("(eval `(defun ,(gensym \"G\") () 1)) (defun plain () 1)");
     assert!(functions(&lisp).contains(&"PLAIN ()".to_owned()));
@@ -348,7 +348,7 @@ fn packages_made_by_make_package_are_listed() {
 }
 
 #[test]
-fn requiring_a_system_module_does_not_list_its_insides() {
+fn definitions_of_a_required_system_module_are_not_listed() {
     let lisp = fresh();
     lisp.values("(require :sb-posix) (require :asdf)");
     assert_eq!(functions(&lisp), Vec::<String>::new());
@@ -356,7 +356,7 @@ fn requiring_a_system_module_does_not_list_its_insides() {
 }
 
 #[test]
-fn listing_works_while_an_evaluation_runs() {
+fn list_definitions_and_describe_symbol_work_while_an_evaluation_runs() {
     let lisp = fresh();
     lisp.values("(defun there () 1)");
     let (_, outcome) = lisp.start("(sleep 0.5) :slept");
@@ -367,7 +367,7 @@ fn listing_works_while_an_evaluation_runs() {
 }
 
 #[test]
-fn markers_in_definitions_are_escaped() {
+fn section_markers_in_definitions_are_escaped() {
     let lisp = fresh();
     lisp.values("(defvar *forged* \"[Functions] [ERROR] [Backtrace]\")");
     let text = lisp.definitions_text(DefinitionFilter::All);
@@ -377,7 +377,7 @@ fn markers_in_definitions_are_escaped() {
 // describe-symbol.
 
 #[test]
-fn a_function_is_described_as_the_contract_says() {
+fn function_description_shows_arglist_type_and_documentation() {
     let text = fresh().describe_text("car");
     assert!(text.starts_with("COMMON-LISP:CAR [FUNCTION]\n  Arglist: (LIST)\n"), "{text}");
     assert!(text.contains("\n  Type: (FUNCTION (LIST) (VALUES T &OPTIONAL))"), "{text}");
@@ -385,7 +385,7 @@ fn a_function_is_described_as_the_contract_says() {
 }
 
 #[test]
-fn a_function_of_the_users_is_described() {
+fn user_defined_function_is_described_with_arglist_and_documentation() {
     let lisp = fresh();
     lisp.values("(defun square (x) \"The square of X.\" (* x x))");
     let text = lisp.describe_text("square");
@@ -411,7 +411,7 @@ fn a_variable_is_described_with_its_value() {
 }
 
 #[test]
-fn each_role_has_its_title() {
+fn description_title_names_the_kind_of_definition() {
     let lisp = fresh();
     lisp.values("(defclass k () ()) (defgeneric g (x)) (defmacro m (x) x) (defconstant +c+ 3) (deftype ty () 'integer) (defstruct st a) (define-condition co (error) ()) (define-symbol-macro sm 1)");
     for (name, title) in [
@@ -435,7 +435,7 @@ fn each_role_has_its_title() {
 }
 
 #[test]
-fn a_symbol_shows_every_role_it_has() {
+fn symbol_with_several_definitions_is_described_once_for_each_kind() {
     let lisp = fresh();
     lisp.values("(defun many (x) x) (defvar many 5) (defclass many () ())");
     let text = lisp.describe_text("many");
@@ -448,7 +448,7 @@ fn a_symbol_shows_every_role_it_has() {
 }
 
 #[test]
-fn names_are_read_as_the_reader_would() {
+fn symbol_names_are_parsed_as_by_the_lisp_reader() {
     let lisp = fresh();
     lisp.values("(defvar |mixed Case| 1) (defpackage :p (:use :cl) (:export #:x)) (defvar p:x 2) (defvar p::y 3)");
     for name in ["car", "CAR", "Car", "cl:car", "common-lisp:car", "cl::car"] {
@@ -461,7 +461,7 @@ fn names_are_read_as_the_reader_would() {
 }
 
 #[test]
-fn the_package_argument_says_where_to_look() {
+fn describe_symbol_looks_in_the_package_argument() {
     let lisp = fresh();
     lisp.values("(defpackage :p (:use :cl)) (defvar p::only-there 1)");
     let described = lisp.describe_in("only-there", Some("p")).expect("a description");
@@ -470,7 +470,7 @@ fn the_package_argument_says_where_to_look() {
 }
 
 #[test]
-fn an_unknown_package_is_said_with_near_names() {
+fn describe_symbol_in_an_unknown_package_suggests_similar_names() {
     let lisp = fresh();
     let not_found = |name: &str, package| match lisp.describe_in(name, package) {
         Ok(SymbolDescription::NotFound(text)) => text,
@@ -483,7 +483,7 @@ fn an_unknown_package_is_said_with_near_names() {
 }
 
 #[test]
-fn the_current_package_is_where_it_is_looked_for() {
+fn describe_symbol_looks_in_the_current_package_by_default() {
     let lisp = fresh();
     lisp.values("(defpackage :p (:use :cl)) (in-package :p) (defun here () 1)");
     let text = lisp.describe_text("here");
@@ -491,7 +491,7 @@ fn the_current_package_is_where_it_is_looked_for() {
 }
 
 #[test]
-fn a_symbol_that_is_not_found_says_where_and_names_near_ones() {
+fn symbol_not_found_names_the_package_and_similar_symbols() {
     let lisp = fresh();
     lisp.values("(defun frobnicate () 1)");
     let SymbolDescription::NotFound(text) = lisp.describe_in("frobnicat", None).expect("a description") else {
@@ -501,7 +501,7 @@ fn a_symbol_that_is_not_found_says_where_and_names_near_ones() {
 }
 
 #[test]
-fn a_symbol_looked_up_is_never_interned() {
+fn describe_symbol_never_interns_a_symbol() {
     let lisp = fresh();
     for name in [
         "never-interned-1",
@@ -517,7 +517,7 @@ fn a_symbol_looked_up_is_never_interned() {
 }
 
 #[test]
-fn names_that_cannot_be_read_are_answered() {
+fn describe_symbol_with_an_unreadable_name_leaves_the_session_usable() {
     let lisp = fresh();
     for name in [
         "",
@@ -543,7 +543,7 @@ fn names_that_cannot_be_read_are_answered() {
 }
 
 #[test]
-fn looking_a_symbol_up_evaluates_nothing() {
+fn describe_symbol_does_not_evaluate_read_time_forms() {
     let lisp = fresh();
     lisp.values("(defvar *evaluated* nil)");
     _ = lisp.describe_in("#.(setf cl-user::*evaluated* t)", None);
@@ -551,7 +551,7 @@ fn looking_a_symbol_up_evaluates_nothing() {
 }
 
 #[test]
-fn a_symbol_without_roles_is_found() {
+fn symbol_without_definitions_is_found() {
     let lisp = fresh();
     lisp.values("'just-a-symbol");
     let described = lisp.describe_in("just-a-symbol", None).expect("a description");
@@ -560,7 +560,7 @@ fn a_symbol_without_roles_is_found() {
 }
 
 #[test]
-fn a_hostile_value_does_not_disturb_a_description() {
+fn unprintable_or_circular_value_does_not_break_a_description() {
     let lisp = fresh();
     lisp.values("(defclass bad () ()) (defmethod print-object ((o bad) s) (declare (ignore s)) (error \"no\")) (defvar *bad* (make-instance 'bad))");
     assert!(lisp.describe_text("*bad*").contains("*BAD* [VARIABLE]"));
@@ -571,7 +571,7 @@ fn a_hostile_value_does_not_disturb_a_description() {
 }
 
 #[test]
-fn a_print_method_that_does_not_end_does_not_block_inspections_for_ever() {
+fn endless_print_object_method_does_not_block_describe_symbol_forever() {
     let lisp = fresh();
     lisp.values("(defclass endless () ()) (defmethod print-object ((o endless) s) (declare (ignore s)) (loop (sleep 0.01))) (defvar *endless* (make-instance 'endless))");
     _ = lisp.describe_in("*endless*", None);
@@ -580,7 +580,7 @@ fn a_print_method_that_does_not_end_does_not_block_inspections_for_ever() {
 }
 
 #[test]
-fn describing_does_not_touch_the_star_variables() {
+fn describe_symbol_does_not_change_the_star_variable() {
     let lisp = fresh();
     lisp.values(":kept");
     lisp.describe_text("car");
@@ -611,7 +611,7 @@ fn a_reset_removes_packages_and_returns_to_cl_user() {
 }
 
 #[test]
-fn a_reset_removes_variables_that_were_only_set() {
+fn a_reset_removes_variables_set_without_a_defvar() {
     let lisp = fresh();
     lisp.eval("(setf *only-set* 1)");
     lisp.reset();
@@ -627,7 +627,7 @@ fn a_reset_clears_the_error_state() {
 }
 
 #[test]
-fn a_reset_restores_printer_and_reader() {
+fn a_reset_restores_printer_variables_and_readtable() {
     let lisp = fresh();
     lisp.eval("(setf *print-base* 2 *print-radix* t *print-length* 1 *print-case* :downcase)");
     lisp.reset();
@@ -642,7 +642,7 @@ fn a_reset_restores_printer_and_reader() {
 }
 
 #[test]
-fn a_reset_forgets_star() {
+fn a_reset_clears_the_star_variable() {
     let lisp = fresh();
     lisp.values(":remembered");
     lisp.reset();
@@ -667,7 +667,7 @@ fn a_reset_ends_threads() {
 }
 
 #[test]
-fn a_reset_waits_its_turn() {
+fn a_reset_waits_for_the_running_evaluation() {
     let lisp = fresh();
     let (_, outcome) = lisp.start("(sleep 0.3) (defun late () 1) :done");
     lisp.reset();
@@ -686,7 +686,7 @@ fn resets_can_be_repeated() {
 }
 
 #[test]
-fn the_same_definitions_can_be_made_after_a_reset() {
+fn constants_and_structures_can_be_redefined_after_a_reset() {
     let lisp = fresh();
     for value in 0..3 {
         let text = lisp.text(&format!("(defconstant +k+ {value}) (defstruct st (a {value}) {}) (defclass cl () ((s :initform {value}))) (list +k+ (st-a (make-st)) (slot-value (make-instance 'cl) 's))", ["", "b", "b c"][value]));
@@ -696,7 +696,7 @@ fn the_same_definitions_can_be_made_after_a_reset() {
 }
 
 #[test]
-fn a_reset_undoes_methods_on_what_the_system_brings() {
+fn a_reset_removes_user_methods_on_system_generic_functions() {
     let lisp = fresh();
     lisp.values("(defclass mine () ()) (defmethod print-object ((o mine) s) (write-string \"MINE\" s)) (defmethod describe-object :before ((o integer) s) (write-string \"BEFORE\" s))");
     lisp.reset();
@@ -704,6 +704,6 @@ fn a_reset_undoes_methods_on_what_the_system_brings() {
 }
 
 #[test]
-fn what_a_reset_says() {
+fn reset_message_names_the_current_package() {
     assert_eq!(report::reset(&[]), "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
 }

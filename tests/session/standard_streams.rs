@@ -4,7 +4,7 @@ use crate::support::fresh;
 use sbcl::Evaluation;
 
 #[test]
-fn a_kept_stream_prints_into_the_evaluation_that_uses_it() {
+fn stream_saved_in_a_variable_prints_into_the_current_evaluation() {
     let lisp = fresh();
     lisp.values("(defvar *out* *standard-output*) (defvar *err* *error-output*) (defvar *raw* sb-sys:*stdout*)");
     let outcome = lisp.eval("(progn (format *out* \"a\") (format *err* \"b\") (format *raw* \"c\") 1)");
@@ -13,7 +13,7 @@ fn a_kept_stream_prints_into_the_evaluation_that_uses_it() {
 }
 
 #[test]
-fn what_is_set_stays_set() {
+fn standard_output_set_by_the_user_stays_set_until_a_reset() {
     let lisp = fresh();
     lisp.values("(setf *standard-output* (make-string-output-stream))");
     lisp.values("(princ :kept)");
@@ -28,7 +28,7 @@ fn what_is_set_stays_set() {
 }
 
 #[test]
-fn sbcls_own_streams_stay_set_too_which_is_told_once() {
+fn sb_sys_stdout_and_stdin_set_by_the_user_stay_set_with_one_notice() {
     let lisp = fresh();
     lisp.values("(setf sb-sys:*stdout* (make-string-output-stream))");
     let outcome = lisp.eval("(princ :kept)");
@@ -52,7 +52,7 @@ fn sbcls_own_streams_stay_set_too_which_is_told_once() {
 }
 
 #[test]
-fn the_terminal_stays_set_too() {
+fn sb_sys_tty_set_by_the_user_stays_set_until_closed() {
     let lisp = fresh();
     let typed = "(make-two-way-stream (make-string-input-stream (format nil \"y~%n~%\")) (make-broadcast-stream))";
     lisp.values(&format!("(setf sb-sys:*tty* {typed})"));
@@ -67,7 +67,7 @@ fn the_terminal_stays_set_too() {
 }
 
 #[test]
-fn dribble_goes_on_from_call_to_call() {
+fn dribble_records_output_across_evaluations() {
     let lisp = fresh();
     lisp.values("(defvar *file* (uiop:with-temporary-file (:pathname p :keep t) (namestring p)))");
     lisp.values("(dribble *file*)");
@@ -77,7 +77,7 @@ fn dribble_goes_on_from_call_to_call() {
 }
 
 #[test]
-fn they_take_octets() {
+fn standard_output_accepts_octets_and_decodes_utf8() {
     let lisp = fresh();
     let outcome = lisp.eval("(progn (write-sequence #(195 164) *standard-output*) (write-byte 33 *standard-output*) (write-byte 226 *standard-output*) (princ :x) 1)");
     assert_eq!(outcome.stdout.text, "ä!\u{fffd}X");
@@ -86,7 +86,7 @@ fn they_take_octets() {
 }
 
 #[test]
-fn input_is_at_its_end() {
+fn standard_input_is_at_end_of_file() {
     let lisp = fresh();
     assert_eq!(lisp.error("(read-line)").kind, "END-OF-FILE");
     assert_eq!(lisp.value("(list (read-char nil nil :eof) (read-byte *standard-input* nil :eof) (listen) (read-line *query-io* nil :eof))"), "(:EOF :EOF NIL :EOF)");
@@ -98,14 +98,14 @@ fn input_is_at_its_end() {
 }
 
 #[test]
-fn output_keeps_the_order_in_which_it_was_printed_within_a_line() {
+fn fresh_line_tracks_stdout_and_stderr_columns_separately() {
     let lisp = fresh();
     let outcome = lisp.eval("(progn (princ \"a\") (fresh-line) (princ \"b\") (fresh-line *error-output*) (princ \"c\" *error-output*) (fresh-line) 1)");
     assert_eq!((&*outcome.stdout.text, &*outcome.stderr.text), ("a\nb\n", "c"));
 }
 
 #[test]
-fn what_is_no_octet_is_refused_as_by_bare_sbcl() {
+fn write_byte_of_a_non_octet_signals_type_error() {
     let lisp = fresh();
     for (code, datum) in [
         ("(write-byte 256 *standard-output*)", "256"),
@@ -120,7 +120,7 @@ fn what_is_no_octet_is_refused_as_by_bare_sbcl() {
 }
 
 #[test]
-fn a_stream_kept_from_printing_a_value_prints_nowhere() {
+fn stream_saved_from_print_object_discards_later_output() {
     let lisp = fresh();
     lisp.values("(defvar *kept* nil) (defstruct thing) (defmethod print-object ((x thing) s) (setf *kept* s) (princ \"thing\" s))");
     lisp.values("(make-thing)");
@@ -128,7 +128,7 @@ fn a_stream_kept_from_printing_a_value_prints_nowhere() {
 }
 
 #[test]
-fn the_advice_that_is_given_satisfies() {
+fn suggested_form_restores_a_redirected_standard_output() {
     let lisp = fresh();
     lisp.eval("(setf *standard-output* (make-broadcast-stream))");
     let advice = lisp.eval("1").notices.concat();
@@ -139,7 +139,7 @@ fn the_advice_that_is_given_satisfies() {
 }
 
 #[test]
-fn what_a_thread_prints_comes_after_what_was_printed_before_it_was_started() {
+fn thread_output_comes_after_output_printed_before_the_thread_started() {
     let code =
         "(progn (princ \"a\") (sb-thread:join-thread (sb-thread:make-thread (lambda () (princ \"b\")))) (princ \"c\"))";
     assert_eq!(fresh().eval(code).stdout.text, "abc");

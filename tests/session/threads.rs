@@ -27,7 +27,7 @@ fn the_thread_that_evaluates_is_the_main_thread() {
 }
 
 #[test]
-fn a_thread_that_has_ended_is_not_kept() {
+fn memory_of_finished_threads_is_garbage_collected() {
     let lisp = fresh();
     // Ten times what is kept if it is.
     let code = "(flet ((run (n) (dotimes (i n) (sb-thread:join-thread (sb-thread:make-thread
@@ -40,13 +40,13 @@ fn a_thread_that_has_ended_is_not_kept() {
 }
 
 #[test]
-fn system_threads_are_not_told_of_as_running() {
+fn system_threads_are_not_reported_as_still_running() {
     let outcome = fresh().eval("(sb-ext:gc)");
     assert!(outcome.notices.is_empty(), "{outcome:?}");
 }
 
 #[test]
-fn a_background_thread_that_defines_makes_no_other_form_a_definition() {
+fn definition_by_a_background_thread_is_not_attributed_to_other_forms() {
     let lisp = fresh();
     lisp.eval(
         "(defvar *stop* nil) (defvar *rounds* 0)

@@ -6,7 +6,7 @@ use crate::support::{error, fresh};
 use sbcl::report;
 
 #[test]
-fn a_cleanup_form_that_stops_the_unwinding_does_not_undo_the_failure() {
+fn cleanup_form_that_stops_the_unwinding_does_not_hide_the_error() {
     let lisp = fresh();
     let error = lisp.error("(progn (block nil (unwind-protect (error \"boom\") (return))) 5)");
     assert_eq!(error.message.text, "boom");
@@ -17,7 +17,7 @@ fn a_cleanup_form_that_stops_the_unwinding_does_not_undo_the_failure() {
 }
 
 #[test]
-fn of_several_errors_the_last_is_told_and_the_others_are_in_the_history() {
+fn last_of_several_errors_is_reported_and_earlier_errors_are_in_history() {
     let lisp = fresh();
     for code in [
         "(progn (block nil (unwind-protect (error \"first\") (return))) (error 'type-error :datum 1 :expected-type 'list))",
@@ -35,7 +35,7 @@ fn of_several_errors_the_last_is_told_and_the_others_are_in_the_history() {
 }
 
 #[test]
-fn a_timeout_cannot_be_swallowed() {
+fn cleanup_forms_cannot_swallow_a_timeout() {
     let lisp = fresh();
     let limit = Duration::from_millis(200);
     for code in [
@@ -50,7 +50,7 @@ fn a_timeout_cannot_be_swallowed() {
 }
 
 #[test]
-fn an_unknown_package_has_the_two_restarts_and_near_names() {
+fn unknown_package_argument_offers_retry_abort_and_similar_names() {
     let lisp = fresh();
     lisp.values("(defpackage :some-library (:nicknames :some-lib) (:use :cl))");
     let outcome = lisp.eval_in("some-lob", "1");
@@ -61,7 +61,7 @@ fn an_unknown_package_has_the_two_restarts_and_near_names() {
 }
 
 #[test]
-fn the_users_hooks_run_and_persist() {
+fn debugger_hook_and_invoke_debugger_hook_of_the_user_run_and_persist() {
     let lisp = fresh();
     lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore h)) (format t \"hook ~A~%\" c)))");
     for round in 0..2 {
@@ -79,7 +79,7 @@ fn the_users_hooks_run_and_persist() {
 }
 
 #[test]
-fn a_hook_that_fails_is_told_of() {
+fn error_in_debugger_hook_is_reported_as_a_notice() {
     let lisp = fresh();
     lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore c h)) (error \"in the hook\")))");
     let outcome = lisp.eval("(error \"boom\")");
@@ -90,7 +90,7 @@ fn a_hook_that_fails_is_told_of() {
 }
 
 #[test]
-fn plus_is_the_form_before_whether_it_failed_or_not() {
+fn plus_variable_holds_the_previous_form_even_after_an_error() {
     let lisp = fresh();
     lisp.error("(error \"boom\")");
     assert_eq!(lisp.value("+"), "(ERROR \"boom\")");
@@ -98,7 +98,7 @@ fn plus_is_the_form_before_whether_it_failed_or_not() {
 }
 
 #[test]
-fn garbage_collected_all_the_time_does_not_cost_the_image() {
+fn small_bytes_consed_between_gcs_does_not_kill_the_image() {
     let lisp = fresh();
     lisp.values("(defvar *before* (sb-ext:bytes-consed-between-gcs)) (defun deep (n) (list (deep (1+ n))))");
     for bytes in [1, 0, 4096] {

@@ -27,7 +27,7 @@ fn build(cache: &Cache, key: &Key, made: &AtomicU32) -> PathBuf {
 }
 
 #[test]
-fn concurrent_builds_do_the_work_once() {
+fn concurrent_builds_make_a_stage_once() {
     let directory = Scratch::new("concurrent");
     let cache = cache(&directory);
     let made = AtomicU32::new(0);
@@ -43,7 +43,7 @@ fn concurrent_builds_do_the_work_once() {
 }
 
 #[test]
-fn what_a_build_script_makes_is_older_than_its_run() {
+fn stage_files_are_dated_before_the_build_began() {
     let directory = Scratch::new("dates");
     let begin = SystemTime::now();
     let entry = build(&cache(&directory), &key("a"), &AtomicU32::new(0));
@@ -54,7 +54,7 @@ fn what_a_build_script_makes_is_older_than_its_run() {
 }
 
 #[test]
-fn other_keys_are_other_stages() {
+fn different_keys_make_different_stages() {
     let directory = Scratch::new("keys");
     let cache = cache(&directory);
     let made = AtomicU32::new(0);
@@ -65,7 +65,7 @@ fn other_keys_are_other_stages() {
 }
 
 #[test]
-fn half_done_stages_are_made_again() {
+fn incomplete_stage_is_made_again() {
     let made = AtomicU32::new(0);
     let spoil: [fn(&Path); 4] = [
         // Killed before the list was written.
@@ -93,7 +93,7 @@ fn half_done_stages_are_made_again() {
 }
 
 #[test]
-fn what_a_killed_build_left_behind_is_not_used() {
+fn leftovers_of_a_killed_build_are_removed_and_not_used() {
     let directory = Scratch::new("killed");
     let cache = cache(&directory);
     let name = format!("fake-{}.0", key("a"));
@@ -126,7 +126,7 @@ fn a_failed_build_publishes_nothing_and_can_be_tried_again() {
 }
 
 #[test]
-fn pruning_keeps_what_was_used_last() {
+fn prune_keeps_the_most_recently_used_stages() {
     let directory = Scratch::new("prune");
     let cache = cache(&directory);
     let made = AtomicU32::new(0);

@@ -52,7 +52,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_spoilt_archive_is_not_used() {
+    fn archive_with_a_wrong_sha256_is_not_used() {
         let directory = Scratch::new("cached");
         let cached = Cached::new(&directory);
         let empty = cached.look(&Progress::silent());

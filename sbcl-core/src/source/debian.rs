@@ -122,13 +122,13 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn mirrors_are_those_of_the_network_each_once() {
+    fn mirror_list_keeps_http_addresses_without_duplicates() {
         let listed = "http://a.example/debian/\ncdrom:[x]/\nhttp://a.example/debian/\nhttps://b.example/d\n";
         assert_eq!(bases(listed), ["http://a.example/debian/", "https://b.example/d"]);
     }
 
     #[test]
-    fn the_archive_is_in_the_pool_under_the_base() {
+    fn archive_address_is_in_the_pool_under_the_base_url() {
         let expected = format!("http://a.example/debian/pool/main/s/sbcl/{}", pin::ARCHIVE);
         assert_eq!(address("http://a.example/debian/"), expected);
         assert_eq!(address("http://a.example/debian"), expected);

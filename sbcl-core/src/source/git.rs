@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pinned_commit_is_fetched_from_the_first_remote_that_has_it() {
+    fn pinned_commit_is_fetched_from_the_first_working_remote() {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
         let remotes = vec!["file:///no/such/repository".to_owned(), format!("file://{}", origin.display())];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn another_commit_under_the_tag_is_not_used() {
+    fn tag_that_names_another_commit_is_not_used() {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
         let outcome = look(pin::GIT_COMMIT, vec![format!("file://{}", origin.display())], &sources);

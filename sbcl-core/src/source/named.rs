@@ -89,13 +89,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_must_be_absolute_and_there() {
+    fn relative_or_missing_path_is_refused() {
         assert!(reason(look(Path::new("sbcl"))).contains("absolute"));
         assert!(reason(look(Path::new("/no/such/source"))).contains("no such"));
     }
 
     #[test]
-    fn without_the_variable_the_next_way_is_tried() {
+    fn unset_sbcl_mcp_source_lets_the_next_way_be_tried() {
         let outcome = Named::new(None).look(&Progress::silent());
         assert_eq!(outcome, Outcome::Missing("not set".to_owned()));
     }

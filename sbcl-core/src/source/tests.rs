@@ -49,7 +49,7 @@ fn found() -> Outcome {
 }
 
 #[test]
-fn the_ways_are_tried_in_order() {
+fn lookup_order_is_variable_cache_git_then_debian() {
     let settings = Settings::from_environment(Path::new("/nowhere"));
     let names: Vec<_> = ways(&settings, Path::new("/nowhere")).iter().map(|way| way.name()).collect();
     let expected = ["SBCL_MCP_SOURCE", "the cache", "upstream's git repository", "Debian's pool"];
@@ -60,14 +60,14 @@ fn the_ways_are_tried_in_order() {
 }
 
 #[test]
-fn the_first_way_that_leads_there_is_the_last_one_tried() {
+fn search_stops_at_the_first_way_that_finds_the_source() {
     let (source, looked) = try_ways(&[("one", missing), ("two", found), ("three", missing)]);
     assert_eq!(source.unwrap(), Source::Archive("a".into()));
     assert_eq!(looked, 2);
 }
 
 #[test]
-fn a_refusal_ends_the_search() {
+fn refused_source_ends_the_search_with_an_error() {
     let refused = || Outcome::Refused("of version 1".to_owned());
     let (source, looked) = try_ways(&[("one", refused), ("two", found)]);
     assert_eq!(looked, 1);
@@ -77,7 +77,7 @@ fn a_refusal_ends_the_search() {
 }
 
 #[test]
-fn the_last_error_names_every_way_and_what_helps() {
+fn error_for_a_missing_source_lists_every_way_and_the_remedies() {
     let (source, looked) = try_ways(&[("one", missing), ("two", missing)]);
     assert_eq!(looked, 2);
     let message = source.unwrap_err().to_string();
@@ -87,7 +87,7 @@ fn the_last_error_names_every_way_and_what_helps() {
 }
 
 #[test]
-fn a_named_directory_has_an_identity_of_its_own() {
+fn identity_of_a_named_directory_depends_on_its_contents() {
     let directory = Scratch::new("identity");
     let mut settings = Settings::from_environment(Path::new("/nowhere"));
     let identity = |settings: &Settings| identity(settings, &Progress::silent());

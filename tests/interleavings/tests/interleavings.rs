@@ -9,16 +9,16 @@ fn check(scenario: fn(), schedules: usize) {
 }
 
 #[test]
-fn one_answer_whatever_comes_first() {
+fn call_gets_at_most_one_answer_under_cancellation_and_id_reuse() {
     check(scenarios::one_answer_whatever_comes_first, 2000);
 }
 
 #[test]
-fn one_reply_to_a_question() {
+fn question_gets_at_most_one_reply_from_answer_cancel_or_timeout() {
     check(scenarios::one_reply_to_a_question, 2000);
 }
 
 #[test]
-fn all_is_answered_whoever_leads() {
+fn event_loop_answers_all_requests_whichever_thread_leads() {
     check(scenarios::all_is_answered_whoever_leads, 300);
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[apply(both_modes)]
-fn locals_of_a_frame(mode: Mode) {
+fn frame_locals_and_get_backtrace_show_the_locals_of_a_frame(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun outer (a) (let ((sum (+ a 1))) (list sum (inner sum))))\n\
@@ -21,7 +21,7 @@ fn locals_of_a_frame(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn locals_that_do_not_print_leave_it_held(mode: Mode) {
+fn frame_locals_times_out_on_an_endless_printer_and_stays_held(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defclass endless () ()) (defmethod print-object ((object endless) stream) (loop))\n\
@@ -41,7 +41,7 @@ fn locals_that_do_not_print_leave_it_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn locals_have_names(mode: Mode) {
+fn frame_locals_never_shows_an_empty_variable_name(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(error \"x ~A\" 1)");
     let locals = good(&mut server, "frame-locals", json!({"frame": 0}));
@@ -49,7 +49,7 @@ fn locals_have_names(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn code_in_a_frame_sees_and_changes_its_locals(mode: Mode) {
+fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun work (x) (declare (optimize debug))\n  (let ((y (* 2 x))) (cerror \"go\" \"stop\") (list x y)))",
@@ -79,7 +79,7 @@ fn code_in_a_frame_sees_and_changes_its_locals(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_error_in_a_frame_does_not_lose_the_held_one(mode: Mode) {
+fn error_in_eval_in_frame_keeps_the_held_error_and_its_backtrace(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defun work (x) (declare (optimize debug)) (cerror \"go\" \"the held one\") x)");
     let report = hold(&mut server, "(work 5)");
@@ -110,7 +110,7 @@ fn an_error_in_a_frame_does_not_lose_the_held_one(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_frame_returns_other_values(mode: Mode) {
+fn return_from_frame_returns_the_given_values(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun inner (x) (declare (optimize debug)) (error \"bad ~A\" x))\n\
@@ -129,7 +129,7 @@ fn a_frame_returns_other_values(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_frame_is_called_again_after_a_redefinition(mode: Mode) {
+fn restart_frame_calls_the_redefined_function(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun inner (x) (declare (optimize debug)) (error \"bad ~A\" x))\n\
@@ -158,7 +158,7 @@ fn called_again(server: &mut Server, code: &str, call: &str, repair: &str) -> St
 }
 
 #[apply(both_modes)]
-fn methods_are_called_again(mode: Mode) {
+fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defgeneric area (x))
@@ -223,7 +223,7 @@ fn methods_are_called_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_method_of_another_combination_is_not_called_again(mode: Mode) {
+fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(define-method-combination each () ((methods ()))
@@ -238,7 +238,7 @@ fn a_method_of_another_combination_is_not_called_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn closures_are_called_again_with_what_they_close_over(mode: Mode) {
+fn restart_frame_calls_closures_with_their_closed_over_variables(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defun call (f &rest arguments) (list (apply f arguments)))\n(defvar *calls* 0)");
     for (code, call, expected) in [
@@ -294,7 +294,7 @@ fn closures_are_called_again_with_what_they_close_over(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_frame_is_called_again_with_what_was_supplied(mode: Mode) {
+fn restart_frame_passes_the_originally_supplied_arguments(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *calls* 0)");
     let fail = "(if (< (incf *calls*) 2) (error \"x\"))";
@@ -330,7 +330,7 @@ fn a_frame_is_called_again_with_what_was_supplied(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn specials_and_cleanup_forms_come_out_right(mode: Mode) {
+fn frame_restart_and_return_restore_specials_and_run_cleanup_forms(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defvar *depth* 0)\n(defvar *log* '())\n(defvar *calls* 0)
@@ -350,7 +350,7 @@ fn specials_and_cleanup_forms_come_out_right(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_local_function_called_by_its_own_code_is_left_alone(mode: Mode) {
+fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let mut server = mode.ready();
     // The code after the call was never made: the compiler knows that G does not return.
     server.evaluate("(defun outer (x) (flet ((g (y) (error \"~a ~a\" x y))) (list (g 1))))");
@@ -374,7 +374,7 @@ fn a_local_function_called_by_its_own_code_is_left_alone(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_a_function_is_declaimed_to_return_is_kept_to(mode: Mode) {
+fn return_from_frame_refuses_values_of_another_declaimed_type(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(declaim (ftype (function (t) fixnum) index))
@@ -391,7 +391,7 @@ fn what_a_function_is_declaimed_to_return_is_kept_to(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn frames_of_compiled_files_are_called_again_or_say_why_not(mode: Mode) {
+fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     let mut server = mode.ready();
     let path = server.home().join("compiled.lisp");
     let source = "
@@ -425,7 +425,7 @@ fn frames_of_compiled_files_are_called_again_or_say_why_not(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_backtrace_through_local_calls_takes_nothing_for_a_closure(mode: Mode) {
+fn backtrace_through_local_calls_survives_garbage_collection(mode: Mode) {
     let mut server = mode.ready();
     let code = "(let ((x 0)) (labels ((f (n) (incf x) (if (zerop n) (sb-debug:list-backtrace) (values (f (1- n)))))) \
                 (funcall (first (list #'f)) 5)))";

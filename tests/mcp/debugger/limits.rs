@@ -12,7 +12,7 @@ fn hold_overdue(server: &mut Server, code: &str) -> String {
 }
 
 #[apply(both_modes)]
-fn a_timeout_is_held_and_goes_on_where_it_was(mode: Mode) {
+fn timed_out_evaluation_is_held_and_continue_resumes_in_place(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defvar *stop* nil)\n(defvar *cleaned* 0)
@@ -53,7 +53,7 @@ fn a_timeout_is_held_and_goes_on_where_it_was(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn frames_of_what_timed_out_return_and_are_called_again(mode: Mode) {
+fn frames_of_a_timed_out_evaluation_can_return_and_restart(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun spin (x) (loop (when (eq x :stop) (return x))))\n(defun around (x) (list (spin x) *print-base*))",
@@ -74,7 +74,7 @@ fn frames_of_what_timed_out_return_and_are_called_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_waits_is_held_and_waits_on(mode: Mode) {
+fn timed_out_sleep_join_and_semaphore_wait_resume_with_continue(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *semaphore* (sb-thread:make-semaphore))");
     for code in [
@@ -98,7 +98,7 @@ fn what_waits_is_held_and_waits_on(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_timeout_where_nothing_can_be_held_is_a_failure(mode: Mode) {
+fn timeout_in_foreign_code_or_the_printer_is_not_held(mode: Mode) {
     let mut server = mode.ready();
     // Foreign code may hold locks of its own.
     let usleep = "(alien-funcall (extern-alien \"usleep\" (function int unsigned)) 5000000)";
@@ -126,7 +126,7 @@ fn a_timeout_where_nothing_can_be_held_is_a_failure(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn code_in_a_frame_has_a_time_limit_of_its_own(mode: Mode) {
+fn eval_in_frame_has_its_own_timeout(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") :went-on)");
     let before = last_error(&mut server);
@@ -143,7 +143,7 @@ fn code_in_a_frame_has_a_time_limit_of_its_own(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_is_printed_inside_a_held_evaluation_is_in_the_answer_that_it_belongs_to(mode: Mode) {
+fn output_of_eval_in_frame_is_in_its_own_answer(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") 1)");
     let text = good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(princ :o1) (princ :o2)"}));
@@ -152,7 +152,7 @@ fn what_is_printed_inside_a_held_evaluation_is_in_the_answer_that_it_belongs_to(
 }
 
 #[apply(both_modes)]
-fn what_cleanup_forms_print_and_fail_with_on_release_is_told(mode: Mode) {
+fn output_and_errors_of_cleanup_forms_on_release_are_reported(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(unwind-protect (unwind-protect (error \"x\") (princ :cleaned)) (error \"in cleanup\"))");
     let failed = error_id(&mut server);

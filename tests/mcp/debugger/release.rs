@@ -3,7 +3,7 @@
 use super::*;
 
 #[apply(both_modes)]
-fn aborting_runs_the_cleanup_forms(mode: Mode) {
+fn abort_evaluation_runs_the_cleanup_forms(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))\n(setf *cleaned* :wrong)");
@@ -16,7 +16,7 @@ fn aborting_runs_the_cleanup_forms(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_restart_abort_releases(mode: Mode) {
+fn abort_restart_releases_the_held_evaluation(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
@@ -40,7 +40,7 @@ fn the_restart_abort_releases(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_new_evaluation_releases_and_says_so(mode: Mode) {
+fn new_evaluation_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
@@ -55,7 +55,7 @@ fn a_new_evaluation_releases_and_says_so(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn inspections_and_limits_do_not_release(mode: Mode) {
+fn inspection_tools_and_configure_limits_keep_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(cerror \"go\" \"x\")");
     for (tool, arguments) in [
@@ -72,7 +72,7 @@ fn inspections_and_limits_do_not_release(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_reset_releases(mode: Mode) {
+fn reset_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(error \"x\")");
     let reset = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
@@ -87,7 +87,7 @@ fn a_reset_releases(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_hold_ends_after_its_time(mode: Mode) {
+fn hold_option_releases_the_held_evaluation_after_its_time(mode: Mode) {
     let mut server = mode.start_with(&["--hold", "0.5"]);
     server.initialize("2025-06-18");
     hold(&mut server, "(error \"x\")");
@@ -102,7 +102,7 @@ fn a_hold_ends_after_its_time(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn releasing_is_bounded_when_cleanup_forms_loop(mode: Mode) {
+fn looping_cleanup_forms_delay_release_only_for_a_bounded_time(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *kept* :here)");
     hold(&mut server, "(unwind-protect (error \"x\") (loop))");
@@ -114,7 +114,7 @@ fn releasing_is_bounded_when_cleanup_forms_loop(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn time_limits_do_not_run_while_held_and_begin_anew(mode: Mode) {
+fn time_limit_stops_while_held_and_restarts_on_resume(mode: Mode) {
     let mut server = mode.ready();
     good(&mut server, "configure-limits", json!({"timeout": 1}));
     hold(&mut server, "(progn (sleep 0.6) (cerror \"go\" \"x\") (sleep 0.6) :done)");
@@ -134,7 +134,7 @@ fn time_limits_do_not_run_while_held_and_begin_anew(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_goes_on_has_its_own_time_limit(mode: Mode) {
+fn resumed_evaluation_keeps_its_own_time_limit(mode: Mode) {
     let mut server = mode.ready();
     let held = |server: &mut Server, code: &str, timeout: f64| {
         let arguments = json!({"code": code, "on-error": "debug", "timeout": timeout});
@@ -164,7 +164,7 @@ fn what_goes_on_has_its_own_time_limit(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn timers_and_handlers_cannot_end_a_hold(mode: Mode) {
+fn with_timeout_deadlines_and_handlers_cannot_end_a_hold(mode: Mode) {
     let mut server = mode.ready();
     for code in [
         // Its handler would unwind.
@@ -203,7 +203,7 @@ fn timers_in_the_held_thread_cannot_end_a_hold(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn cancelling_what_goes_on_stops_it(mode: Mode) {
+fn cancelling_invoke_restart_stops_the_resumed_evaluation(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
     let id = server.post_call("invoke-restart", json!({"restart": "CONTINUE"}));
@@ -216,7 +216,7 @@ fn cancelling_what_goes_on_stops_it(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn giving_up_never_ends_what_runs(mode: Mode) {
+fn abort_evaluation_does_not_end_a_running_evaluation(mode: Mode) {
     let mut server = mode.ready();
     let running = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.5) :ran)", "on-error": "debug"}));
     assert_eq!(bad(&mut server, "abort-evaluation", json!({})), NOTHING_HELD);
@@ -224,7 +224,7 @@ fn giving_up_never_ends_what_runs(mode: Mode) {
 }
 
 #[test]
-fn what_code_in_a_frame_defines_is_kept_as_that_code() {
+fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
     let mut server = Server::ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (sb-sys:without-interrupts (loop)))");
     in_frame(&mut server, 1, "(defvar *kept* 7) (setf *kept* 8)\n(defun kept () (list :kept *kept*))");
@@ -238,7 +238,7 @@ fn what_code_in_a_frame_defines_is_kept_as_that_code() {
 }
 
 #[apply(both_modes)]
-fn no_code_finds_the_restarts_of_the_server_by_accident(mode: Mode) {
+fn server_restarts_are_invisible_to_find_restart(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(find-restart 'retry)", "(find-restart 'continue)", "(find-restart :retry)"] {
         assert_eq!(server.evaluate(code), "=> NIL", "{code}");
@@ -258,7 +258,7 @@ fn no_code_finds_the_restarts_of_the_server_by_accident(mode: Mode) {
 // ---- What is not there
 
 #[apply(both_modes)]
-fn nothing_is_held_in_plain_words(mode: Mode) {
+fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
     let mut server = mode.ready();
     for (tool, arguments) in [
         ("invoke-restart", json!({"restart": 1})),
@@ -275,7 +275,7 @@ fn nothing_is_held_in_plain_words(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn what_is_not_there_is_refused_with_what_is(mode: Mode) {
+fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(cerror \"go\" \"x\")");
     let before = last_error(&mut server);

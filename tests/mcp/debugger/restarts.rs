@@ -3,7 +3,7 @@
 use super::*;
 
 #[apply(both_modes)]
-fn the_report_ends_with_the_restarts_and_the_tools(mode: Mode) {
+fn error_report_ends_with_the_restarts_and_debugger_tools(mode: Mode) {
     let mut server = mode.ready();
     let code = "(restart-case (error \"boo\") (first-way () :report \"Go the first way\" 1) (second-way (x) x))";
     let report = hold(&mut server, code);
@@ -26,7 +26,7 @@ fn the_report_ends_with_the_restarts_and_the_tools(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn only_on_error_debug_holds(mode: Mode) {
+fn evaluation_is_held_only_with_on_error_debug(mode: Mode) {
     let mut server = mode.ready();
     for arguments in [json!({"code": "(error \"x\")"}), json!({"code": "(error \"x\")", "on-error": "abort"})] {
         let text = bad(&mut server, "evaluate-lisp", arguments);
@@ -46,7 +46,7 @@ fn only_on_error_debug_holds(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn cancels_and_exhausted_stacks_and_heaps_are_never_held(mode: Mode) {
+fn cancellation_and_stack_or_heap_exhaustion_are_never_held(mode: Mode) {
     let mut server = mode.start_with(&["--heap", "512M"]);
     server.initialize("2025-06-18");
     let code = "(defun deep (n) (+ 1 (deep n))) (deep 1)";
@@ -70,7 +70,7 @@ fn cancels_and_exhausted_stacks_and_heaps_are_never_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn every_kind_of_error_is_held(mode: Mode) {
+fn every_kind_of_error_is_held_with_on_error_debug(mode: Mode) {
     let mut server = mode.ready();
     for (code, kind) in [
         ("(/ 1 0)", "DIVISION-BY-ZERO"),
@@ -89,7 +89,7 @@ fn every_kind_of_error_is_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_unknown_package_is_held_with_the_two_restarts(mode: Mode) {
+fn unknown_package_argument_is_held_with_retry_and_abort(mode: Mode) {
     let mut server = mode.ready();
     let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "package": "NOPE", "on-error": "debug"}));
     assert!(text.contains("Restarts:\n  1. RETRY - Evaluate this form again.\n  2. ABORT - "), "{text}");
@@ -101,7 +101,7 @@ fn an_unknown_package_is_held_with_the_two_restarts(mode: Mode) {
 // ---- Restarts
 
 #[apply(both_modes)]
-fn an_undefined_function_is_defined_and_called_again(mode: Mode) {
+fn continue_calls_a_function_defined_while_held(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate(
         "(defun price (item) (* 2 (base-price item)))\n(defun total (items) (reduce #'+ (mapcar #'price items)))",
@@ -124,7 +124,7 @@ fn an_undefined_function_is_defined_and_called_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn code_in_a_frame_without_variables_is_said_to_be_evaluated_globally(mode: Mode) {
+fn eval_in_frame_without_variables_evaluates_globally_with_a_notice(mode: Mode) {
     let mut server = mode.ready();
     let said = "[notice]\nThe frame has no variables that SBCL knows of: the code was evaluated globally.\n\n=> 3";
     let report = hold(&mut server, "(defun none () (/ 1 0)) (defun some-are (x) (list (none) x)) (some-are 1)");
@@ -138,7 +138,7 @@ fn code_in_a_frame_without_variables_is_said_to_be_evaluated_globally(mode: Mode
 }
 
 #[apply(both_modes)]
-fn an_undefined_function_is_defined_and_the_form_evaluated_again(mode: Mode) {
+fn retry_evaluates_only_the_failing_form_again(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *log* '())\n(defun area (r) (push r *log*) (* 2 (factor r)))");
     let report = hold(&mut server, "(push :before *log*)\n(+ 1 (area 5))");
@@ -150,7 +150,7 @@ fn an_undefined_function_is_defined_and_the_form_evaluated_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn retry_and_abort_are_among_the_restarts_of_any_number(mode: Mode) {
+fn retry_and_abort_are_listed_among_thousands_of_restarts(mode: Mode) {
     let mut server = mode.ready();
     for count in [97, 98, 99, 10_000] {
         let code = format!(
@@ -187,7 +187,7 @@ fn retry_and_abort_are_among_the_restarts_of_any_number(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn restarts_take_values(mode: Mode) {
+fn invoke_restart_passes_the_given_values(mode: Mode) {
     let mut server = mode.ready();
     for (code, name, values, expected) in [
         ("(+ 1 *no-such-variable*)", json!("USE-VALUE"), "41", "=> 42"),
@@ -220,7 +220,7 @@ fn restarts_take_values(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_unbound_slot_is_filled(mode: Mode) {
+fn unbound_slot_is_repaired_by_store_value_use_value_or_retry(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defclass point () ((x :accessor x)))\n(defvar *p* (make-instance 'point))");
     hold(&mut server, "(list (x *p*) (x *p*))");
@@ -237,7 +237,7 @@ fn an_unbound_slot_is_filled(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_missing_slot_is_added_to_the_class(mode: Mode) {
+fn retry_succeeds_after_a_missing_slot_is_added_to_the_class(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defclass thing () ())\n(defvar *t* (make-instance 'thing))");
     let report = hold(&mut server, "(slot-value *t* 'size)");
@@ -247,7 +247,7 @@ fn a_missing_slot_is_added_to_the_class(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_assertion_without_places_goes_on_when_it_holds(mode: Mode) {
+fn assert_without_places_continues_once_the_test_is_true(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *ready* nil)");
     hold(&mut server, "(assert *ready*)\n:asserted");
@@ -258,7 +258,7 @@ fn an_assertion_without_places_goes_on_when_it_holds(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_assertion_with_places_takes_their_new_values(mode: Mode) {
+fn assert_with_places_takes_new_values_from_continue(mode: Mode) {
     let mut server = mode.ready();
     let one = "(let ((n 1)) (assert (= n 2) (n) \"n is ~A\" n) n)";
     hold(&mut server, one);
@@ -305,7 +305,7 @@ fn an_assertion_with_places_takes_their_new_values(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn an_assertion_that_nobody_holds_still_asks(mode: Mode) {
+fn assert_continued_by_a_handler_still_reads_query_io(mode: Mode) {
     let mut server = mode.ready();
     let asks = "(handler-bind ((simple-error #'continue)) (let ((n 1)) (assert (= n 2) (n)) n))";
     let text = bad(&mut server, "evaluate-lisp", json!({"code": asks}));
@@ -322,7 +322,7 @@ fn an_assertion_that_nobody_holds_still_asks(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_next_error_is_held_again(mode: Mode) {
+fn next_error_of_a_resumed_evaluation_is_held_again(mode: Mode) {
     let mut server = mode.ready();
     let code = "(format t \"before~%\")\n(list (restart-case (error \"one\") (use-it (x) x))\n \
                 (progn (format t \"between~%\") (restart-case (error \"two\") (use-it (x) x))))";
@@ -338,7 +338,7 @@ fn the_next_error_is_held_again(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_next_error_knows_its_form(mode: Mode) {
+fn next_error_of_a_resumed_evaluation_names_its_form(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, ":first\n\n(progn (cerror \"go\" \"one\")\n  (error \"two\"))");
     assert!(last_error(&mut server).contains("\nForm: 2 (line 3): (progn (cerror \"go\" \"one\")\n"));
@@ -348,7 +348,7 @@ fn the_next_error_knows_its_form(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn failing_values_of_a_restart_leave_it_held(mode: Mode) {
+fn failing_restart_values_leave_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(restart-case (error \"held\") (take (x) x))");
     let before = last_error(&mut server);
@@ -363,7 +363,7 @@ fn failing_values_of_a_restart_leave_it_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_restart_that_returns_leaves_it_held(mode: Mode) {
+fn returning_restart_leaves_the_evaluation_held(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *called* 0)");
     hold(&mut server, "(restart-bind ((count-me (lambda () (incf *called*)))) (error \"x\"))");
@@ -374,7 +374,7 @@ fn a_restart_that_returns_leaves_it_held(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_restart_without_its_values_is_refused_and_stays(mode: Mode) {
+fn restart_with_the_wrong_number_of_values_is_refused(mode: Mode) {
     let mut server = mode.ready();
     let give = ": give them in `values`, as Lisp expressions.";
     let takes = |what: &str| format!("The restart {what}");
@@ -433,7 +433,7 @@ fn a_restart_without_its_values_is_refused_and_stays(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn a_restart_that_asks_nobody_finds_its_own_values(mode: Mode) {
+fn interactive_restart_function_supplies_missing_values(mode: Mode) {
     let mut server = mode.ready();
     let code =
         |interactive: &str| format!("(restart-case (error \"x\") (take (x) :interactive (lambda () {interactive}) x))");
@@ -450,7 +450,7 @@ fn a_restart_that_asks_nobody_finds_its_own_values(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn the_evaluation_goes_on_with_its_own_handlers(mode: Mode) {
+fn resumed_evaluation_keeps_its_own_handlers(mode: Mode) {
     let mut server = mode.ready();
     let code = "(handler-case (progn (sb-int:with-float-traps-masked () (break \"here\")) (error \"later\")) \
                 (error (c) (format nil \"handled: ~A\" c)))";

@@ -162,7 +162,7 @@ const DIALECTS: [Dialect; 3] = [
 
 /// What FiveAM's tests above show of it, with the real libraries of other frameworks.
 #[test]
-fn other_frameworks_say_as_much() {
+fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
     let Some(root) = libraries() else { return };
     for dialect in DIALECTS {
         let name = dialect.framework;
@@ -230,7 +230,7 @@ const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
 "#;
 
 #[test]
-fn sb_rt_and_rt_are_run_and_a_hundred_megabytes_of_output_are_nothing() {
+fn sb_rt_and_rt_tests_run_despite_100_megabytes_of_output() {
     rt("sb-rt", RT);
     if installed("rt") {
         rt("rt", &RT.replace("sb-rt", "regression-test").replace("50000", "50"));
@@ -267,7 +267,7 @@ fn rt(system: &str, tests: &str) {
 
 /// What is repaired in the image is what is tested, until `reload` says otherwise.
 #[test]
-fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_loaded_again() {
+fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {
     let tests = "(defpackage :demo/tests (:use :cl :sb-rt) (:import-from :demo #:answer)) (in-package :demo/tests)
                  (deftest one (answer) 42)";
     let source = "(defpackage :demo (:use :cl) (:export #:answer)) (in-package :demo) (defun answer () 41)";
@@ -336,7 +336,7 @@ fn tests_that_no_operation_names_are_found_by_the_systems_name_and_nothing_is_lo
 }
 
 #[test]
-fn what_no_framework_is_known_of_is_its_test_op() {
+fn test_op_without_a_known_framework_counts_as_a_single_test() {
     for (perform, expected) in [
         ("(error \"2 tests failed\")", "1. test-op of demo/tests\n   SIMPLE-ERROR 2 tests failed (E1: "),
         ("(uiop:quit 1)", "1. test-op of demo/tests\n   SBCL-HOST::EXIT-REFUSED EXIT was called"),
@@ -427,7 +427,7 @@ fn by_bare_sbcl(program: &str) -> Option<String> {
 }
 
 #[test]
-fn real_suites_come_to_what_the_framework_itself_says() {
+fn alexandria_and_esrap_suites_have_the_counts_of_bare_sbcl() {
     // sb-rt, run twice by the test-op, without and with compilation.
     if installed("alexandria") {
         let mut server = ready();
@@ -464,7 +464,7 @@ fn real_suites_come_to_what_the_framework_itself_says() {
 
 /// Tests that end in a framework of its own accord, with the verdict of each in bare SBCL.
 #[test]
-fn other_frameworks_verdicts_are_those_in_bare_sbcl() {
+fn parachute_rove_and_lisp_unit2_verdicts_agree_with_bare_sbcl() {
     let Some(root) = libraries() else { return };
     let registry =
         format!("(asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration))");

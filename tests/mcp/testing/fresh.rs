@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn reload_takes_what_changed_on_disk() {
+fn run_tests_reload_loads_files_changed_on_disk() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
     good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
@@ -24,7 +24,7 @@ fn reload_takes_what_changed_on_disk() {
 }
 
 #[test]
-fn a_reload_names_what_is_left_of_old_versions() {
+fn run_tests_reload_names_stale_definitions_and_defvars() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
     for (fresh, more) in
         [(false, ""), (true, "The tests ran in a fresh image that loaded the files and nothing else.\n")]
@@ -51,7 +51,7 @@ fn a_reload_names_what_is_left_of_old_versions() {
 }
 
 #[test]
-fn tests_run_whatever_the_session_is_like() {
+fn run_tests_verdict_ignores_reset_printer_settings_and_image_loss() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
     let verdict = |server: &mut Server| {
@@ -86,7 +86,7 @@ fn tests_run_whatever_the_session_is_like() {
 }
 
 #[test]
-fn a_test_that_ends_the_process_is_told_of_as_that() {
+fn test_that_kills_the_process_is_named_in_image_lost() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -101,7 +101,7 @@ fn a_test_that_ends_the_process_is_told_of_as_that() {
 }
 
 #[test]
-fn what_takes_longer_than_it_may_is_named() {
+fn timed_out_step_of_a_test_run_is_named() {
     let mut server = ready();
     good(&mut server, "configure-limits", json!({"timeout": 0}));
     let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
@@ -122,7 +122,7 @@ fn stuck() -> Project {
 }
 
 #[test]
-fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
+fn uninterruptible_test_replaces_the_image() {
     let project = stuck();
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
@@ -133,7 +133,7 @@ fn a_test_that_lets_nothing_interrupt_it_costs_the_image() {
 }
 
 #[test]
-fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
+fn uninterruptible_test_in_a_fresh_image_leaves_the_session_intact() {
     let project = stuck();
     let mut server = project.server();
     server.evaluate("(defvar *here* t)");
@@ -145,7 +145,7 @@ fn a_fresh_image_that_lets_nothing_interrupt_it_is_ended() {
 }
 
 #[test]
-fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
+fn heap_filling_test_is_an_error_and_the_other_tests_run() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
                  (deftest fills (length (loop collect (make-array 10000))) 0)\n(deftest after 1 1)\n\
                  (deftest fills-again (length (loop collect (make-list 10000))) 0)\n(deftest end 1 1)\n";
@@ -169,7 +169,7 @@ fn a_test_that_fills_the_heap_is_ended_and_the_others_go_on() {
 }
 
 #[test]
-fn cancelling_ends_the_run() {
+fn cancelling_run_tests_ends_the_run_and_restores_the_framework() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest hangs (loop (ignore-errors (loop))) 1)\n(deftest after 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -191,7 +191,7 @@ fn cancelling_ends_the_run() {
 }
 
 #[test]
-fn a_fresh_image_has_the_files_and_nothing_else() {
+fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest stale (parse \"\") (1))\n(deftest spoilt (parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -222,7 +222,7 @@ fn a_fresh_image_has_the_files_and_nothing_else() {
 }
 
 #[test]
-fn fresh_images_and_suspects_go_on_in_the_background() {
+fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest good (parse \"\") nil)\n(deftest bad (parse \"x\") (1))\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -265,7 +265,7 @@ fn fresh_images_and_suspects_go_on_in_the_background() {
 }
 
 #[test]
-fn a_fresh_image_may_take_its_time() {
+fn slow_fresh_image_is_not_ended_by_the_watchdog() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -280,7 +280,7 @@ fn a_fresh_image_may_take_its_time() {
 }
 
 #[test]
-fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
+fn crash_of_a_fresh_image_leaves_the_session_intact() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -298,7 +298,7 @@ fn what_a_fresh_image_dies_of_leaves_the_session_alone() {
 
 /// Programs inherit no end of the pipe that the outcome comes by; what is forked does.
 #[test]
-fn what_a_test_leaves_running_holds_up_no_fresh_image() {
+fn run_tests_fresh_ends_processes_left_running_by_tests() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (defmacro c (name &rest arguments)\n  `(sb-alien:alien-funcall\n    \
                  (sb-alien:extern-alien ,name (function sb-alien:int ,@(mapcar (constantly 'sb-alien:int) arguments)))\n    \

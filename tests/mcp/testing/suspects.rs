@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn tests_that_end_alike_are_one_entry() {
+fn tests_with_the_same_failure_share_a_report_entry() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest first-one (parse \"abc\") nil)\n(deftest second-one (parse \"xyz\") nil)\n\
                  (deftest other (item (vector 1) 9) nil)\n(deftest third-one (parse \"uvw\") nil)\n\
@@ -26,7 +26,7 @@ fn tests_that_end_alike_are_one_entry() {
 
 /// Two faults may end in the same function that signals.
 #[test]
-fn tests_that_end_alike_have_each_its_suspects() {
+fn tests_with_the_same_failure_are_split_by_their_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest one (run #'alpha 1) 2)\n(deftest two (run #'beta 1) 2)\n(deftest three (run #'gamma 1) 2)\n\
                  (deftest again (run #'alpha 2) 2)\n";
@@ -52,7 +52,7 @@ fn tests_that_end_alike_have_each_its_suspects() {
 
 /// Each of many faults is worth more than the last line about the first.
 #[test]
-fn each_of_many_failures_is_told() {
+fn report_of_20_faults_shows_each_with_its_suspect() {
     const FAULTS: usize = 20;
     let (mut code, mut tests) = (
         "(defpackage :demo (:use :cl))\n(in-package :demo)\n".to_owned(),
@@ -87,7 +87,7 @@ fn each_of_many_failures_is_told() {
 
 /// A test operation of no known framework has one verdict; but it prints as it goes along.
 #[test]
-fn the_reports_of_a_test_operation_have_suspects() {
+fn failures_printed_by_a_test_op_have_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :demo))\n(in-package :demo-tests)\n\n\
                  (defun check (number expected &aux (found (classify number)))\n  (cond ((equal found expected)\n         \
                  (write-char #\\.)\n         (finish-output))\n        \
@@ -133,7 +133,7 @@ fn the_reports_of_a_test_operation_have_suspects() {
 
 /// What is told of an error after its test is printed then: what its frames had on the stack is gone.
 #[test]
-fn arguments_on_the_stack_are_not_looked_at_when_that_is_gone() {
+fn dynamic_extent_arguments_in_frames_are_not_read_after_unwinding() {
     let mut server = ready();
     server.evaluate("(require \"sb-rt\")");
     server.evaluate(
@@ -153,7 +153,7 @@ fn arguments_on_the_stack_are_not_looked_at_when_that_is_gone() {
 }
 
 #[test]
-fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
+fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest small (classify 3) :small)\n(deftest huge (classify 5000) :huge)\n\
                  (deftest large (classify 100) (:large 100))\n(deftest also (classify 101) (:large 101))\n\
@@ -201,7 +201,7 @@ fn suspects_are_what_the_failing_test_ran_and_few_passing_ones_did() {
 }
 
 #[test]
-fn suspects_are_found_where_code_and_tests_are_one_system() {
+fn code_in_the_same_system_as_its_tests_has_suspects() {
     let code = "(defun small (n)\n  (1+ n))\n(defun large (n)\n  (if (plusp n)\n      (* 3 n)\n      0))\n";
     for (framework, tests) in [
         ("sb-rt", "(deftest one (small 1) 2)\n(deftest two (large 1) 2)\n"),
@@ -234,7 +234,7 @@ fn suspects_are_found_where_code_and_tests_are_one_system() {
 }
 
 #[test]
-fn suspects_are_of_the_code_wherever_its_tests_are() {
+fn code_in_another_system_than_its_tests_has_suspects() {
     for (system, helpers) in [("demo-tests", ""), ("demo-tests", "helpers-for-tests"), ("check-tests", "")] {
         let project = Project::new("", "", "");
         let needed = if helpers.is_empty() { String::new() } else { format!("{helpers:?}") };
@@ -282,7 +282,7 @@ fn suspects_are_of_the_code_wherever_its_tests_are() {
 }
 
 #[test]
-fn it_is_said_why_there_are_no_suspects() {
+fn absence_of_suspects_is_reported_with_the_reason() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 2)\n\
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
@@ -309,7 +309,7 @@ fn it_is_said_why_there_are_no_suspects() {
 
 /// A passing test may run the line that is wrong, and not look at what it did.
 #[test]
-fn a_line_that_speaks_of_the_failure_is_shown_though_passing_tests_ran_it() {
+fn line_matching_the_failure_is_shown_although_run_by_passing_tests() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest both (list (title \"s\") (title 'foo)) (\"some text\" \"some name\"))\n\
                  (deftest one (stringp (title 'bar)) t)\n";
@@ -328,7 +328,7 @@ fn a_line_that_speaks_of_the_failure_is_shown_though_passing_tests_ran_it() {
 }
 
 #[test]
-fn what_ran_only_to_tell_of_a_failure_is_no_suspect() {
+fn print_methods_run_only_to_report_a_failure_are_no_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n\
                  (def-suite demo)\n(in-suite demo)\n\
                  (test small (is (= 1 (demo::n (make-item 1)))))\n\

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_failing_test_says_what_was_expected_what_came_and_where() {
+fn failing_test_reports_expected_and_actual_values_and_place() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
@@ -83,7 +83,7 @@ const UNUSUAL: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
 "#;
 
 #[test]
-fn unusual_tests_are_told_of_as_what_they_are() {
+fn removed_redefined_and_oddly_named_tests_are_reported() {
     let Some(project) = fiveam(UNUSUAL) else { return };
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
@@ -116,7 +116,7 @@ const ENDLESS: &str = r#"
 "#;
 
 #[test]
-fn what_never_ends_printing_ends_no_run() {
+fn endless_print_methods_and_reports_do_not_end_the_run() {
     let tests = format!(
         "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n{ENDLESS}
 (deftest signals (error 'endless-report) 1)
@@ -153,7 +153,7 @@ fn what_never_ends_printing_ends_no_run() {
 }
 
 #[test]
-fn each_test_is_a_record_and_counts_add_up() {
+fn structured_content_has_a_record_per_test_and_matching_counts() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
@@ -177,7 +177,7 @@ fn each_test_is_a_record_and_counts_add_up() {
 }
 
 #[test]
-fn the_error_state_follows_the_tests() {
+fn failed_tests_set_and_passing_tests_clear_the_error_state() {
     let tests = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
 (in-package :demo-tests)
 (def-suite demo)
@@ -209,7 +209,7 @@ fn the_error_state_follows_the_tests() {
 }
 
 #[test]
-fn a_system_is_found_as_load_finds_it() {
+fn run_tests_finds_a_system_by_the_rules_of_load() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let other =
@@ -279,7 +279,7 @@ fn several() -> Option<Project> {
 }
 
 #[test]
-fn several_systems_are_tested_in_one_call() {
+fn run_tests_accepts_several_systems_and_sums_the_counts() {
     let Some(project) = several() else { return };
     let root = project.directory.display().to_string();
     let mut server = libraries::start_with(&["--structured-content"]);
@@ -377,7 +377,7 @@ fn several_systems_are_tested_in_one_call() {
 }
 
 #[test]
-fn a_test_that_checks_nothing_is_told_of_as_that() {
+fn test_without_a_check_passes_with_a_remark() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
                  (in-suite demo)\n(test checks (is (= 1 1)))\n(test nothing (list 1))\n";
     let Some(project) = fiveam(tests) else { return };
@@ -394,7 +394,7 @@ fn a_test_that_checks_nothing_is_told_of_as_that() {
 }
 
 #[test]
-fn what_a_framework_does_not_handle_ends_no_other_test() {
+fn condition_with_a_failing_report_does_not_end_other_tests() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n\
                  (in-suite demo)\n(test first-one (is (= 1 1)))\n\
                  (define-condition silent (error) () (:report (lambda (c s) c s (error \"no report\"))))\n\
@@ -410,7 +410,7 @@ fn what_a_framework_does_not_handle_ends_no_other_test() {
 }
 
 #[test]
-fn a_framework_that_is_asked_for_no_test_passes_none() {
+fn suite_without_tests_is_an_error() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
     let Some(project) = fiveam(tests) else { return };
     let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
@@ -418,7 +418,7 @@ fn a_framework_that_is_asked_for_no_test_passes_none() {
 }
 
 #[test]
-fn a_test_that_another_has_removed_does_not_pass() {
+fn test_removed_by_an_earlier_test_is_an_error() {
     let Some(root) = libraries() else { return };
     for (framework, perform, tests) in [
         (
@@ -447,7 +447,7 @@ fn a_test_that_another_has_removed_does_not_pass() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error_with_near_names() {
+fn unknown_system_test_or_package_is_an_error_with_near_names() {
     let mut server = ready();
     let text = bad(&mut server, "run-tests", json!({}));
     assert_eq!(text, "run-tests needs one of system, package and name.");

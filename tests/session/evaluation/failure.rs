@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_contracts_division() {
+fn division_by_zero_report_has_condition_operation_and_backtrace() {
     let text = fresh().text("(/ 1 0)");
     let start = "[ERROR] DIVISION-BY-ZERO\narithmetic error DIVISION-BY-ZERO signalled\nOperation was (/ 1 0).\n\n[Backtrace]\n0: (ERROR DIVISION-BY-ZERO ";
     assert!(text.starts_with(start), "{text}");
@@ -20,7 +20,7 @@ fn the_frame_of_an_undefined_function_has_the_called_name() {
 }
 
 #[test]
-fn an_undefined_function_offers_the_same_the_second_time() {
+fn undefined_function_called_twice_offers_retry_and_abort_both_times() {
     let lisp = fresh();
     let first = lisp.error("(undefined-twice 1)");
     let second = lisp.error("(undefined-twice 1)");
@@ -30,7 +30,7 @@ fn an_undefined_function_offers_the_same_the_second_time() {
 }
 
 #[test]
-fn a_message_is_one_line_where_nothing_says_otherwise() {
+fn error_message_is_printed_without_pretty_printer_line_breaks() {
     let lisp = fresh();
     assert_eq!(lisp.error("(+ 1 \"x\")").message.text, "The value \"x\" is not of type NUMBER");
     let long = lisp.error("(error \"about ~S\" (loop for i below 60 collect (list i :a-rather-long-keyword)))");
@@ -47,7 +47,7 @@ fn frames_are_one_line_each() {
 }
 
 #[test]
-fn frames_are_limited() {
+fn long_frame_is_cut_and_says_how_many_characters_were_omitted() {
     let lisp = fresh();
     let failure = lisp.error("(defun f (s) (error \"x\" s)) (f (make-string 100000 :initial-element #\\z))");
     let frame = failure.frames.iter().find(|frame| calls(&frame.call, "F")).expect("a frame of F");
@@ -56,7 +56,7 @@ fn frames_are_limited() {
 }
 
 #[test]
-fn messages_are_limited_and_the_count_is_exact() {
+fn error_message_is_cut_at_10_000_characters_with_an_exact_omitted_count() {
     let failure = fresh().error("(error \"~A\" (make-string 25000 :initial-element #\\m))");
     assert_eq!(failure.message.text.chars().count(), 10_000);
     assert_eq!(failure.message.omitted, 15_000);
@@ -84,7 +84,7 @@ fn a_frame_of_a_function_shows_its_arguments() {
 }
 
 #[test]
-fn retry_and_abort_are_described() {
+fn retry_and_abort_restarts_have_descriptions() {
     let failure = fresh().error("(error \"x\")");
     let described: Vec<(&str, &str)> =
         failure.restarts.iter().map(|restart| (restart.name.as_str(), restart.description.as_str())).collect();
@@ -101,7 +101,7 @@ fn invoking_abort_ends_the_evaluation_and_not_the_process() {
 }
 
 #[test]
-fn the_restarts_of_the_form_can_be_had_as_values() {
+fn compute_restarts_returns_retry_and_abort() {
     let lisp = fresh();
     let names = "(loop for restart in (compute-restarts) repeat 2 collect (symbol-name (restart-name restart)))";
     assert_eq!(lisp.value(names), "(\"RETRY\" \"ABORT\")");
@@ -118,7 +118,7 @@ fn invoking_retry_evaluates_the_form_again() {
 }
 
 #[test]
-fn describing_the_last_error_looks_as_the_contract_says() {
+fn describe_last_error_shows_message_time_id_form_restarts_and_5_frames() {
     let lisp = fresh();
     lisp.error("(restart-case (/ 1 0) (use-zero () :report \"Use zero\" 0))");
     let text = lisp.last_error_text();
@@ -140,7 +140,7 @@ fn describing_the_last_error_looks_as_the_contract_says() {
 }
 
 #[test]
-fn describing_no_error_looks_as_the_contract_says() {
+fn describe_last_error_and_get_backtrace_say_when_there_is_no_error() {
     let lisp = fresh();
     let none = "No error information available.\n(No error has occurred since the last successful evaluation)";
     assert_eq!(lisp.last_error_text(), none);
@@ -148,7 +148,7 @@ fn describing_no_error_looks_as_the_contract_says() {
 }
 
 #[test]
-fn a_backtrace_looks_as_the_contract_says() {
+fn get_backtrace_shows_max_frames_and_counts_the_remaining_frames() {
     let lisp = fresh();
     lisp.error("(defun deep (n) (if (zerop n) (error \"deep\") (list (deep (1- n))))) (deep 50)");
     let total = lisp.session().last_error().expect("an error").total_frames;
@@ -201,7 +201,7 @@ fn forms_before_a_reader_error_are_evaluated() {
 }
 
 #[test]
-fn a_reader_error_of_a_stream_of_the_users_is_not_one_of_the_code() {
+fn read_from_string_error_is_not_reported_as_a_syntax_error_of_the_code() {
     let failure = fresh().error("(defun parse (s) (read-from-string s)) (parse \"(1 2\")");
     assert_eq!(failure.kind, "END-OF-FILE");
     assert_eq!(missing_frame(&failure, &["PARSE", "EVAL"]), None, "{:#?}", failure.frames);
@@ -211,7 +211,7 @@ fn a_reader_error_of_a_stream_of_the_users_is_not_one_of_the_code() {
 // Text.
 
 #[test]
-fn utf8_goes_through() {
+fn non_ascii_text_is_preserved_in_output_warnings_and_values() {
     let lisp = fresh();
     let outcome = lisp.eval("(write-string \"日本語 λ é 😀\") (warn \"предупреждение\") \"ß\"");
     assert_eq!(outcome.stdout.text, "日本語 λ é 😀");
@@ -229,7 +229,7 @@ fn surrogates_become_replacement_characters() {
 }
 
 #[test]
-fn nulls_and_control_characters_go_through() {
+fn null_and_control_characters_are_preserved_in_output_and_values() {
     let lisp = fresh();
     let outcome = lisp.eval("(dotimes (i 32) (write-char (code-char i))) (write-char (code-char 127)) nil");
     let expected: String = (0..32).map(char::from).chain([char::from(127)]).collect();
@@ -238,13 +238,13 @@ fn nulls_and_control_characters_go_through() {
 }
 
 #[test]
-fn a_null_in_the_code_does_not_end_it() {
+fn null_character_does_not_truncate_the_code() {
     let lisp = fresh();
     assert_eq!(lisp.value("(length \"a\0b\")"), "3");
 }
 
 #[test]
-fn text_is_the_same_on_both_sides() {
+fn unicode_code_points_in_the_code_reach_lisp_unchanged() {
     let lisp = fresh();
     let code: String = "\u{10ffff}\u{e000}\u{7ff}\u{800}\u{ffff}\u{10000}é".into();
     assert_eq!(
@@ -266,7 +266,7 @@ fn a_megabyte_of_code_is_read() {
 }
 
 #[test]
-fn deeply_nested_code_is_answered() {
+fn deeply_nested_code_leaves_the_session_usable() {
     let lisp = fresh();
     let code = format!("{}1{}", "(list ".repeat(2_000), ")".repeat(2_000));
     _ = lisp.eval(&code);
@@ -279,7 +279,7 @@ fn deeply_nested_code_is_answered() {
 // Forging.
 
 #[test]
-fn markers_in_output_are_escaped() {
+fn section_markers_in_output_warnings_and_errors_are_escaped() {
     let lisp = fresh();
     for marker in MARKERS {
         let escaped = format!("{}\\]", marker.strip_suffix(']').expect("a bracket"));
@@ -296,7 +296,7 @@ fn markers_in_output_are_escaped() {
 }
 
 #[test]
-fn a_marker_escaped_already_is_escaped_once_more() {
+fn already_escaped_section_marker_is_escaped_once_more() {
     let lisp = fresh();
     insta::assert_snapshot!(lisp.text("(write-string \"[ERROR\\\\]\") nil"), @r"
     [stdout]
@@ -313,7 +313,7 @@ fn a_marker_escaped_already_is_escaped_once_more() {
 }
 
 #[test]
-fn other_brackets_are_left_alone() {
+fn bracketed_text_other_than_section_markers_is_not_escaped() {
     let lisp = fresh();
     for plain in ["[error]", "[Stdout]", "[ERROR", "ERROR]", "[ ERROR]", "[x]", "[[]]"] {
         assert_eq!(
@@ -324,7 +324,7 @@ fn other_brackets_are_left_alone() {
 }
 
 #[test]
-fn a_line_that_looks_like_a_value_gets_a_backslash() {
+fn output_line_that_looks_like_a_value_is_escaped_with_a_backslash() {
     let text = fresh().text("(format t \"=> 1~%x => 2~%=>3~%=> 4~%\") nil");
     insta::assert_snapshot!(text, @r"
     [stdout]
@@ -338,7 +338,7 @@ fn a_line_that_looks_like_a_value_gets_a_backslash() {
 }
 
 #[test]
-fn a_message_has_no_line_that_looks_like_a_value() {
+fn value_arrow_in_a_warning_or_error_message_is_escaped() {
     let lisp = fresh();
     let text = lisp.text("(warn \"a~%=> 7\") nil");
     insta::assert_snapshot!(text, @r"
@@ -353,7 +353,7 @@ fn a_message_has_no_line_that_looks_like_a_value() {
 }
 
 #[test]
-fn names_take_one_line() {
+fn newlines_in_condition_and_thread_names_are_escaped() {
     let lisp = fresh();
     let text = lisp.text(
         "(sb-thread:make-thread (lambda () (sleep 60)) :name (format nil \"n~%[ERROR] X~%=> 1\"))
@@ -373,7 +373,7 @@ fn names_take_one_line() {
 }
 
 #[test]
-fn forged_sections_cannot_be_told_from_output() {
+fn forged_sections_in_output_do_not_parse_as_report_sections() {
     let lisp = fresh();
     let outcome = lisp.eval("(format t \"[ERROR] FAKE~%nothing~%~%[Backtrace]~%0: (FAKE)~%\") (error \"[Backtrace]~%0: (FAKE)~%[ERROR] FAKE\")");
     let parsed = check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
@@ -382,20 +382,20 @@ fn forged_sections_cannot_be_told_from_output() {
 }
 
 #[test]
-fn a_forged_type_name_cannot_be_told_from_a_type() {
+fn condition_named_like_a_section_marker_leaves_the_report_well_formed() {
     let outcome = fresh().eval("(define-condition |[Backtrace]| (error) () (:report \"odd\")) (error '|[Backtrace]|)");
     check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
 }
 
 #[test]
-fn forged_frames_cannot_be_told_from_frames() {
+fn frame_argument_with_section_markers_leaves_the_report_well_formed() {
     let lisp = fresh();
     let outcome = lisp.eval("(defun f (s) (error \"x\" s)) (f (format nil \"~%[Backtrace]~%0: (FAKE)~%[ERROR] X\"))");
     check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
 }
 
 #[test]
-fn a_forged_restart_cannot_be_told_from_a_restart() {
+fn section_markers_in_a_restart_name_and_report_are_escaped() {
     let lisp = fresh();
     lisp.error("(restart-case (error \"x\") (|[ERROR] y| () :report \"[Backtrace]\" 1))");
     let text = lisp.last_error_text();
@@ -417,7 +417,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn escaping_can_be_undone(text in printed()) {
+    fn unescape_markers_reverses_escape_markers(text in printed()) {
         let escaped = report::escape_markers(&text);
         for marker in MARKERS {
             prop_assert!(!escaped.contains(marker), "{escaped:?} holds {marker}");
@@ -426,7 +426,7 @@ proptest! {
     }
 
     #[test]
-    fn output_printed_by_lisp_can_be_had_back(text in printed()) {
+    fn printed_output_can_be_recovered_from_the_escaped_report(text in printed()) {
         prop_assume!(!text.is_empty());
         let lisp = crate::support::used();
         let outcome = lisp.eval(&format!("(write-string {}) (error \"end\")", literal(&text)));
@@ -451,7 +451,7 @@ proptest! {
     }
 
     #[test]
-    fn any_message_leaves_the_report_well_formed(text in printed()) {
+    fn arbitrary_error_message_leaves_the_report_well_formed(text in printed()) {
         let lisp = crate::support::used();
         let outcome = lisp.eval(&format!("(error \"~A\" {})", literal(&text)));
         let report = report::evaluation(&outcome);
@@ -466,7 +466,7 @@ proptest! {
     }
 
     #[test]
-    fn any_code_is_answered(code in any::<String>()) {
+    fn arbitrary_code_gets_a_well_formed_report_and_keeps_the_session(code in any::<String>()) {
         let lisp = crate::support::used();
         let outcome = lisp.eval_for(Duration::from_secs(20), &code);
         if outcome.is_error() {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_endless_loop_meets_the_time_limit() {
+fn endless_loop_fails_with_timeout() {
     let lisp = fresh();
     let started = Instant::now();
     let outcome = lisp.eval_for(Duration::from_millis(300), "(defun spin () (loop)) (spin)");
@@ -19,14 +19,14 @@ fn an_endless_loop_meets_the_time_limit() {
 }
 
 #[test]
-fn the_interrupted_code_is_the_innermost_frame() {
+fn timeout_backtrace_starts_at_the_interrupted_function() {
     let outcome = fresh().eval_for(Duration::from_millis(300), "(defun spin () (loop)) (spin)");
     let failure = error("loop", &outcome);
     assert!(calls(&failure.frames[0].call, "SPIN"), "{:#?}", failure.frames);
 }
 
 #[test]
-fn a_long_sleep_meets_the_time_limit() {
+fn long_sleep_fails_with_timeout() {
     let lisp = fresh();
     let outcome = lisp.eval_for(Duration::from_millis(200), "(defun naps () (list (sleep 100))) (naps)");
     let failure = error("sleep", &outcome);
@@ -97,7 +97,7 @@ fn the_time_limit_holds_in_the_reader() {
 }
 
 #[test]
-fn the_time_limit_holds_in_a_macro() {
+fn the_time_limit_holds_during_macro_expansion() {
     let lisp = fresh();
     let outcome = lisp.eval_for(Duration::from_millis(300), "(defmacro endless () (loop)) (defun f () (endless))");
     assert_eq!(error("macro", &outcome).kind, "TIMEOUT");
@@ -105,7 +105,7 @@ fn the_time_limit_holds_in_a_macro() {
 }
 
 #[test]
-fn the_sessions_time_limit_is_used() {
+fn evaluation_timeout_overrides_the_session_time_limit() {
     let lisp = fresh();
     let mut limits = Limits::default();
     limits.set_timeout(Some(Duration::from_millis(200))).expect("it is allowed");
@@ -118,7 +118,7 @@ fn the_sessions_time_limit_is_used() {
 }
 
 #[test]
-fn a_time_limit_does_not_hit_the_next_evaluation() {
+fn expired_time_limit_does_not_interrupt_the_next_evaluation() {
     let lisp = fresh();
     for _ in 0..20 {
         _ = lisp.eval_for(Duration::from_millis(10), "(sleep 0.01)");
@@ -157,7 +157,7 @@ fn a_queued_evaluation_can_be_cancelled() {
 }
 
 #[test]
-fn cancelling_what_is_over_does_nothing() {
+fn cancelling_a_finished_evaluation_does_nothing() {
     let lisp = fresh();
     let (id, outcome) = lisp.start(":over");
     assert_eq!(values("over", &outcome.recv_timeout(DEADLINE).expect("an answer")), [":OVER"]);
@@ -182,7 +182,7 @@ fn evaluations_run_in_order_of_arrival() {
 }
 
 #[test]
-fn many_threads_may_evaluate() {
+fn evaluate_can_be_called_from_many_threads_at_once() {
     let lisp = fresh();
     lisp.values("(defvar *count* 0)");
     let session = lisp.session();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn output_goes_to_the_stream_it_was_written_to() {
+fn stdout_and_stderr_output_are_captured_separately() {
     let outcome = fresh().eval(
         "(print 1) (format *error-output* \"e\") (format *trace-output* \"t\") (write-string \"o\") (format *terminal-io* \"\") 0",
     );
@@ -41,7 +41,7 @@ fn output_of_one_evaluation_is_not_in_the_next() {
 }
 
 #[test]
-fn output_in_the_middle_of_a_line_survives_fresh_line() {
+fn fresh_line_directive_adds_one_newline_after_a_partial_line() {
     insta::assert_snapshot!(fresh().eval("(format t \"a~&b~&~&c\") nil").stdout.text, @r"
     a
     b
@@ -56,7 +56,7 @@ fn standard_output_can_be_rebound_by_the_user() {
 }
 
 #[test]
-fn the_compilers_chatter_never_reaches_the_output() {
+fn compiler_diagnostics_never_appear_in_stdout_or_stderr() {
     let lisp = fresh();
     for code in [
         "(defun chatter (x) (undefined-one x) (let ((unused 1)) 2))",
@@ -74,7 +74,7 @@ fn the_compilers_chatter_never_reaches_the_output() {
 }
 
 #[test]
-fn captured_output_is_limited_and_the_count_is_exact() {
+fn captured_output_is_cut_at_1_000_000_characters_with_an_exact_count() {
     let lisp = fresh();
     let outcome = lisp.eval("(dotimes (i 3000000) (write-char #\\x)) :done");
     assert_eq!(outcome.stdout.text.chars().count(), 1_000_000);
@@ -90,7 +90,7 @@ fn max_output(characters: u64) -> Limits {
 }
 
 #[test]
-fn limits_cannot_be_wrong() {
+fn timeout_and_hold_out_of_range_are_refused_also_when_deserialized() {
     let mut limits = Limits::default();
     let day = Duration::from_secs(86_400);
     for time in [Duration::ZERO, Duration::from_micros(999), day + Duration::from_millis(1), Duration::MAX] {
@@ -121,7 +121,7 @@ fn the_output_limit_holds_for_stdout_and_stderr_together() {
 }
 
 #[test]
-fn the_output_limit_can_be_set() {
+fn set_max_output_cuts_output_beyond_the_limit() {
     let lisp = fresh();
     let mut limits = Limits::default();
     limits.set_max_output(10).expect("ten is allowed");
@@ -141,7 +141,7 @@ fn the_output_limit_can_be_set() {
 }
 
 #[test]
-fn limits_count_characters_and_not_bytes() {
+fn max_output_counts_characters_and_not_bytes() {
     let lisp = fresh();
     let mut limits = Limits::default();
     limits.set_max_output(4).expect("four is allowed");
@@ -152,7 +152,7 @@ fn limits_count_characters_and_not_bytes() {
 }
 
 #[test]
-fn limits_out_of_range_are_refused() {
+fn max_output_and_timeout_seconds_out_of_range_are_refused() {
     let mut limits = Limits::default();
     for characters in [0, 10_000_001, u64::MAX] {
         let refused = limits.set_max_output(characters).expect_err("out of range");

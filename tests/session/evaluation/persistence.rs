@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn definitions_persist() {
+fn definitions_persist_across_evaluations() {
     let lisp = fresh();
     lisp.values("(defun square (x) (* x x))");
     lisp.values(
@@ -24,7 +24,7 @@ fn definitions_made_before_an_error_persist() {
 }
 
 #[test]
-fn variables_persist() {
+fn undeclared_variables_persist_across_evaluations() {
     let lisp = fresh();
     lisp.eval("(setf *undeclared* 41)");
     assert_eq!(lisp.value("(incf *undeclared*)"), "42");
@@ -32,7 +32,7 @@ fn variables_persist() {
 }
 
 #[test]
-fn the_current_package_persists() {
+fn in_package_persists_across_evaluations() {
     let lisp = fresh();
     lisp.values("(defpackage :my-app (:use :cl)) (in-package :my-app)");
     assert_eq!(lisp.value("(package-name *package*)"), "\"MY-APP\"");
@@ -44,19 +44,19 @@ fn the_current_package_persists() {
 }
 
 #[test]
-fn in_package_works_on_the_forms_after_it_in_the_same_call() {
+fn in_package_applies_to_later_forms_of_the_same_call() {
     let lisp = fresh();
     let code = "(defpackage :fresh (:use :cl) (:export #:f))\n(in-package :fresh)\n(defun f () 'here)\n(in-package :cl-user)\n(fresh:f)";
     assert_eq!(lisp.value(code), "FRESH::HERE");
 }
 
 #[test]
-fn a_macro_works_on_the_forms_after_it_in_the_same_call() {
+fn defmacro_applies_to_later_forms_of_the_same_call() {
     assert_eq!(fresh().value("(defmacro ten () 10) (+ (ten) 1)"), "11");
 }
 
 #[test]
-fn a_reader_macro_works_on_the_forms_after_it_in_the_same_call() {
+fn set_macro_character_applies_to_later_forms_of_the_same_call() {
     let lisp = fresh();
     assert_eq!(lisp.value("(setf *readtable* (copy-readtable)) (set-macro-character #\\$ (lambda (s c) (declare (ignore c)) (list 'quote (read s)))) $foo"), "FOO");
     assert_eq!(lisp.value("$bar"), "BAR");
@@ -64,7 +64,7 @@ fn a_reader_macro_works_on_the_forms_after_it_in_the_same_call() {
 }
 
 #[test]
-fn the_package_argument_applies_to_that_call_alone() {
+fn package_argument_applies_to_one_call_only() {
     let lisp = fresh();
     lisp.values("(defpackage :other (:use :cl))");
     let outcome = lisp.eval_in("other", "(list *package* 'sym)");
@@ -84,7 +84,7 @@ fn the_package_argument_is_read_like_a_symbol() {
 }
 
 #[test]
-fn an_error_in_another_package_does_not_leave_it_current() {
+fn error_under_a_package_argument_restores_the_current_package() {
     let lisp = fresh();
     lisp.values("(defpackage :other (:use :cl))");
     assert!(lisp.eval_in("other", "(error \"x\")").is_error());
@@ -92,7 +92,7 @@ fn an_error_in_another_package_does_not_leave_it_current() {
 }
 
 #[test]
-fn in_package_under_a_package_argument() {
+fn in_package_under_a_package_argument_ends_with_the_call() {
     let lisp = fresh();
     lisp.values("(defpackage :one (:use :cl)) (defpackage :two (:use :cl))");
     let outcome = lisp.eval_in("one", "(in-package :two) (package-name *package*)");
@@ -101,7 +101,7 @@ fn in_package_under_a_package_argument() {
 }
 
 #[test]
-fn an_unknown_package_is_an_error_with_near_names() {
+fn unknown_package_argument_is_an_error_that_suggests_similar_names() {
     let lisp = fresh();
     lisp.values("(defpackage :my-application (:use :cl))");
     let outcome = lisp.eval_in("my-aplication", "(+ 1 2)");
@@ -115,7 +115,7 @@ fn an_unknown_package_is_an_error_with_near_names() {
 }
 
 #[test]
-fn a_deleted_package_falls_back_to_cl_user() {
+fn deleting_the_current_package_falls_back_to_cl_user() {
     let lisp = fresh();
     lisp.values("(defpackage :doomed (:use :cl)) (in-package :doomed)");
     lisp.eval("(delete-package :doomed)");
@@ -124,7 +124,7 @@ fn a_deleted_package_falls_back_to_cl_user() {
 }
 
 #[test]
-fn a_package_set_to_nonsense_does_not_disturb() {
+fn non_package_value_of_the_package_variable_falls_back_to_cl_user() {
     let lisp = fresh();
     lisp.eval("(setf *package* 42)");
     assert_eq!(lisp.value("(package-name *package*)"), "\"COMMON-LISP-USER\"");
@@ -152,7 +152,7 @@ fn plus_and_slash_and_minus_work_as_in_a_repl() {
 }
 
 #[test]
-fn the_forms_of_one_call_count_for_the_repl_variables() {
+fn each_form_of_a_call_updates_the_repl_variables() {
     let lisp = fresh();
     assert_eq!(lisp.value("1 2 (list * **)"), "(2 1)");
 }
@@ -166,7 +166,7 @@ fn an_error_does_not_change_star() {
 }
 
 #[test]
-fn the_users_print_base_persists_and_does_not_disturb_the_server() {
+fn print_base_of_the_user_persists_and_does_not_change_reports() {
     let lisp = fresh();
     lisp.values("(setf *print-base* 2 *print-radix* t)");
     assert_eq!(lisp.value("10"), "#b1010");
@@ -178,7 +178,7 @@ fn the_users_print_base_persists_and_does_not_disturb_the_server() {
 }
 
 #[test]
-fn the_users_read_base_persists_and_does_not_disturb_the_server() {
+fn read_base_of_the_user_persists_and_does_not_change_reports() {
     let lisp = fresh();
     lisp.eval("(setf *read-base* 16)");
     assert_eq!(lisp.value("(list FF 10)"), "(255 16)");
@@ -209,7 +209,7 @@ fn print_readably_does_not_disturb_a_report() {
 }
 
 #[test]
-fn a_hostile_dispatch_table_does_not_disturb_a_report() {
+fn failing_pprint_dispatch_table_does_not_disturb_a_report() {
     let lisp = fresh();
     lisp.eval("(setf *print-pprint-dispatch* (copy-pprint-dispatch)) (set-pprint-dispatch 'cons (lambda (s o) (declare (ignore s o)) (error \"dispatch\")))");
     let outcome = lisp.eval("(error \"real\")");
@@ -234,11 +234,11 @@ fn the_users_readtable_case_does_not_disturb_a_report() {
     assert_eq!(failure.frames[0].call, "(ERROR \"x\")");
 }
 
-/// Where [`a_random_number`] writes its number, in a process started for that.
+/// Where [`random_returns_an_integer`] writes its number, in a process started for that.
 const NUMBER_FILE: &str = "SBCL_TEST_RANDOM_NUMBER_FILE";
 
 #[test]
-fn a_random_number() {
+fn random_returns_an_integer() {
     let number = fresh().value("(random (expt 2 64))");
     assert!(number.chars().all(|digit| digit.is_ascii_digit()), "{number}");
     if let Some(path) = std::env::var_os(NUMBER_FILE) {
@@ -247,12 +247,12 @@ fn a_random_number() {
 }
 
 #[test]
-fn every_start_has_its_own_random_state() {
+fn every_process_starts_with_a_different_random_state() {
     let start = |which: u32| {
         let path = std::env::temp_dir().join(format!("sbcl-random-{}-{which}", std::process::id()));
         let program = std::env::current_exe().expect("the test's own program");
         let output = std::process::Command::new(program)
-            .args(["--exact", "evaluation::persistence::a_random_number"])
+            .args(["--exact", "evaluation::persistence::random_returns_an_integer"])
             .env(NUMBER_FILE, &path)
             .output()
             .expect("the test's own program runs");
@@ -265,7 +265,7 @@ fn every_start_has_its_own_random_state() {
 }
 
 #[test]
-fn a_tail_recursive_loop_of_a_million_steps() {
+fn tail_recursion_of_a_million_steps_does_not_exhaust_the_stack() {
     let lisp = fresh();
     assert_eq!(
         lisp.value("(defun count-down (n) (if (zerop n) :done (count-down (1- n)))) (count-down 1000000)"),
@@ -274,7 +274,7 @@ fn a_tail_recursive_loop_of_a_million_steps() {
 }
 
 #[test]
-fn reads_from_standard_input_meet_the_end_of_file() {
+fn reading_standard_input_signals_end_of_file() {
     let lisp = fresh();
     for stream in ["*standard-input*", "*query-io*", "*debug-io*", "*terminal-io*"] {
         assert_eq!(lisp.error(&format!("(read-line {stream})")).kind, "END-OF-FILE", "{stream}");
@@ -284,7 +284,7 @@ fn reads_from_standard_input_meet_the_end_of_file() {
 }
 
 #[test]
-fn capture_time_adds_a_last_line() {
+fn capture_time_adds_a_timing_line_to_the_report() {
     let lisp = fresh();
     let outcome =
         lisp.run(Evaluation { capture_time: true, ..Evaluation::new("(make-array 1000000) (sleep 0.02) :slept") });
@@ -301,7 +301,7 @@ fn capture_time_adds_a_last_line() {
 }
 
 #[test]
-fn a_failed_evaluation_can_be_timed() {
+fn capture_time_of_a_failed_evaluation_gives_a_well_formed_report() {
     let outcome = fresh().run(Evaluation { capture_time: true, ..Evaluation::new("(error \"x\")") });
     check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
 }

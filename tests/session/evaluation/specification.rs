@@ -102,7 +102,7 @@ fn edge_long_running_session_the_error_persists() {
 }
 
 #[test]
-fn edge_nested_errors_an_error_handler_that_errors() {
+fn edge_nested_errors_in_a_handler_report_the_second_error() {
     let failure = fresh()
         .error("(handler-bind ((error (lambda (c) (declare (ignore c)) (error \"second\")))) (error \"first\"))");
     assert_eq!(failure.message.text, "second");
@@ -120,21 +120,21 @@ fn edge_very_long_error_messages_are_truncated() {
 }
 
 #[test]
-fn edge_errors_during_class_initialization() {
+fn edge_errors_during_class_initialization_report_the_initform_error() {
     let failure = fresh().error("(defclass c () ((a :initform (error \"initform\")))) (make-instance 'c)");
     assert_eq!((failure.kind.as_str(), failure.message.text.as_str()), ("SIMPLE-ERROR", "initform"));
     assert_eq!(missing_frame(&failure, &["ERROR", "EVAL"]), None, "{:#?}", failure.frames);
 }
 
 #[test]
-fn edge_errors_in_macro_expansion() {
+fn edge_errors_in_macro_expansion_show_the_macro_function_frame() {
     let failure = fresh().error("(defmacro m (x) (error \"expanding ~A\" x)) (m 5)");
     assert_eq!((failure.kind.as_str(), failure.message.text.as_str()), ("SIMPLE-ERROR", "expanding 5"));
     assert_eq!(missing_frame(&failure, &["ERROR", "(MACRO-FUNCTION M)", "EVAL"]), None, "{:#?}", failure.frames);
 }
 
 #[test]
-fn edge_stack_overflow_from_infinite_recursion() {
+fn edge_stack_overflow_from_infinite_recursion_keeps_the_session_usable() {
     let lisp = fresh();
     for _ in 0..3 {
         let outcome = lisp.eval("(defun dive (n) (1+ (dive (1+ n)))) (dive 0)");
@@ -148,7 +148,7 @@ fn edge_stack_overflow_from_infinite_recursion() {
 }
 
 #[test]
-fn edge_errors_in_the_compiler() {
+fn edge_errors_in_the_compiler_become_warnings_and_run_time_errors() {
     let lisp = fresh();
     let outcome = lisp.eval("(compile nil '(lambda () (let ((1 2)) 3))) :compiled");
     assert_eq!(values("compile", &outcome), [":COMPILED"]);
@@ -159,7 +159,7 @@ fn edge_errors_in_the_compiler() {
 }
 
 #[test]
-fn edge_very_deep_call_chains() {
+fn edge_very_deep_call_chains_keep_1000_frames_and_count_all() {
     let lisp = fresh();
     let failure = lisp.error("(defun deep (n) (if (zerop n) (error \"bottom\") (list (deep (1- n))))) (deep 100000)");
     assert_eq!(failure.message.text, "bottom");
@@ -168,7 +168,7 @@ fn edge_very_deep_call_chains() {
 }
 
 #[test]
-fn edge_errors_in_error_handling_code() {
+fn edge_errors_in_error_handling_code_replace_the_first_error() {
     let lisp = fresh();
     let failure = lisp.error("(handler-case (car 5) (type-error () (/ 1 (- 5 5))))");
     assert_eq!(failure.kind, "DIVISION-BY-ZERO");
@@ -178,7 +178,7 @@ fn edge_errors_in_error_handling_code() {
 }
 
 #[test]
-fn edge_multiple_sequential_errors() {
+fn edge_multiple_sequential_errors_each_replace_the_last_error() {
     let lisp = fresh();
     for (code, kind) in
         [("(/ 1 0)", "DIVISION-BY-ZERO"), ("(car 'not-a-cons)", "TYPE-ERROR"), ("nowhere", "UNBOUND-VARIABLE")]
@@ -224,7 +224,7 @@ fn edge_errors_with_no_backtrace_show_a_placeholder() {
 }
 
 #[test]
-fn edge_errors_with_stdout_before_them() {
+fn edge_errors_with_stdout_before_keep_the_output_in_the_report() {
     let outcome = fresh().eval("(format t \"first~%second~%\") (error \"third\")");
     let parsed = check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
     assert_eq!(parsed.stdout.as_deref(), Some("first\nsecond"));
@@ -240,7 +240,7 @@ fn edge_error_messages_containing_section_markers_are_escaped() {
 }
 
 #[test]
-fn edge_errors_in_other_encodings() {
+fn edge_errors_in_other_encodings_keep_non_ascii_text() {
     let lisp = fresh();
     let outcome = lisp.eval("(defun ошибка (данные) (error \"плохо: ~A 😀\" данные)) (ошибка \"日本\")");
     let parsed = check_error_response(&report::evaluation(&outcome)).expect("a well-formed report");
@@ -258,7 +258,7 @@ fn counterexample_the_error_is_not_lost_after_the_first_query() {
 }
 
 #[test]
-fn counterexample_a_backtrace_does_not_degrade() {
+fn counterexample_backtrace_does_not_degrade_over_time() {
     let lisp = fresh();
     lisp.error("(defun a () (/ 1 0)) (a)");
     let first = lisp.backtrace_text(10);
@@ -277,7 +277,7 @@ fn counterexample_restarts_are_not_lost() {
 }
 
 #[test]
-fn counterexample_tools_agree() {
+fn counterexample_describe_last_error_and_get_backtrace_agree() {
     let lisp = fresh();
     let failure = lisp.error("(defun foo () (error \"x\")) (foo)");
     let described = lisp.last_error_text();
@@ -300,7 +300,7 @@ fn counterexample_stack_frames_are_complete() {
 }
 
 #[test]
-fn the_process_survives_what_the_specification_names() {
+fn process_survives_each_error_listed_in_the_specification() {
     let lisp = fresh();
     for code in [
         "(error \"test\")",
@@ -324,7 +324,7 @@ fn the_image_can_be_booted_only_once() {
 }
 
 #[test]
-fn a_panic_in_a_reply_is_told() {
+fn panic_in_a_reply_callback_is_reported_as_a_notice() {
     let lisp = crate::support::fresh();
     lisp.session().submit(Evaluation::new("1"), |_| panic!("on purpose"));
     let outcome = lisp.eval("(+ 1 2)");
@@ -332,7 +332,7 @@ fn a_panic_in_a_reply_is_told() {
 }
 
 #[test]
-fn reader_errors_of_an_evaluation_carry_the_hint() {
+fn reader_error_hints_by_indentation_at_a_missing_or_extra_parenthesis() {
     let session = fresh();
     let hint = |code: &str| {
         let message = session.error(code).message.text.clone();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn output_of_a_thread_that_is_waited_for_is_captured() {
+fn output_of_a_joined_thread_is_captured() {
     let outcome = fresh()
         .eval("(sb-thread:join-thread (sb-thread:make-thread (lambda () (write-string \"from a thread\") :joined)))");
     assert_eq!(values("thread", &outcome), [":JOINED"]);
@@ -41,7 +41,7 @@ fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
 
 /// The kernel sends the timers' signal to whatever thread does not block it: one that has nothing to do passes it on.
 #[test]
-fn timers_go_on_whatever_thread_their_signal_comes_to() {
+fn timer_runs_even_when_sigalrm_reaches_an_idle_thread() {
     let lisp = fresh();
     assert_eq!(
         lisp.value(
@@ -61,7 +61,7 @@ fn timers_go_on_whatever_thread_their_signal_comes_to() {
 }
 
 #[test]
-fn an_error_in_a_timer_is_reported_like_any_thread_s() {
+fn timer_error_is_reported_as_background_and_later_timers_still_run() {
     let lisp = fresh();
     for (place, thread) in [("t", "Timer tick"), ("nil", "signals")] {
         let code = format!(

@@ -8,7 +8,7 @@ fn a_value_is_shown_after_an_arrow() {
 }
 
 #[test]
-fn several_values_have_a_line_each() {
+fn multiple_values_are_shown_on_one_line_each() {
     insta::assert_snapshot!(fresh().text("(values 1 :two \"three\")"), @r#"
     => 1
     => :TWO
@@ -17,7 +17,7 @@ fn several_values_have_a_line_each() {
 }
 
 #[test]
-fn no_values_say_so() {
+fn zero_values_are_shown_as_no_values() {
     assert_eq!(fresh().text("(values)"), "; No values");
 }
 
@@ -35,7 +35,7 @@ fn only_the_last_form_gives_values() {
 }
 
 #[test]
-fn sections_come_in_order_with_one_blank_line_between() {
+fn report_sections_come_in_order_separated_by_one_blank_line() {
     let text = fresh().text(
         "(warn \"w\") (format *error-output* \"err~%\") (format t \"out~%\") (format *trace-output* \"trace~%\") :done",
     );
@@ -44,7 +44,7 @@ fn sections_come_in_order_with_one_blank_line_between() {
 }
 
 #[test]
-fn sections_of_a_failure_come_in_the_same_order() {
+fn error_report_sections_come_in_order_before_error_and_backtrace() {
     let text = fresh().text("(format t \"out\") (format *error-output* \"err\") (warn \"w\") (error \"boom\")");
     let start = "[stdout]\nout\n\n[stderr]\nerr\n\n[warnings]\nSIMPLE-WARNING: w\n\n[ERROR] SIMPLE-ERROR\nboom\n\n\
                  [Backtrace]\n0: (ERROR \"boom\")\n";
@@ -75,7 +75,7 @@ fn empty_sections_are_left_out() {
 }
 
 #[test]
-fn a_circular_list_is_a_value() {
+fn circular_list_is_printed_with_sharp_labels() {
     let value = fresh().value("(let ((l (list 1 2 3))) (setf (cdr (last l)) l) l)");
     assert_eq!(value, "#1=(1 2 3 . #1#)");
 }
@@ -101,7 +101,7 @@ fn a_list_shows_at_most_10_levels() {
 }
 
 #[test]
-fn the_users_own_print_limits_win() {
+fn print_length_and_print_level_of_the_user_take_precedence() {
     let lisp = fresh();
     lisp.values("(setf *print-length* 3 *print-level* 2)");
     assert_eq!(lisp.value("(list 1 2 3 4)"), "(1 2 3 ...)");
@@ -117,14 +117,14 @@ fn values_are_printed_pretty() {
 }
 
 #[test]
-fn a_print_method_that_aborts_is_one_that_fails() {
+fn print_object_method_that_aborts_yields_an_unprintable_value() {
     let lisp = fresh();
     lisp.values("(defclass aborts () ()) (defmethod print-object ((x aborts) s) (abort))");
     assert_eq!(lisp.value("(make-instance 'aborts)"), "#<unprintable ABORTS>");
 }
 
 #[test]
-fn an_unprintable_value_is_still_a_success() {
+fn error_in_print_object_does_not_fail_the_evaluation() {
     let lisp = fresh();
     lisp.values(
         "(defclass broken () ()) (defmethod print-object ((o broken) s) (declare (ignore s)) (error \"never\"))",
@@ -139,14 +139,14 @@ fn an_unprintable_value_is_still_a_success() {
 }
 
 #[test]
-fn an_unprintable_value_in_a_package_of_its_own_is_named_with_it() {
+fn unprintable_value_is_shown_with_its_package_prefix() {
     let lisp = fresh();
     lisp.values("(defpackage :p (:use :cl)) (defclass p::broken () ()) (defmethod print-object ((o p::broken) s) (declare (ignore s)) (error \"never\"))");
     assert_eq!(lisp.text("(make-instance 'p::broken)"), "=> #<unprintable P::BROKEN>");
 }
 
 #[test]
-fn a_print_method_that_overflows_the_stack_is_still_a_success() {
+fn stack_overflow_in_print_object_does_not_fail_the_evaluation() {
     let lisp = fresh();
     lisp.values("(defclass endless () ()) (defmethod print-object ((o endless) s) (list (print-object o s)))");
     assert_eq!(lisp.value("(make-instance 'endless)"), "#<unprintable ENDLESS>");
@@ -154,7 +154,7 @@ fn a_print_method_that_overflows_the_stack_is_still_a_success() {
 }
 
 #[test]
-fn a_print_method_that_throws_is_still_a_success() {
+fn throw_in_print_object_does_not_fail_the_evaluation() {
     let lisp = fresh();
     lisp.values(
         "(defclass thrower () ()) (defmethod print-object ((o thrower) s) (declare (ignore s)) (throw 'nowhere 1))",
@@ -163,14 +163,14 @@ fn a_print_method_that_throws_is_still_a_success() {
 }
 
 #[test]
-fn a_print_method_decides_how_a_value_looks() {
+fn print_object_method_determines_how_a_value_is_shown() {
     let lisp = fresh();
     lisp.values("(defclass loud () ()) (defmethod print-object ((o loud) s) (write-string \"LOUD\" s))");
     assert_eq!(lisp.text("(make-instance 'loud)"), "=> LOUD");
 }
 
 #[test]
-fn a_huge_value_is_cut_and_the_count_is_exact() {
+fn huge_value_is_cut_at_50_000_characters_with_an_exact_omitted_count() {
     let lisp = fresh();
     let outcome = lisp.eval("(make-string 200000 :initial-element #\\v)");
     let value = &outcome.result.as_ref().expect("it succeeds")[0];
@@ -182,7 +182,7 @@ fn a_huge_value_is_cut_and_the_count_is_exact() {
 }
 
 #[test]
-fn a_bignum_of_a_million_digits_is_cut() {
+fn bignum_of_100_000_digits_is_cut() {
     let outcome = fresh().eval("(1- (expt 10 100000))");
     let value = &outcome.result.as_ref().expect("it succeeds")[0];
     assert!(value.text.chars().all(|digit| digit == '9'));
@@ -191,7 +191,7 @@ fn a_bignum_of_a_million_digits_is_cut() {
 }
 
 #[test]
-fn values_print_readably_as_lisp_prints_them() {
+fn standard_objects_are_printed_as_prin1_prints_them() {
     let lisp = fresh();
     for (code, value) in [
         ("\"a \\\"quoted\\\" \\\\ string\"", "\"a \\\"quoted\\\" \\\\ string\""),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_warning_is_recorded_and_the_evaluation_goes_on() {
+fn evaluation_continues_after_a_recorded_warning() {
     insta::assert_snapshot!(fresh().text("(warn \"caution\") :ok"), @r"
     [warnings]
     SIMPLE-WARNING: caution
@@ -25,7 +25,7 @@ fn warnings_are_recorded_once_each_and_in_order() {
 }
 
 #[test]
-fn the_same_warning_twice_is_two_warnings() {
+fn repeated_warning_is_recorded_each_time() {
     assert_eq!(warnings(&fresh().eval("(dotimes (i 3) (warn \"again\"))")).len(), 3);
 }
 
@@ -41,14 +41,14 @@ fn warnings_keep_their_own_class() {
 }
 
 #[test]
-fn a_signalled_warning_without_muffle_warning_is_recorded_and_left_alone() {
+fn signalled_warning_without_a_muffle_warning_restart_is_recorded() {
     let outcome = fresh().eval("(list (signal 'simple-warning :format-control \"only signalled\") :after)");
     assert_eq!(warnings(&outcome), ["SIMPLE-WARNING: only signalled"]);
     assert_eq!(values("signal", &outcome), ["(NIL :AFTER)"]);
 }
 
 #[test]
-fn the_users_handler_sees_a_warning_first() {
+fn user_handler_runs_first_and_handled_warnings_are_not_recorded() {
     let outcome = fresh().eval("(handler-bind ((warning #'muffle-warning)) (warn \"mine\")) :done");
     assert!(outcome.warnings.is_empty(), "{:?}", outcome.warnings);
     let outcome = fresh().eval("(handler-case (warn \"mine\") (warning () :caught))");
@@ -57,7 +57,7 @@ fn the_users_handler_sees_a_warning_first() {
 }
 
 #[test]
-fn warnings_before_an_error_are_told() {
+fn warnings_before_an_error_are_reported() {
     let outcome = fresh().eval("(warn \"before\") (error \"after\")");
     assert_eq!(warnings(&outcome), ["SIMPLE-WARNING: before"]);
     assert_eq!(error("warn", &outcome).message.text, "after");
@@ -91,14 +91,14 @@ fn an_undefined_variable_is_warned_about() {
 }
 
 #[test]
-fn a_type_conflict_is_a_warning_and_the_value_stays() {
+fn type_conflict_is_a_warning_and_the_evaluation_succeeds() {
     let outcome = fresh().eval("(defun conflict () (+ 1 \"x\")) :value");
     assert_eq!(values("conflict", &outcome), [":VALUE"]);
     assert_eq!(outcome.warnings.len(), 1, "{:?}", outcome.warnings);
 }
 
 #[test]
-fn a_redefinition_is_not_mentioned() {
+fn redefinition_gives_no_warning() {
     let lisp = fresh();
     assert_eq!(lisp.text("(defun twice () 1)"), "=> TWICE");
     assert_eq!(lisp.text("(defun twice () 2)"), "=> TWICE");
@@ -110,21 +110,21 @@ fn a_redefinition_is_not_mentioned() {
 }
 
 #[test]
-fn functions_that_call_each_other_may_be_sent_together() {
+fn mutually_recursive_functions_in_one_call_give_no_warning() {
     let lisp = fresh();
     let code = "(defun even-p (n) (if (zerop n) t (odd-p (1- n))))\n(defun odd-p (n) (if (zerop n) nil (even-p (1- n))))\n(even-p 100)";
     assert_eq!(lisp.text(code), "=> T");
 }
 
 #[test]
-fn a_variable_used_before_it_is_defined_in_the_same_call_is_still_usable() {
+fn variable_used_before_its_defvar_in_the_same_call_works() {
     let lisp = fresh();
     let outcome = lisp.eval("(defun later () *later*) (defvar *later* 5) (later)");
     assert_eq!(values("later", &outcome), ["5"]);
 }
 
 #[test]
-fn more_warnings_than_the_limit_are_counted() {
+fn warnings_beyond_200_are_counted_as_omitted() {
     let lisp = fresh();
     let outcome = lisp.eval("(dotimes (i 250) (warn \"number ~D\" i))");
     assert_eq!(outcome.warnings.len(), 200);
@@ -148,7 +148,7 @@ fn a_warning_whose_report_fails_is_recorded() {
 // What SBCL compiles into a run-time error.
 
 #[test]
-fn a_malformed_let_in_a_function_is_a_compile_time_error_entry() {
+fn malformed_let_in_a_function_is_recorded_as_a_compile_time_error() {
     let outcome = fresh().eval("(defun q () (let ((1 2)) 3))");
     assert_eq!(values("q", &outcome), ["Q"]);
     let found = warnings(&outcome);
@@ -157,7 +157,7 @@ fn a_malformed_let_in_a_function_is_a_compile_time_error_entry() {
 }
 
 #[test]
-fn a_failing_macro_in_a_function_is_a_compile_time_error_entry() {
+fn failing_macro_in_a_function_is_recorded_as_a_compile_time_error() {
     let lisp = fresh();
     let outcome = lisp.eval("(defmacro fails () (error \"no expansion\")) (defun uses () (fails)) :ok");
     assert_eq!(values("uses", &outcome), [":OK"]);
@@ -170,7 +170,7 @@ fn a_failing_macro_in_a_function_is_a_compile_time_error_entry() {
 }
 
 #[test]
-fn functions_beside_a_broken_one_are_defined() {
+fn functions_around_a_function_that_fails_to_compile_are_defined() {
     let lisp = fresh();
     let outcome = lisp.eval("(defun good-1 () 1) (defun bad () (let ((1 2)) 3)) (defun good-2 () (good-1)) (good-2)");
     assert_eq!(values("good-2", &outcome), ["1"]);
