@@ -76,6 +76,15 @@ file itself comes from another clock."
   (when state
     (setf (gethash namestring **loaded-states**) state)))
 
+(defun note-source-state (source)
+  "Record the state of SOURCE, which COMPILE-FILE is about to compile."
+  (guarded (let ((namestring (sb-ext:native-namestring
+                              (truename (merge-pathnames source (make-pathname :type "lisp"
+                                                                               :defaults *default-pathname-defaults*))))))
+             (note-loaded-state namestring (file-state namestring)))
+      (failure)
+    nil))
+
 (defun source-changed-p (namestring created date)
   "True when the source file NAMESTRING, native, written at DATE, is not what code was compiled from that was written at
 CREATED. Both are universal times; within the second this image's own record decides."
@@ -168,9 +177,7 @@ operations count on COMPONENT if OPERATION is NIL."
     (sb-ext:with-locked-hash-table (**action-states**)
       (setf (gethash component **action-states**)
             (acons (type-of operation) states
-                   (remove (type-of operation) (gethash component **action-states**) :key #'car))))
-    (when (and states (compiles-source-p operation component))
-      (note-loaded-state (car (first states)) (cdr (first states))))))
+                   (remove (type-of operation) (gethash component **action-states**) :key #'car))))))
 
 (defun note-loaded-source (states)
   "Record that a fasl is about to be loaded, the first of STATES, as in **ACTION-STATES**, and what its source is, the last of

@@ -280,6 +280,12 @@ defines on the way counts as no definition of the file's: it is not made each ti
   (define compile-file)
   (define load))
 
+(define-patch compile-file *
+  (lambda (compile input &rest options)
+    (note-source-state input)
+    (apply compile input options))
+  'changed-files)
+
 (define-patch sb-fasl::load-as-source (stream verbose print context)
   (lambda (load stream &rest arguments)
     (load-noting-definitions load stream arguments)))

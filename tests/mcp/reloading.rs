@@ -544,32 +544,29 @@ fn parts_of_a_class_that_are_gone_are_named() {
 
 /// Libraries that define in many ways: classes, conditions and structures; constants only where there are none; functions
 /// under names that macros make up.
-const LIBRARIES: [&str; 8] =
-    ["alexandria", "asdf-flv", "chipz", "esrap", "fiveam", "iterate", "puri", "trivial-backtrace"];
+const LIBRARIES: [&str; 6] = ["alexandria", "chipz", "esrap", "fiveam", "iterate", "puri"];
 
 #[test]
 fn unchanged_libraries_that_are_loaded_again_are_not_told_of() {
     let project = Project::new();
     let sources = project.root.directory("work/libraries");
-    for library in LIBRARIES.into_iter().filter(|library| installed(library)) {
-        let copied = Command::new("cp").arg("-r").arg(Path::new(INSTALLED).join(library)).arg(&sources).status();
-        assert!(copied.expect("cp starts").success(), "{library} can be copied");
+    let libraries: Vec<_> = LIBRARIES.into_iter().filter(|library| installed(library)).collect();
+    // With what FiveAM needs.
+    for directory in libraries.iter().copied().chain(["asdf-flv", "trivial-backtrace"]) {
+        let copied = Command::new("cp").arg("-r").arg(Path::new(INSTALLED).join(directory)).arg(&sources).status();
+        assert!(copied.expect("cp starts").success() || !libraries.contains(&"fiveam"), "{directory} can be copied");
     }
     let registry =
         format!("(:source-registry (:tree {:?}) :ignore-inherited-configuration)", sources.display().to_string());
     let mut server = Server::start_command(project.command(&[]).env("CL_SOURCE_REGISTRY", registry));
     server.initialize("2025-11-25");
     for again in [false, true] {
-        for library in LIBRARIES.into_iter().filter(|library| installed(library)) {
+        for library in &libraries {
             let text = good(&mut server, "load", json!({"system": library, "timeout": 600}));
-            assert!(!text.contains("[notice]"), "{text}");
-            assert_eq!(text.contains(" compiled"), !again || text.contains("Loaded "), "{text}");
+            assert!(text.contains(" compiled, ") && !text.contains("[notice]"), "{again}: {text}");
         }
-        if !again {
-            add_comments(&sources);
-        }
+        add_comments(&sources);
     }
-    assert_eq!(load_with(&mut server, json!({"system": "esrap"})).contains("up to date"), installed("esrap"));
 }
 
 /// Writes a comment at the end of every file of Lisp in a directory.
