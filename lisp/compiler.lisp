@@ -70,6 +70,8 @@ would be under bare SBCL."
                                                       :disabled-package-locks sb-c::*disabled-package-locks*
                                                       :lexenv (make-evaluation-lexenv))))))
 
+;; Inline: no frame of its own between the form and what it is called by.
+(declaim (inline evaluate-in-lexenv))
 (defun evaluate-in-lexenv (form)
   "Evaluate FORM of the user's. Until it is done, what this thread compiles belongs to the same lexical environment, whatever
 other threads declaim meanwhile."

@@ -15,7 +15,7 @@ const MAX_WAIT: f64 = 86_400.0;
 
 /// Adds the two to the properties of a tool that evaluates.
 pub(super) fn add_properties(properties: &mut Value) {
-    properties["background"] = schema::flag("Answer at once; continue in the background, without a time limit.");
+    properties["background"] = schema::flag("Answer at once; continue in the background.");
     properties["wait"] = json!({
         "type": "number",
         "minimum": 0,

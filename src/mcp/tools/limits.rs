@@ -15,7 +15,7 @@ pub(super) fn tool() -> Tool {
         NAME,
         "Configure limits",
         "Show the session's limits and, with arguments, change them for later evaluations: when work needs longer \
-        (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]]. They survive resets.",
+        (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]].",
         json!({
             "timeout": {
                 "type": "number",
