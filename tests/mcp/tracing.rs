@@ -547,7 +547,7 @@ fn tools_option_selects_the_available_tools() {
 }
 
 #[test]
-fn tools_list_is_stable_and_at_most_20_kibibytes() {
+fn tools_list_is_stable_and_at_most_18_kilobytes() {
     let mut server = Server::ready();
     let (names, length) = listed(&mut server);
     assert_eq!(listed(&mut server).0, names);
