@@ -115,8 +115,8 @@ fn slow_to_restore(gate: &Path, marker: &Path) -> Server {
          (loop while (probe-file {:?}) do (sleep 0.01)) (defun f () 7))",
         marker, gate
     ));
-    std::fs::remove_file(&marker).unwrap();
-    std::fs::write(&gate, "").unwrap();
+    std::fs::remove_file(marker).unwrap();
+    std::fs::write(gate, "").unwrap();
     server
 }
 
