@@ -178,12 +178,18 @@ shape is this or 0, and a depth.")
              (signed-sap-ref-64 sap 8) integer)))
     (t (put-bignum scratch integer))))
 
+(declaim (notinline simple-vector-length))
+(defun simple-vector-length (data)
+  "Return the length of DATA, a simple vector, as it is in memory. WITH-ARRAY-DATA promises the compiler that its END is not
+beyond it, so that a comparison with LENGTH would be taken for true."
+  (length (the (simple-array * (*)) data)))
+
 (defmacro with-vector-data ((data start end) vector &body body)
   "Evaluate BODY with DATA the simple vector, pinned, that has the elements of VECTOR, from START below END. Another thread
 may adjust VECTOR at any time, and between two looks at it: what counts is that DATA has all of these elements."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
-       (unless (<= ,start ,end (length ,data))
+       (unless (<= ,start ,end (simple-vector-length ,data))
          (error "A vector was adjusted while it was read."))
        ,@body)))
 

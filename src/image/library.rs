@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicUsize};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use once_cell::sync::OnceCell;
 
 use super::bindings::sbcl_host;
 use super::heap::{self, Variables};
@@ -26,6 +27,9 @@ unsafe extern "C" {
 
 type InitializeLisp = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) -> c_int;
 type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
+
+/// The one libsbcl of this process. A second copy would find the variables of the first, by whichever boot it was loaded.
+static LIBRARY: OnceCell<&'static Library> = OnceCell::new();
 
 /// A core and where it is.
 #[derive(Debug)]
@@ -64,12 +68,14 @@ impl Runtime {
             Some(image) => return Err(BootError::Core { path: image.clone(), reason: "no such file".to_owned() }),
             None => core,
         };
-        // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL because SBCL looks its
-        // variables up with dlsym(RTLD_DEFAULT, …).
-        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
-            .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
-        // Never unloaded: Lisp's threads run in it.
-        let library = Box::leak(Box::new(library));
+        let library = LIBRARY.get_or_try_init(|| {
+            // SAFETY: libsbcl has no constructors with effects beyond its own data. RTLD_GLOBAL because SBCL looks its
+            // variables up with dlsym(RTLD_DEFAULT, …).
+            let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
+                .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
+            // Never unloaded: Lisp's threads run in it.
+            Ok::<&Library, BootError>(Box::leak(Box::new(library)))
+        })?;
         let runtime = Self { library, core };
         if let Core::File(path) = &runtime.core {
             // Behind one that an image of this program has saved there may be a label, and a seal says whether it is complete.
