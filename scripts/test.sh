@@ -29,6 +29,10 @@ count() {
     ' "$log"
 }
 
+# Most tests wait most of the time: for a process, a timer or a lock.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+# A snapshot that differs is a failure, and leaves no file.
+export INSTA_UPDATE=no
 # One set of features for all of it, so that the library is compiled once.
 features=(--features sbcl-mcp/num-bigint)
 suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"

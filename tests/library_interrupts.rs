@@ -298,7 +298,8 @@ fn limit_while_a_sink_blocks() {
     let stop = separate.interrupt_handle();
     let (printing, prints) = mpsc::channel();
     lisp.define("host:printing", "Tell.", move || printing.send(()).unwrap()).unwrap();
-    let caller = std::thread::spawn(move || separate.eval::<()>("(host:printing) (princ \" three\") (finish-output) (loop)"));
+    let caller =
+        std::thread::spawn(move || separate.eval::<()>("(host:printing) (princ \" three\") (finish-output) (loop)"));
     prints.recv_timeout(SOON).unwrap();
     stop.interrupt();
     let interrupted = soon(move || caller.join().unwrap());

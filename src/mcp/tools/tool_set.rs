@@ -41,8 +41,8 @@ const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
 /// What does not hold in the image of a program, and what does.
 const OF_PROGRAMS: (&str, &str) = (
-    "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates again what defined something; values\n\
-     assigned later are lost.",
+    "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates the definitions again; values assigned\n\
+     later are lost.",
     "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
      program.",
 );
