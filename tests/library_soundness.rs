@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -182,7 +183,10 @@ fn a_restart_whose_argument_cannot_be_converted_is_an_error() {
 
 // ---- Answers that are read while the program is called
 
-fn define_answers(lisp: &Lisp) {
+/// Defines the functions of the tests of answers, which take turns: they intern the same symbol.
+fn define_answers(lisp: &Lisp) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let makes_list = lisp.clone();
     let pair = move || {
         let kept = makes_list.value(vec!["kept"]).expect("a list");
@@ -191,6 +195,7 @@ fn define_answers(lisp: &Lisp) {
     lisp.define("soundness:pair", "Return a list of a symbol that cannot be interned and more.", pair)
         .expect("defined");
     lisp.define("soundness:large", "Return a megabyte.", || vec![0x41_u8; 1 << 20]).expect("defined");
+    turn
 }
 
 /// Makes the symbol again one that cannot be interned.
@@ -202,7 +207,7 @@ fn forget_symbol(lisp: &Lisp) {
 #[test]
 fn a_handler_may_call_rust_while_an_answer_is_read() {
     let lisp = lisp();
-    define_answers(&lisp);
+    let _turn = define_answers(&lisp);
     let code = r#"(handler-bind ((package-error (lambda (condition)
                                     (dotimes (i 3) (soundness:large))
                                     (handler-case (soundness:pair) (package-error ()))
@@ -232,7 +237,7 @@ fn a_handler_may_call_rust_while_an_answer_is_read() {
 #[test]
 fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
     let lisp = lisp();
-    define_answers(&lisp);
+    let _turn = define_answers(&lisp);
     // As if nobody had told the program that the first one is being read.
     let error = lisp.eval::<Value>(
         "(handler-bind ((package-error (lambda (condition)
