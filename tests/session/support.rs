@@ -26,17 +26,11 @@ pub(crate) struct Lisp {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Waits for the session and hands it over as it is.
-pub(crate) fn used() -> Lisp {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let session = &*SESSION;
-    session.set_limits(Limits::default());
-    Lisp { session, _turn: turn }
-}
-
-/// Waits for the session and hands it over after a reset.
+/// Waits for the session and hands it over after a reset. No other test uses it until what this returns is dropped.
 pub(crate) fn fresh() -> Lisp {
-    let lisp = used();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    SESSION.set_limits(Limits::default());
+    let lisp = Lisp { session: &SESSION, _turn: turn };
     lisp.reset();
     lisp
 }

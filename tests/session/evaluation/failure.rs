@@ -424,11 +424,20 @@ proptest! {
         }
         prop_assert_eq!(unescape_markers(&escaped), text);
     }
+}
 
-    #[test]
-    fn printed_output_can_be_recovered_from_the_escaped_report(text in printed()) {
+/// Checks 300 random texts against one session, which no other test uses meanwhile.
+fn check(texts: &impl Strategy<Value = String>, check: impl Fn(&Lisp, String) -> Result<(), TestCaseError>) {
+    let lisp = fresh();
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
+    let result = TestRunner::new(config).run(texts, |text| check(&lisp, text));
+    assert!(result.is_ok(), "{}", result.unwrap_err());
+}
+
+#[test]
+fn printed_output_can_be_recovered_from_the_escaped_report() {
+    check(&printed(), |lisp, text| {
         prop_assume!(!text.is_empty());
-        let lisp = crate::support::used();
         let outcome = lisp.eval(&format!("(write-string {}) (error \"end\")", literal(&text)));
         prop_assert_eq!(&outcome.stdout.text, &text);
         let report = report::evaluation(&outcome);
@@ -438,7 +447,8 @@ proptest! {
         for marker in ["[stderr]", "[warnings]", "[background]", "[notice]", "[Debugger]"] {
             prop_assert!(!report.contains(marker), "{} in {}", marker, report);
         }
-        let section = report.strip_prefix("[stdout]\n").and_then(|rest| rest.split_once("[ERROR] ")).map(|(section, _)| section);
+        let section =
+            report.strip_prefix("[stdout]\n").and_then(|rest| rest.split_once("[ERROR] ")).map(|(section, _)| section);
         let section = section.and_then(|section| section.strip_suffix("\n\n")).expect("a section of its own");
         let undone: Vec<String> = unescape_markers(section)
             .split('\n')
@@ -448,11 +458,13 @@ proptest! {
             })
             .collect();
         prop_assert_eq!(undone.join("\n"), text.strip_suffix('\n').unwrap_or(&text));
-    }
+        Ok(())
+    });
+}
 
-    #[test]
-    fn arbitrary_error_message_leaves_the_report_well_formed(text in printed()) {
-        let lisp = crate::support::used();
+#[test]
+fn arbitrary_error_message_leaves_the_report_well_formed() {
+    check(&printed(), |lisp, text| {
         let outcome = lisp.eval(&format!("(error \"~A\" {})", literal(&text)));
         let report = report::evaluation(&outcome);
         let checked = check_error_response(&report);
@@ -463,11 +475,13 @@ proptest! {
         } else {
             prop_assert_eq!(&failure.message.text, &text);
         }
-    }
+        Ok(())
+    });
+}
 
-    #[test]
-    fn arbitrary_code_gets_a_well_formed_report_and_keeps_the_session(code in any::<String>()) {
-        let lisp = crate::support::used();
+#[test]
+fn arbitrary_code_gets_a_well_formed_report_and_keeps_the_session() {
+    check(&any::<String>(), |lisp, code| {
         let outcome = lisp.eval_for(Duration::from_secs(20), &code);
         if outcome.is_error() {
             let report = report::evaluation(&outcome);
@@ -475,5 +489,6 @@ proptest! {
             prop_assert!(checked.is_ok(), "{:?}\n{}", checked, report);
         }
         prop_assert_eq!(lisp.text("(cl:+ 1 2)"), "=> 3");
-    }
+        Ok(())
+    });
 }

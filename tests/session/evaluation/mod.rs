@@ -13,9 +13,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    DEADLINE, MARKERS, calls, check_error_response, error, fresh, missing_frame, restarts, values, warnings,
+    DEADLINE, Lisp, MARKERS, calls, check_error_response, error, fresh, missing_frame, restarts, values, warnings,
 };
 use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestRunner};
 use sbcl::outcome::SymbolDescription;
 use sbcl::report::{self, unescape_markers};
 use sbcl::{Evaluation, Limits};
