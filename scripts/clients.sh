@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
 export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$target/release/sbcl-mcp}
-export PYTHONDONTWRITEBYTECODE=1
+export PYTHONDONTWRITEBYTECODE=1 NODE_COMPILE_CACHE=$target/clients/node-cache
 tests=$PWD/tests/clients
 
 # environment NAME REQUIREMENTS: a virtual environment with exactly these packages; prints where.
@@ -30,7 +30,7 @@ python_client() {
     directory=$(environment "python-$1" "$tests/python/requirements-$1.txt")
     echo "clients: Python SDK $("$directory/bin/python" -c 'from importlib.metadata import version; print(version("mcp"))')"
     cd "$tests/python"
-    "$directory/bin/python" -m pytest -q --color=no
+    "$directory/bin/python" -m pytest -q --color=no --basetemp "$target/clients/pytest"
 }
 
 # Distributions' Node.js is often too old for these: the Inspector asks for 22.19.

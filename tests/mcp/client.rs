@@ -16,7 +16,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// How long anything may take before a test gives up.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
@@ -25,23 +24,22 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_sbcl-mcp");
 
 /// A directory of a test's own, removed when this is dropped.
-pub(crate) struct Scratch(TempDir);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     /// Creates the directory. Its path is short enough for a socket in it.
     pub(crate) fn new() -> Self {
-        Self(tempfile::Builder::new().prefix("sm-").tempdir().expect("a directory can be made"))
+        Self::below(&std::env::temp_dir())
     }
 
     /// Creates the directory below the build's, which is below the working directory of the tests: how its files are shown
     /// depends on that.
     pub(crate) fn below_target() -> Self {
-        Self(
-            tempfile::Builder::new()
-                .prefix("sm-")
-                .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-                .expect("a directory can be made"),
-        )
+        Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")))
+    }
+
+    fn below(parent: &Path) -> Self {
+        Self(tempfile::Builder::new().prefix("sm-").tempdir_in(parent).expect("a directory can be made").keep())
     }
 
     /// Writes the file `name`, and the directories above it, and returns its path.
@@ -64,7 +62,18 @@ impl Deref for Scratch {
     type Target = Path;
 
     fn deref(&self) -> &Path {
-        self.0.path()
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    /// Removes the directory, again if need be: a process that outlives its server, as one that saves a session does, may
+    /// still be writing to it.
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::remove_dir_all(&self.0).is_err() && self.0.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -82,7 +91,7 @@ impl AsRef<OsStr> for Scratch {
 
 impl std::fmt::Debug for Scratch {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.path().fmt(formatter)
+        self.0.fmt(formatter)
     }
 }
 
