@@ -1,6 +1,6 @@
 //! What is known of an error besides its type and message: where, with what, and which ones came before.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::client::{Scratch, Server, bad, fail, good, last_error};
 use crate::mode::{Mode, both_modes};
@@ -12,13 +12,6 @@ use serde_json::json;
 fn described(server: &mut Server, code: &str) -> String {
     fail(server, code);
     last_error(server)
-}
-
-/// A file of Lisp for the test of this name.
-fn file(name: &str, text: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.lisp", std::process::id()));
-    std::fs::write(&path, text).expect("the directory can be written to");
-    path
 }
 
 /// How a path below the server's working directory is shown.
@@ -102,8 +95,9 @@ fn frames_of_evaluated_functions_name_evaluation_and_line(mode: Mode) {
 #[apply(both_modes)]
 fn frames_of_loaded_functions_name_file_and_line(mode: Mode) {
     let mut server = mode.ready();
-    let path = file(
-        "loaded",
+    let scratch = Scratch::below_target();
+    let path = scratch.write(
+        "loaded.lisp",
         "(defun first-one () (second-one 1))\n;; a comment\n\n(defun second-one (x)\n  (list (third-one x)))\n\n\
          #| more\n|#\n(defun third-one (x)\n  (error \"x ~A\" x))\n",
     );
@@ -115,7 +109,6 @@ fn frames_of_loaded_functions_name_file_and_line(mode: Mode) {
     {
         assert!(text.contains(&format!(": {call}\n     at {}:{line}: {code}\n", shown(&path))), "{call}:\n{text}");
     }
-    std::fs::remove_file(path).unwrap();
 }
 
 // ---- With what
