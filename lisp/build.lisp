@@ -9,7 +9,7 @@
 ;;; Every contrib that was built: those left out are in contribs.lisp.
 (mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
 
-;;; What has moved in SBCL is named before something fails that relies on it.
+;;; The check names each internal name of SBCL that has moved, before code that relies on it fails.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)

@@ -1,4 +1,4 @@
-;;;; What changed on disk. ASDF compares whole seconds, and dates alone: it would take a file for up to date that was edited
+;;;; Changes on disk. ASDF compares dates alone, in whole seconds: it takes a file for up to date that was edited
 ;;;; within the second in which its fasl was made, or that came back with an older date. Here dates are compared to the
 ;;;; nanosecond, and files with what they were when this image compiled or loaded them.
 

@@ -119,7 +119,7 @@ there."
                  (handler-case (sb-thread:interrupt-thread thread
                                                            (lambda ()
                                                              (setf (cdr entry) (eql 1 (join-pause pause)))))
-                   ;; It has ended.
+                   ;; The thread has ended.
                    (sb-thread:interrupt-thread-error ()))))))
       (unwind-protect
            (loop for attempt from 1
@@ -203,8 +203,8 @@ or :C-LOCK. Without interrupts; WAIT is called between attempts."
   (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
 
 (defun check-copied (process obstacle seconds)
-  "Signal an error that says why there is no copy of this process, if there is none: PROCESS and OBSTACLE are what
-FORK-FREE-IMAGE returned after SECONDS."
+  "Signal an error that says why this process could not be copied, if it was not. PROCESS and OBSTACLE are the values
+that FORK-FREE-IMAGE returned after SECONDS."
   (flet ((title (thread)
            (if thread (thread-title thread) "a thread")))
     (cond ((and process (minusp process))

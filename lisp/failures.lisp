@@ -100,7 +100,7 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
 thread by an interruption. Unwinds without a condition, which the user's handlers would swallow."
   (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
-      ;; What is being captured does not come to its end: then it does without.
+      ;; A second interruption abandons the capture that the first one began.
       (when (or *interrupted* (not (hold-interruption reason hook)))
         (unless *interrupted*
           (capture-interruption reason hook))

@@ -54,7 +54,7 @@ now, and the variables that were bound before; or NIL when nobody asks for them.
                     (t specializer)))
                 (sb-mop:method-specializers method))))
 
-;;; What classes bring along
+;;; Definitions that come with a class
 
 (defun structure-functions (name)
   "Return the names of the functions that DEFSTRUCT has made for the structure class NAME."

@@ -161,7 +161,7 @@ defines on the way counts as no definition of the file's: it is not made each ti
     (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
       (perform-action perform operation component))))
 
-;;; What changed on disk
+;;; Changes on disk
 
 (define-patch asdf:perform (operation component)
   #'perform-noting-files)

@@ -8,7 +8,7 @@
 
 (in-package "SBCL-INTERNALS")
 
-;;; What a name is: a list of facets, each a list of a kind and strings, so that the table interns nothing. A facet's last
+;;; The description of a name is a list of facets, each a list of a kind and strings, so that the table interns nothing. A facet's last
 ;;; element is a detail where *DETAILED* says so: a type or a number of values, which depends on the processor.
 
 (defparameter *detailed* '(:function :open-coded :slot :special :global :constant :type)
@@ -65,7 +65,7 @@
            `((:open-coded ,(plain (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
 (defun setf-facets (symbol)
-  "Return the facets of SYMBOL as a place, but for the slot that it may be."
+  "Return the facets of SYMBOL as a place, except those of a structure slot."
   (append (when (sb-int:info :setf :expander symbol) '((:setf-expander)))
           (when (and (fboundp `(setf ,symbol)) (not (consp (sb-int:info :function :source-transform symbol))))
             `((:setf-function ,(plain (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))

@@ -375,7 +375,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
                                           (t 1)))))))
     (begin-message scratch)))
 
-;;; What is read is checked against the message's end: words that are no message are an error, whatever they are.
+;;; The decoder checks each read against the message's end. Malformed words signal an error.
 
 (define-condition malformed-message (error)
   ()

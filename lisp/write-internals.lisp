@@ -36,7 +36,7 @@
     (list +conditional+ features
           (handler-bind ((error (lambda (failure)
                                   (unless (uiop:featurep features)
-                                    ;; It names what this machine's SBCL has not: the table keeps what another wrote.
+                                    ;; Entries for another processor stay as they were written there.
                                     (file-position stream start)
                                     (let ((*read-suppress* t)) (read stream t nil t))
                                     (return-from read-conditional nil))

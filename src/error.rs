@@ -74,7 +74,7 @@ pub enum BootError {
     Library {
         /// The library's file.
         path: PathBuf,
-        /// What the loader said, or what is wrong with it.
+        /// The loader's message, or what is wrong with the library.
         reason: String,
     },
     /// The core cannot be used: there is none, it is not complete, or it is of another build of SBCL.

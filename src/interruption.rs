@@ -13,6 +13,9 @@ pub(crate) const REACTION: Duration = Duration::from_secs(2);
 /// How long after an interruption was taken the next one is sent when the code does not end.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// The longest grace period: a day, like the longest time limit. A longer one might reach beyond what the clock can say.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What a thread's code is to be interrupted for, and how far that has come.
 #[derive(Debug)]
 pub(crate) struct Interruption<R> {
@@ -56,6 +59,7 @@ impl<R: Copy> Interruption<R> {
         if self.wanted.is_some() {
             return false;
         }
+        let grace = grace.min(MAX_GRACE);
         self.wanted = Some(Wanted { reason, since: now, grace, next: now, unwinding: None });
         true
     }
@@ -147,6 +151,15 @@ mod tests {
         let mut interruption = Interruption::default();
         assert!(interruption.want(1, GRACE, now));
         interruption
+    }
+
+    #[test]
+    fn the_longest_duration_is_a_grace_period_of_a_day() {
+        let start = Instant::now();
+        let mut interruption = Interruption::default();
+        assert!(interruption.want(1_u8, Duration::MAX, start));
+        interruption.unwinds(start);
+        assert_eq!(interruption.due(), Some(start + MAX_GRACE + REACTION));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Runtime {
         let build_id = unsafe { CStr::from_ptr(*build_id) }.to_bytes();
         let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
         match core_build_id(path, look_at_end).map_err(|error| unusable(error.to_string()))? {
-            None => Err(unusable("it is no core of SBCL's, or not complete".to_owned())),
+            None => Err(unusable("it is not an SBCL core, or it is not complete".to_owned())),
             Some(found) if found != build_id => Err(unusable(format!(
                 "it is of another build of SBCL ({}, not {})",
                 String::from_utf8_lossy(&found),

@@ -80,7 +80,7 @@ thread_local! {
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True in a thread that Lisp may be waiting for: one that writes, reads, or tells of warnings.
+/// True in a thread that runs a stream or the warning hook: Lisp may be waiting for it.
 pub(super) fn is_serving() -> bool {
     SERVING.get()
 }
@@ -152,7 +152,7 @@ struct OutputState {
     /// How many pieces there were, and how many of them are written.
     pushed: u64,
     written: u64,
-    /// Bytes that were lost and not told of.
+    /// Number of lost bytes that no warning has reported yet.
     lost: usize,
     closed: bool,
 }
@@ -169,7 +169,7 @@ impl Output {
             };
             let lost = std::mem::take(&mut state.lost);
             drop(state);
-            // There is nobody to tell of what panics there.
+            // A panic of the stream has no caller to reach.
             let _ = catch_unwind(AssertUnwindSafe(|| write(&mut streams, &piece)));
             if lost > 0 {
                 tracing::warn!(
@@ -205,7 +205,7 @@ impl Output {
     }
 }
 
-/// Writes a piece. There is nobody to tell of a stream that takes nothing.
+/// Writes a piece. Errors of the stream are ignored: no caller could handle them.
 fn write(streams: &mut Streams, piece: &Piece) {
     fn to(sink: Option<&mut Sink>, mut standard: impl Write, text: &str) {
         let _ = match sink {
