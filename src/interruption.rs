@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// period. After that it is stuck: nothing can be done about it from inside.
 pub(crate) const REACTION: Duration = Duration::from_secs(2);
 
+/// How long all may take that is still to be done when the image ends: a server that shuts down is gone within a second.
+pub(crate) const SHUTDOWN: Duration = Duration::from_millis(700);
+
 /// How long after an interruption was taken the next one is sent when the code does not end.
 const AGAIN: Duration = Duration::from_secs(1);
 

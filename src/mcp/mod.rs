@@ -80,8 +80,13 @@ impl Connection {
         let reader = Arc::new(Reader { driver: self.driver.clone(), server });
         session.idle_with(reader.clone());
         let status = self.driver.follow(&reader.server);
-        if !reader.server.is_orphaned() {
+        let is_heard = !reader.server.is_orphaned();
+        if is_heard {
             reader.server.abandon(SHUTTING_DOWN);
+            self.inflight.abandon(SHUTTING_DOWN);
+        }
+        session.unwind_all(self.driver.unwinding_deadline());
+        if is_heard {
             self.end(status);
         }
         status

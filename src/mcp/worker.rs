@@ -17,6 +17,7 @@ use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::handover::{Restored, Return, Unrestored, WorkerInit, line_of_job};
+use crate::interruption::SHUTDOWN;
 use crate::outcome::Outcome;
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
@@ -224,9 +225,29 @@ impl Worker {
 
     /// Ends this worker's service in favour of a checkpoint's image, which says what `session` has to say yet.
     pub(super) fn go_back(&self, line: u64, checkpoint: Checkpoint, session: &Session) {
+        self.leave_image(session, move |worker, notices| {
+            worker.output.tell(Kind::Return, line, &Return { checkpoint, notices });
+        });
+    }
+
+    /// Has another image take this one's place, once what was abandoned is unwound. `tell` says which, with what `session`
+    /// has to say yet.
+    fn leave_image(&self, session: &Session, tell: impl FnOnce(&Self, Vec<String>) + Clone + Send + 'static) {
         self.driver.pause();
-        self.output.tell(Kind::Return, line, &Return { checkpoint, notices: session.take_notices() });
-        self.driver.replace();
+        let is_unwinding = session.is_unwinding();
+        let (worker, session, deadline) = (self.clone(), session.clone(), Instant::now() + SHUTDOWN);
+        let leave = move || {
+            session.await_unwound(deadline);
+            tell(&worker, session.take_notices());
+            worker.driver.replace();
+        };
+        if !is_unwinding {
+            return leave();
+        }
+        // What unwinds may want this thread.
+        if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(leave.clone()).is_err() {
+            leave();
+        }
     }
 
     /// False where another image would cut off those that have joined: they have come to this very process.
@@ -246,9 +267,7 @@ impl Worker {
 
     /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.
     pub(super) fn make_way(&self, line: u64, session: &Session) {
-        self.driver.pause();
-        self.output.tell(Kind::Reset, line, &session.take_notices());
-        self.driver.replace();
+        self.leave_image(session, move |worker, notices| worker.output.tell(Kind::Reset, line, &notices));
     }
 }
 

@@ -20,12 +20,13 @@ use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
 use crate::alarm::Alarm;
+use crate::interruption::SHUTDOWN;
 
 /// How long the evaluating thread may be away before the follower leads: most evaluations are over sooner than another
 /// thread can be woken (50 µs and more), and no client notices so little.
 const HANDOFF_DELAY: Duration = Duration::from_millis(2);
-/// How long what was asked before the end may still take. The process is gone within a second of the end.
-const GRACE: Duration = Duration::from_millis(700);
+/// How long what was asked before the end may still take. What is left of [`SHUTDOWN`] is for unwinding the rest.
+const LAST_ANSWERS: Duration = Duration::from_millis(350);
 /// With so many bytes unread by the other side, no more of its requests are taken.
 pub(super) const MAX_BACKLOG: usize = 64 << 20;
 /// How often to look around when the leader cannot be woken: evaluated code may close any descriptor.
@@ -76,9 +77,20 @@ struct State {
     is_paused: bool,
     /// Another process is to take its place.
     is_replaced: bool,
-    /// Nothing more is read; all is over by then, with this status.
-    ending: Option<(i32, Instant)>,
+    /// Nothing more is read.
+    ending: Option<Ending>,
     ended: Option<i32>,
+}
+
+/// The end of the service.
+#[derive(Debug, Clone, Copy)]
+struct Ending {
+    /// The exit status.
+    status: i32,
+    /// Nothing is answered after this.
+    answers: Instant,
+    /// Nothing runs after this.
+    unwinding: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,7 +258,13 @@ impl Driver {
     /// Begins the end, as at the end of input.
     fn end(&self, status: i32, within: Duration) {
         let mut state = self.state.lock();
-        state.ending.get_or_insert((status, Instant::now() + within));
+        let now = Instant::now();
+        state.ending.get_or_insert(Ending { status, answers: now + within, unwinding: now + SHUTDOWN });
+    }
+
+    /// Until when what still runs at the end may unwind.
+    pub(crate) fn unwinding_deadline(&self) -> Instant {
+        self.state.lock().ending.map_or_else(Instant::now, |ending| ending.unwinding)
     }
 
     /// Leads for as long as `thread` has nothing else to do and it is not all over.
@@ -288,16 +306,16 @@ impl Driver {
             }
             let now = Instant::now();
             let due = catch_unwind(AssertUnwindSafe(|| service.due(now))).unwrap_or_default();
-            if let Some((status, deadline)) = ending
-                && (now >= deadline || service.is_idle())
+            if let Some(ending) = ending
+                && (now >= ending.answers || service.is_idle())
             {
                 state = self.state.lock();
-                state.ended = Some(status);
+                state.ended = Some(ending.status);
                 self.alarm.set(now);
                 break;
             }
             let deaf = (!ears.waker).then(|| now + DEAF);
-            let wakes = [due, until, ending.map(|(_, deadline)| deadline), deaf].into_iter().flatten().min();
+            let wakes = [due, until, ending.map(|ending| ending.answers), deaf].into_iter().flatten().min();
             let timeout = wakes.map(|time| time.saturating_duration_since(now));
             self.wait(&mut input, service, &mut ears, reads, timeout, rest);
             state = self.state.lock();
@@ -350,7 +368,7 @@ impl Driver {
             if let Some(signal) = signals.take()
                 && service.heeds_signals()
             {
-                self.end(128 + signal, GRACE);
+                self.end(128 + signal, LAST_ANSWERS);
             }
         }
         if writable {
@@ -362,10 +380,10 @@ impl Driver {
         if readable {
             match input.read() {
                 Ok(Read::More | Read::Nothing) => {}
-                Ok(Read::End) => self.end(0, GRACE),
+                Ok(Read::End) => self.end(0, LAST_ANSWERS),
                 Err(error) => {
                     tracing::debug!(%error, "the client's input broke off");
-                    self.end(0, GRACE);
+                    self.end(0, LAST_ANSWERS);
                 }
             }
         }

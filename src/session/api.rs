@@ -357,11 +357,7 @@ impl Session {
 
     /// True while something is evaluated, in the background too, or held.
     pub(crate) fn is_busy(&self) -> bool {
-        let board = self.inner.board.lock();
-        !board.holds.is_empty()
-            || board.background() > 0
-            || !board.finishing.is_empty()
-            || board.running.iter().any(Running::evaluates)
+        self.inner.board.lock().is_busy()
     }
 
     /// True while a failed evaluation of any connection is held.

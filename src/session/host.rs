@@ -117,7 +117,11 @@ impl Host for Inner {
                     running.end_search(&hints);
                 }
             }
-            let Some(mut running) = board.take_running(job) else { return false };
+            let Some(mut running) = board.take_running(job) else {
+                board.unwinding.retain(|unwinding| *unwinding != job);
+                self.leave_board(board);
+                return false;
+            };
             let end = match running.interrupted() {
                 _ if success => JobEnd::Succeeded,
                 Some(reason) => JobEnd::Interrupted(reason),

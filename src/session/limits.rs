@@ -105,7 +105,7 @@ impl Inner {
     }
 
     /// Has the control lane interrupt the thread of job `target`, if there is one.
-    fn send_interruption(&self, board: &mut Board, target: u64, reason: Interrupt) {
+    pub(super) fn send_interruption(&self, board: &mut Board, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
         board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
     }

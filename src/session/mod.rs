@@ -74,6 +74,8 @@ struct Inner {
     changed: [Condvar; Lane::COUNT],
     /// What the evaluation lane's thread does while there is nothing, if it is more than sleeping.
     idle: OnceCell<Arc<dyn Idle>>,
+    /// For whoever waits until nothing runs.
+    ended: Condvar,
     /// For threads that hold an evaluation and are not the evaluation lane's any more: the same.
     parked: Condvar,
     limits: CachePadded<Mutex<Limits>>,
@@ -102,6 +104,7 @@ impl Inner {
             board: CachePadded::default(),
             changed: Default::default(),
             idle: OnceCell::new(),
+            ended: Condvar::new(),
             parked: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
             main: Connection::new(0),
@@ -136,6 +139,7 @@ impl Inner {
         let changed = board.take_changed();
         drop(board);
         self.notify(changed);
+        self.ended.notify_all();
     }
 
     fn notify(&self, changed: [bool; Lane::COUNT]) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,15 @@ pub(crate) fn in_background(numbers: impl Iterator<Item = u64>) -> Option<String
 }
 
 impl Inner {
+    /// Has all that is held released.
+    fn release_all(&self, board: &mut Board) {
+        let holders: Vec<_> = board.holds.iter().map(|hold| hold.connection.clone()).collect();
+        for connection in holders {
+            let release = self.release(board, &connection, RELEASED);
+            board.push(Lane::Evaluation, release);
+        }
+    }
+
     /// Takes out all that waits for a lane, as cancelled.
     fn end_waiting(&self, board: &mut Board, lane: Lane) -> Vec<Answer> {
         let requests = board.take_all(lane);
@@ -154,13 +164,47 @@ impl Session {
         said
     }
 
-    /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced.
+    /// Ends all that waits, runs or is held, in an image that ends, and waits until that is unwound; not longer than until
+    /// `deadline`.
+    pub(crate) fn unwind_all(&self, deadline: Instant) {
+        self.end_all();
+        let mut board = self.inner.board.lock();
+        self.inner.release_all(&mut board);
+        // Whoever unwinds wants the lock.
+        let changed = board.take_changed();
+        self.inner.notify(changed);
+        while board.is_busy() && !self.inner.ended.wait_until(&mut board, deadline).timed_out() {}
+    }
+
+    /// Waits until what was [abandoned](Self::abandon) is unwound; not longer than until `deadline`.
+    pub(crate) fn await_unwound(&self, deadline: Instant) {
+        let mut board = self.inner.board.lock();
+        while (!board.unwinding.is_empty() || board.is_busy())
+            && !self.inner.ended.wait_until(&mut board, deadline).timed_out()
+        {}
+    }
+
+    /// True while something that was [abandoned](Self::abandon) is being unwound.
+    pub(crate) fn is_unwinding(&self) -> bool {
+        let board = self.inner.board.lock();
+        !board.unwinding.is_empty() || board.is_busy()
+    }
+
+    /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced. What runs or is held is
+    /// unwound from here on.
     pub(crate) fn abandon(&self) {
         let mut board = self.inner.board.lock();
-        let mut notices = said_of(&board);
+        let notices = said_of(&board);
         let mut answers = Vec::new();
         for mut running in std::mem::take(&mut board.running) {
             running.give_up_search();
+            if running.evaluates() {
+                board.unwinding.push(running.id);
+                // What unwinds already would have its cleanup forms interrupted.
+                if running.interrupted().is_none() && !running.interruption.is_under_way() && !running.released {
+                    self.inner.send_interruption(&mut board, running.id, Interrupt::Cancel);
+                }
+            }
             let settled = std::mem::take(&mut running.settled);
             answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
             answers.extend(settled);
@@ -172,13 +216,11 @@ impl Session {
             finishing.cancel();
             answers.push(finishing.abandon());
         }
-        if board.hold_of(self.connection.id).is_some() {
-            notices.push(RELEASED.to_owned());
-        }
-        self.inner.leave_board(board);
         for notice in notices {
             self.add_notice(notice);
         }
+        self.inner.release_all(&mut board);
+        self.inner.leave_board(board);
         self.inner.deliver(answers);
     }
 

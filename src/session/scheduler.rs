@@ -264,6 +264,8 @@ pub(super) struct Board {
     pub(super) holds: Vec<Hold>,
     /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
     relieving: Option<(u64, Arc<Connection>)>,
+    /// The jobs that were answered when their image was to be replaced, and that are still being unwound.
+    pub(super) unwinding: Vec<u64>,
     /// Until when a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
 }
@@ -278,6 +280,14 @@ impl Board {
     /// True when something waits for this lane.
     pub(super) fn has_waiting(&self, lane: Lane) -> bool {
         !self.waiting[lane as usize].is_empty()
+    }
+
+    /// True while something is evaluated, in the background too, or held.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.holds.is_empty()
+            || self.background() > 0
+            || !self.finishing.is_empty()
+            || self.running.iter().any(Running::evaluates)
     }
 
     /// The lanes that have something new to look at, once.

@@ -3,12 +3,14 @@
 
 #![cfg(target_os = "linux")]
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::client::{DEADLINE, Server};
+use crate::client::{DEADLINE, Scratch, Server};
 use crate::mode::{Mode, both_modes};
+use crate::processes::until;
 use rstest_reuse::apply;
 use serde_json::json;
 
@@ -768,6 +770,72 @@ fn server_exits_within_a_second_of_end_of_input_or_a_signal(mode: Mode) {
             assert!(tries.any(|taken| taken < Duration::from_secs(1)), "{how} while {code:?}");
         }
     }
+}
+
+/// A form that writes a file.
+fn writes(file: &Path) -> String {
+    format!("(with-open-file (stream {:?} :direction :output) (print 1 stream))", file.display().to_string())
+}
+
+/// Has evaluations end in each of the ways that a running or held one ends with its image; true if the cleanup form of each
+/// was run to its end.
+fn cleans_up(mode: Mode, how: &str, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) -> bool {
+    let directory = Scratch::new();
+    let mut session = Session::start(mode, &[]);
+    let files = begin(&mut session.0, &directory);
+    match how {
+        "reset-session" => {
+            let (text, is_error) = session.0.call_tool("reset-session", json!({}));
+            assert!(!is_error, "{text}");
+            session.finish();
+        }
+        how => {
+            if how == "end of input" {
+                session.0.close();
+            } else {
+                signal(session.0.pid(), how);
+            }
+            session.0.end();
+        }
+    }
+    files.iter().all(|file| file.exists())
+}
+
+/// A machine that is busy with something else may take longer than the cleanup forms have, now and then.
+#[track_caller]
+fn all_clean_up(mode: Mode, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) {
+    for how in ["end of input", "-TERM", "reset-session"] {
+        assert!((0..3).any(|_| cleans_up(mode, how, &begin)), "{how}");
+    }
+}
+
+#[apply(both_modes)]
+fn running_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mode: Mode) {
+    all_clean_up(mode, |server, directory| {
+        let cleaned = [("background", true), ("foreground", false)].map(|(name, background)| {
+            let (begun, cleaned) = (directory.join(format!("{name}-begun")), directory.join(format!("{name}-cleaned")));
+            let code = format!(
+                "(unwind-protect (progn {} (loop (sleep 0.01))) (sleep 0.1) {})",
+                writes(&begun),
+                writes(&cleaned)
+            );
+            server.post_call("evaluate-lisp", json!({"code": code, "timeout": 0, "background": background}));
+            until("it runs", || begun.exists());
+            cleaned
+        });
+        cleaned.to_vec()
+    });
+}
+
+#[apply(both_modes)]
+fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mode: Mode) {
+    all_clean_up(mode, |server, directory| {
+        let cleaned = directory.join("cleaned");
+        let code = format!("(unwind-protect (error \"held\") (sleep 0.1) {})", writes(&cleaned));
+        let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+        assert!(text.contains("held"), "{text}");
+        vec![cleaned]
+    });
 }
 
 // ---- The limits
