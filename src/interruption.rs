@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// How long interrupted code may take until it begins to unwind, and to end when its cleanup forms have used up their grace
 /// period. After that it is stuck: nothing can be done about it from inside.
 pub(crate) const REACTION: Duration = Duration::from_secs(2);
@@ -18,6 +20,28 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The longest grace period: a day, like the longest time limit. A longer one might reach beyond what the clock can say.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Why interrupted code did not end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Stuck {
+    /// It never began to unwind.
+    Unmoved,
+    /// It began to unwind, and cleanup forms kept it from its end.
+    Unwinding,
+}
+
+impl Stuck {
+    /// What the Lisp image did, to follow its name.
+    pub(crate) fn verb(self) -> &'static str {
+        match self {
+            Self::Unmoved => "did not react to being interrupted",
+            Self::Unwinding => {
+                "was kept running by cleanup forms, which do not end or leave the unwinding by a non-local exit \
+                 (return-from, go, throw or a restart),"
+            }
+        }
+    }
+}
 
 /// What a thread's code is to be interrupted for, and how far that has come.
 #[derive(Debug)]
@@ -129,6 +153,11 @@ impl<R: Copy> Interruption<R> {
             wanted.unwinding = Some(now);
             wanted.next = now + if wanted.grace.is_zero() { AGAIN } else { wanted.grace };
         }
+    }
+
+    /// True when the code has begun to unwind.
+    pub(crate) fn is_unwinding(&self) -> bool {
+        self.wanted.as_ref().is_some_and(|wanted| wanted.unwinding.is_some())
     }
 
     /// When the code is stuck, unless it begins to unwind, or ends, before.

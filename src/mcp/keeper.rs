@@ -10,6 +10,7 @@ use super::worker::Worker;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{Status, monotonic};
 use crate::handover::{Entry, ErrorChange};
+use crate::interruption::Stuck;
 use crate::outcome::{DefiningForm, ErrorRecord, Outcome};
 use crate::session::observer::Observer;
 use crate::{Limits, report};
@@ -111,11 +112,11 @@ impl Observer for Keeper {
         self.worker.output.tell(Kind::Limits, 0, limits);
     }
 
-    fn stuck(&self, outcome: Option<Outcome>) {
+    fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
         // No answer will have more of it.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
-        self.worker.output.tell(Kind::Stuck, 0, &outcome);
+        self.worker.output.tell(Kind::Stuck, 0, &(outcome, why));
         self.worker.driver.replace();
     }
 }

@@ -11,7 +11,7 @@ use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
 use crate::image::{self, Interrupt, JobKind, Lane};
-use crate::interruption::{REACTION, Step};
+use crate::interruption::{REACTION, Step, Stuck};
 use crate::outcome::Clipped;
 
 /// How long it may go on while garbage is being collected, which takes its time in a large heap.
@@ -202,6 +202,7 @@ impl Inner {
         // The next image answers them.
         std::mem::forget(std::mem::take(&mut running.settled));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
+        let why = if running.interruption.is_unwinding() { Stuck::Unwinding } else { Stuck::Unmoved };
         let is_background = running.is_background();
         match running.reply {
             PendingReply::Evaluation(mut builder, reply) if is_background => {
@@ -213,19 +214,19 @@ impl Inner {
                     Arc::make_mut(error).message = Clipped::from(text);
                 }
                 self.evaluated_in_background(&mut self.board.lock(), &running.connection, before, end, &mut outcome);
-                observer.stuck(None);
+                observer.stuck(None, why);
             }
             // Whoever waits for the answer gets it from the next image, and must not see this one give up.
             PendingReply::Evaluation(builder, reply) => {
-                observer.stuck(Some(builder.finish(end)));
+                observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
             }
             PendingReply::Resumed(builder, reply) if !running.released => {
-                observer.stuck(Some(builder.finish(end)));
+                observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
             }
             PendingReply::Inside(builder, reply) => {
-                observer.stuck(Some(builder.finish(end)));
+                observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
             }
             _ => {
@@ -233,7 +234,7 @@ impl Inner {
                 self.deliver([answer]);
                 // Time for that answer to be written.
                 std::thread::sleep(Duration::from_millis(50));
-                observer.stuck(None);
+                observer.stuck(None, why);
             }
         }
     }

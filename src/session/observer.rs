@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Limits;
+use crate::interruption::Stuck;
 use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
 
 /// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
@@ -38,7 +39,7 @@ pub(crate) trait Observer: Send + Sync {
         false
     }
     /// What Lisp does now cannot be stopped; this is what can be said of an evaluation. The image is to be given up.
-    fn stuck(&self, _outcome: Option<Outcome>) {}
+    fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
 }
 
 /// Where one evaluation is all that a process is for, and no other image could go on: is told what can be said of it when
@@ -53,10 +54,10 @@ impl<F: Fn(Outcome) + Send + Sync> LastWords<F> {
 }
 
 impl<F: Fn(Outcome) + Send + Sync> Observer for LastWords<F> {
-    fn stuck(&self, outcome: Option<Outcome>) {
+    fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
         let Some(mut outcome) = outcome else { return };
         if let Err(error) = &mut outcome.result {
-            let text = format!("{}. The Lisp image did not react to being interrupted.", error.what_happened());
+            let text = format!("{}. The Lisp image {}.", error.what_happened(), why.verb().trim_end_matches(','));
             Arc::make_mut(error).message = Clipped::from(text);
         }
         (self.0)(outcome);

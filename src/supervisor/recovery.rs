@@ -18,6 +18,7 @@ use crate::handover::shared_status::{Status, WorkerStatus, last_number};
 use crate::handover::{
     CrashReport, Entry, ErrorChange, Guest, Restored, Resumed, Return, Unrestored, WorkerInit, line_of_job,
 };
+use crate::interruption::Stuck;
 use crate::outcome::Outcome;
 use crate::rpc::framing::MAX_LINE;
 use crate::session::recovery::Errors;
@@ -59,8 +60,8 @@ impl Crash {
 
     /// What it did could not be stopped, an evaluation that came to the outcome in `payload` or what it restored.
     pub(super) fn stuck(payload: &[u8], restored: bool) -> Self {
-        let outcome: Option<_> = serde_json::from_slice(payload).unwrap_or_default();
-        let crash = Self::new("did not react to being interrupted and was ended").during(outcome);
+        let (outcome, why) = serde_json::from_slice(payload).unwrap_or((None, Stuck::Unmoved));
+        let crash = Self::new(format!("{} and was ended", why.verb())).during(outcome);
         if restored { crash } else { crash.by_form() }
     }
 

@@ -838,6 +838,17 @@ fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mod
     });
 }
 
+#[test]
+fn cleanup_forms_that_stop_the_unwinding_are_named_as_the_reason_for_a_lost_image() {
+    let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
+    let text = session.fails("(loop (block b (unwind-protect (loop) (return-from b 5))))", 0.5, "TIMEOUT");
+    assert!(text.contains("The Lisp image was kept running by cleanup forms"), "{text}");
+    assert!(text.contains("non-local exit (return-from, go, throw or a restart)"), "{text}");
+    let text = session.fails("(sb-sys:without-interrupts (loop))", 0.5, "TIMEOUT");
+    assert!(text.contains("The Lisp image did not react to being interrupted"), "{text}");
+    session.finish();
+}
+
 // ---- The limits
 
 #[apply(both_modes)]
