@@ -291,8 +291,9 @@ such a symbol."
 
 (defstruct (program-function (:copier nil) (:predicate nil))
   "A function that the program has defined. In an image that was saved and booted again it has no number until the
-program defines it there, too."
-  (number nil :type (or null (unsigned-byte 62))))
+program defines it there, too. VERSION is how often it was defined."
+  (number nil :type (or null (unsigned-byte 62)))
+  (version 0 :type (unsigned-byte 62)))
 
 (defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
   "Those of all symbols.")
@@ -314,7 +315,8 @@ program defines it there, too."
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
 variables are written in SHAPES. A package that does not exist is made, and the name is exported. Return the number that
-it has: the one that it had before, if it was defined."
+it has (the one that it had before, if it was defined) and its version: of two threads that define it, the one that gets
+the higher version has its lambda list in force, and is to have its closure there as well."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
                         ((zerop colon) (find-package "KEYWORD"))
@@ -323,19 +325,23 @@ it has: the one that it had before, if it was defined."
          (lambda-list (read-lambda-list lambda-list package))
          (variables (parameter-variables lambda-list))
          (symbol (symbol-named name t))
-         (cell (or (gethash symbol **program-functions**) (make-program-function))))
+         (cell (sb-ext:with-locked-hash-table (**program-functions**)
+                 (or (gethash symbol **program-functions**)
+                     (setf (gethash symbol **program-functions**) (make-program-function))))))
     (unless (= (length variables) (length shapes))
       (error "~A has ~D parameter~:P in its lambda list, ~:S, and ~D in Rust." name (length variables) lambda-list
              (length shapes)))
     (let ((function (compile-program-function symbol lambda-list documentation cell variables shapes name)))
       (unless (eq package (find-package "COMMON-LISP-USER"))
         (export symbol package))
-      (setf (fdefinition symbol) function
-            (documentation symbol 'function) documentation
-            (gethash symbol **program-functions**) cell)
-      ;; Earlier definitions of it call that, too.
-      (or (program-function-number cell)
-          (setf (program-function-number cell) number)))))
+      (setf (documentation symbol 'function) documentation)
+      (without-interrupts
+        (sb-ext:with-locked-hash-table (**program-functions**)
+          (setf (fdefinition symbol) function)
+          ;; Earlier definitions of it call that, too.
+          (values (or (program-function-number cell)
+                      (setf (program-function-number cell) number))
+                  (incf (program-function-version cell))))))))
 
 (defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
   "Return the function SYMBOL, with that LAMBDA-LIST and DOCUMENTATION, which calls the one of the program's that CELL has

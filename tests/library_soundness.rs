@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -324,6 +324,40 @@ fn a_rust_function_that_is_called_in_a_forked_child_is_an_error_there() {
         )
         .expect("the child ends");
     assert_eq!(status, 42);
+}
+
+// ---- Definitions
+
+#[test]
+fn a_name_that_two_threads_define_at_once_has_lambda_list_and_body_of_one_of_them() {
+    let lisp = lisp();
+    for round in 0..300 {
+        let name = &format!("soundness:race-{}", round % 3);
+        let both = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                lisp.define(name, "Return 1.", |_: i64| 1).expect("it is defined");
+            });
+            both.wait();
+            lisp.define(name, "Return 2.", |_: i64, _: i64| 2).expect("it is defined");
+        });
+        let code = format!(
+            "(let ((count (length (sb-kernel:%fun-lambda-list #'{name}))))
+               (values count (apply #'{name} (make-list count :initial-element 0))))"
+        );
+        let (parameters, body) = lisp.eval::<(i64, i64)>(&code).expect("it is called");
+        assert_eq!(parameters, body, "round {round}");
+    }
+}
+
+#[test]
+fn a_function_that_holds_an_earlier_definition_calls_the_new_one() {
+    let lisp = lisp();
+    lisp.define("soundness:again", "Return 1.", |_: i64| 1).expect("it is defined");
+    lisp.load_str("(defvar *earlier* #'soundness:again)").expect("it is kept");
+    lisp.define("soundness:again", "Return 2.", |_: i64| 2).expect("it is defined");
+    assert_eq!(lisp.eval::<i64>("(funcall *earlier* 0)").expect("a value"), 2);
 }
 
 // ---- The decoder

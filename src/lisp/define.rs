@@ -20,7 +20,7 @@ use super::pool::{self, Failure};
 const FIRST: u64 = 16;
 
 /// What was defined, by number. A function that is defined again keeps its number; those of others that are not are free.
-static DEFINED: RwLock<Vec<Option<Arc<Defined>>>> = RwLock::new(Vec::new());
+static DEFINED: RwLock<Vec<Option<Definition>>> = RwLock::new(Vec::new());
 /// How often that has changed.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -32,6 +32,12 @@ type Body = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + S
 struct Defined {
     name: String,
     body: Box<Body>,
+}
+
+struct Definition {
+    defined: Arc<Defined>,
+    /// How often the function was defined in Lisp, this time included; 0 while it is being defined there for the first time.
+    version: u64,
 }
 
 /// Numbers from here on are those of functions that belong to a thread.
@@ -174,13 +180,17 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     });
     let free = add(defined.clone());
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-    let number: Result<u64, Error> =
+    let result: Result<(u64, u64), Error> =
         pool::run(|cx| cx.ask_with(Entry::DefineFunction, &(free, name, &lambda_list, documentation, &shapes)));
-    if number.as_ref().ok() != Some(&free) {
-        // It has one already, or cannot be defined.
-        put(free, None);
+    match &result {
+        Ok((number, _)) if *number == free => {}
+        // Lisp may have defined it before that.
+        Err(Error::Unwinding | Error::Aborted) => {}
+        // It has a number already, or cannot be defined.
+        _ => remove(free),
     }
-    put(number?, Some(defined));
+    let (number, version) = result?;
+    put(number, Definition { defined, version });
     Ok(())
 }
 
@@ -192,20 +202,37 @@ fn add(defined: Arc<Defined>) -> u64 {
         all.push(None);
         all.len() - 1
     });
-    all[place] = Some(defined);
+    all[place] = Some(Definition { defined, version: 0 });
     place as u64 + FIRST
 }
 
-/// Makes `defined` the function of that number, or the number free.
-fn put(number: u64, defined: Option<Arc<Defined>>) {
-    let place = number.checked_sub(FIRST).and_then(|place| usize::try_from(place).ok());
-    let before = {
+fn place_of(number: u64) -> Option<usize> {
+    number.checked_sub(FIRST).and_then(|place| usize::try_from(place).ok())
+}
+
+/// Makes a number free.
+fn remove(number: u64) {
+    let removed = {
         let mut all = DEFINED.write();
         CHANGES.fetch_add(1, Ordering::AcqRel);
-        place.and_then(|place| all.get_mut(place)).and_then(|known| std::mem::replace(known, defined))
+        place_of(number).and_then(|place| all.get_mut(place)?.take())
     };
     // Outside: what a closure holds may use others.
-    drop(before);
+    drop(removed);
+}
+
+/// Makes `definition` that of the number, unless another thread has put a later one there.
+fn put(number: u64, definition: Definition) {
+    let unused = {
+        let mut all = DEFINED.write();
+        CHANGES.fetch_add(1, Ordering::AcqRel);
+        match place_of(number).and_then(|place| all.get_mut(place)) {
+            Some(Some(later)) if later.version > definition.version => Some(definition),
+            Some(known) => known.replace(definition),
+            None => Some(definition),
+        }
+    };
+    drop(unused);
 }
 
 fn lambda_list_of(parameters: &[Parameter]) -> String {
@@ -229,13 +256,14 @@ pub(super) fn name(function: u64) -> String {
 }
 
 fn find(function: u64) -> Option<Arc<Defined>> {
-    let place = usize::try_from(function.checked_sub(FIRST)?).ok()?;
+    let place = place_of(function)?;
     KNOWN.with_borrow_mut(|(changes, known)| {
         if *changes != CHANGES.load(Ordering::Acquire) {
             let all = DEFINED.read();
             // No change is made meanwhile.
             *changes = CHANGES.load(Ordering::Acquire);
-            *known = all.iter().map(|known| known.as_ref().map_or_else(Weak::new, Arc::downgrade)).collect();
+            let weak = |known: &Definition| Arc::downgrade(&known.defined);
+            *known = all.iter().map(|known| known.as_ref().map_or_else(Weak::new, weak)).collect();
         }
         known.get(place).and_then(Weak::upgrade)
     })
