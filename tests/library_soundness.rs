@@ -360,6 +360,25 @@ fn a_function_that_holds_an_earlier_definition_calls_the_new_one() {
     assert_eq!(lisp.eval::<i64>("(funcall *earlier* 0)").expect("a value"), 2);
 }
 
+// ---- Errors
+
+#[test]
+fn an_unwinding_error_of_a_function_that_nothing_unwinds_is_a_host_error() {
+    let lisp = lisp();
+    lisp.define("soundness:unwinding", "Fail.", || Err::<(), _>(Error::Unwinding)).expect("it is defined");
+    let error = lisp.eval::<()>("(soundness:unwinding)").expect_err("an error");
+    assert!(error.condition().is_some_and(|condition| condition.is("rust:host-error")), "{error}");
+    assert!(error.to_string().contains("soundness:unwinding: "), "{error}");
+    let result = lisp.enter(|cx| {
+        let local = cx.local_function(|| Err::<(), _>(Error::Unwinding))?;
+        local.call::<()>(())
+    });
+    let error = result.expect_err("an error");
+    assert!(error.condition().is_some_and(|condition| condition.is("rust:host-error")), "{error}");
+    assert!(matches!(lisp.enter(|_| Err::<(), _>(Error::Unwinding)), Err(Error::Unwinding)));
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
 // ---- The decoder
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -849,10 +849,10 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// The failure of a function that returned `error`, unless Lisp is unwinding: an [`Error::Unwinding`] is one like others.
     pub(super) fn of(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {
-                Error::Unwinding => Self::Unwinding,
                 Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
                 other => Self::Error(Value::nil(), name, other.to_string()),
             },
