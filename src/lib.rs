@@ -43,6 +43,7 @@ mod error;
 pub mod guide;
 #[cfg(feature = "mcp")]
 mod handover;
+mod helper_threads;
 #[cfg(feature = "mcp")]
 mod id_scanner;
 mod image;
@@ -50,6 +51,7 @@ mod interruption;
 mod lisp;
 mod listed;
 pub mod outcome;
+mod panics;
 pub mod report;
 #[cfg(feature = "mcp")]
 mod rpc;

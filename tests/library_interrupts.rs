@@ -1,8 +1,11 @@
 //! Time limits and interruptions of the library's calls. What may end the process runs in a child of its own.
 
+use std::future::Future;
 use std::io::{self, Read, Write};
+use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use sbcl::{Builder, Error, Evaluation, Function, Lisp, TimeLimit, Value};
@@ -395,5 +398,309 @@ fn a_boot_after_a_failed_one_has_its_own_thread_count() {
     run_probes(
         "a_boot_after_a_failed_one_has_its_own_thread_count",
         &[("boot_after_a_failed_one", boot_after_a_failed_one)],
+    );
+}
+
+// ---- Code of the program's that blocks
+
+/// Blocks for ever, as a waker and when it is dropped.
+struct Blocking;
+
+impl Blocking {
+    fn block() {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+impl Wake for Blocking {
+    fn wake(self: Arc<Self>) {
+        // As a waker it is not dropped.
+        std::mem::forget(self);
+        Self::block();
+    }
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        Self::block();
+    }
+}
+
+/// Has the time limits of a running call pass after those of what `submit` submits, which never runs.
+fn limit_passes_after(submit: impl FnOnce(Lisp) + Send + 'static) {
+    let lisp = builder().threads(1).spare_threads(0).boot().unwrap();
+    let (began, begins) = mpsc::channel();
+    lisp.define("host:begin", "Tell.", move || began.send(()).unwrap()).unwrap();
+    let limited = lisp.with_timeout(Duration::from_secs(2));
+    let running = std::thread::spawn(move || limited.eval::<()>("(host:begin) (loop)"));
+    begins.recv_timeout(SOON).unwrap();
+    let queued = lisp.with_timeout(Duration::from_millis(300));
+    soon(move || submit(queued));
+    let late = soon(move || running.join().unwrap());
+    assert!(is_timeout(&late), "{late:?}");
+    still_works(&lisp);
+}
+
+fn poll<R>(call: &mut sbcl::Call<R>, waker: &Waker) -> Poll<Result<R, Error>> {
+    std::pin::Pin::new(call).poll(&mut Context::from_waker(waker))
+}
+
+/// Polls a call of `lisp` with a waker, and never drops it. True when it is pending.
+fn submit_with_waker(lisp: &Lisp, waker: &Waker) -> bool {
+    let mut call = lisp.eval_async::<()>("1");
+    let is_pending = poll(&mut call, waker).is_pending();
+    std::mem::forget(call);
+    is_pending
+}
+
+fn waker_that_blocks() {
+    limit_passes_after(|lisp| {
+        let waker = Waker::from(Arc::new(Blocking));
+        assert!(submit_with_waker(&lisp, &waker));
+        std::mem::forget(waker);
+    });
+}
+
+fn many_wakers_that_block() {
+    limit_passes_after(|lisp| {
+        let waker = Waker::from(Arc::new(Blocking));
+        // More than the threads there are for them. Some may be over before they are polled.
+        let pending = (0..200).filter(|_| submit_with_waker(&lisp, &waker)).count();
+        assert!(pending > 1, "{pending}");
+        std::mem::forget(waker);
+    });
+}
+
+fn waker_that_panics() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic_any(Bomb(2));
+        }
+    }
+    limit_passes_after(|lisp| assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(Panics)))));
+}
+
+fn closure_whose_drop_blocks() {
+    limit_passes_after(|lisp| {
+        let blocking = Blocking;
+        std::mem::forget(lisp.enter_async(move |_| {
+            std::mem::forget(blocking);
+            Ok(())
+        }));
+    });
+}
+
+fn handler_whose_drop_blocks() {
+    limit_passes_after(|lisp| {
+        let blocking = Blocking;
+        let handled = lisp.with_handler(move |_| {
+            let _kept = &blocking;
+            None
+        });
+        std::mem::forget(handled.eval_async::<()>("1"));
+        // From here on only the call keeps the handler; where its limit has passed already, this thread blocks.
+        std::thread::spawn(move || drop(handled));
+    });
+}
+
+fn handler_of_a_waiting_caller_whose_drop_blocks() {
+    limit_passes_after(|lisp| {
+        std::thread::spawn(move || {
+            let blocking = Blocking;
+            let handled = lisp.with_handler(move |_| {
+                let _kept = &blocking;
+                None
+            });
+            let late = handled.eval::<()>("1");
+            assert!(is_timeout(&late), "{late:?}");
+            drop(handled);
+        });
+    });
+}
+
+/// A time limit that passes is told though the wakers of others block.
+fn waker_beside_one_that_blocks() {
+    struct Tells(mpsc::Sender<()>);
+    impl Wake for Tells {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+    let (woken, wakes) = mpsc::channel();
+    limit_passes_after(|lisp| {
+        let waker = Waker::from(Arc::new(Blocking));
+        assert!(submit_with_waker(&lisp, &waker));
+        std::mem::forget(waker);
+        assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(Tells(woken)))));
+    });
+    wakes.recv_timeout(SOON).unwrap();
+}
+
+#[test]
+fn a_waker_or_destructor_that_blocks_or_panics_does_not_stop_time_limits() {
+    run_probes(
+        "a_waker_or_destructor_that_blocks_or_panics_does_not_stop_time_limits",
+        &[
+            ("waker_that_blocks", waker_that_blocks),
+            ("many_wakers_that_block", many_wakers_that_block),
+            ("waker_that_panics", waker_that_panics),
+            ("waker_beside_one_that_blocks", waker_beside_one_that_blocks),
+            ("closure_whose_drop_blocks", closure_whose_drop_blocks),
+            ("handler_whose_drop_blocks", handler_whose_drop_blocks),
+            ("handler_of_a_waiting_caller_whose_drop_blocks", handler_of_a_waiting_caller_whose_drop_blocks),
+        ],
+    );
+}
+
+fn waker_that_calls_lisp_when_it_is_replaced() {
+    /// Lets the polled call end when it is dropped, and calls Lisp on the same thread.
+    struct Calls(Lisp, mpsc::Sender<()>, mpsc::Sender<Result<i64, Error>>);
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for Calls {
+        fn drop(&mut self) {
+            self.1.send(()).unwrap();
+            let _ = self.2.send(self.0.eval("(+ 1 2)"));
+        }
+    }
+    let lisp = builder().threads(1).spare_threads(0).boot().unwrap();
+    let (open, gate) = mpsc::channel();
+    let gate = Mutex::new(gate);
+    lisp.define("host:wait", "Wait.", move || gate.lock().unwrap().recv().unwrap()).unwrap();
+    let (told, result) = mpsc::channel();
+    let mut call = lisp.eval_async::<()>("(host:wait)");
+    assert!(poll(&mut call, &Waker::from(Arc::new(Calls(lisp.clone(), open, told)))).is_pending());
+    assert!(poll(&mut call, Waker::noop()).is_pending());
+    let result = result.recv_timeout(SOON).unwrap();
+    assert!(matches!(result, Ok(3)), "{result:?}");
+}
+
+#[test]
+fn a_waker_that_is_replaced_may_call_lisp() {
+    run_probes(
+        "a_waker_that_is_replaced_may_call_lisp",
+        &[("waker_that_calls_lisp_when_it_is_replaced", waker_that_calls_lisp_when_it_is_replaced)],
+    );
+}
+
+// ---- Panics whose payloads panic
+
+/// Panics when it is dropped, with another one until the number is 0.
+struct Bomb(u32);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            panic_any(Bomb(self.0 - 1));
+        }
+    }
+}
+
+/// A sink, or an input, that panics.
+struct Panicking;
+
+impl Write for Panicking {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        panic_any(Bomb(2));
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Panicking {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        panic_any(Bomb(2));
+    }
+}
+
+fn streams_that_panic() {
+    let lisp = builder().stdout(Panicking).stdin(Panicking).on_warning(|_, _| panic_any(Bomb(2))).boot().unwrap();
+    let used = lisp.clone();
+    soon(move || {
+        for _ in 0..3 {
+            used.eval::<()>("(princ 1) (finish-output) (warn \"on purpose\")").unwrap();
+            let error = used.eval::<()>("(read-line)").unwrap_err();
+            assert!(error.condition().is_some_and(|condition| condition.is("rust:host-panic")), "{error:?}");
+        }
+    });
+    still_works(&lisp);
+}
+
+fn functions_that_panic() {
+    let lisp = boot();
+    lisp.define("host:panic", "Panic.", |depth: u32| -> () { panic_any(Bomb(depth)) }).unwrap();
+    for depth in 0..4 {
+        let error = lisp.call::<()>("host:panic", (depth,)).unwrap_err();
+        assert!(error.condition().is_some_and(|condition| condition.is("rust:host-panic")), "{error:?}");
+    }
+    let handled = lisp.with_handler(|_| panic_any(Bomb(2)));
+    assert!(handled.eval::<()>("(error \"on purpose\")").is_err());
+    still_works(&lisp);
+}
+
+/// Panics when it is dropped, though it was not thrown.
+struct Fragile(mpsc::Sender<()>);
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        self.0.send(()).unwrap();
+        panic_any(Bomb(2));
+    }
+}
+
+fn results_nobody_waits_for() {
+    let lisp = builder().threads(1).spare_threads(0).boot().unwrap();
+    let (began, begins) = mpsc::channel();
+    let (open, gate) = mpsc::channel();
+    let (told, dropped) = mpsc::channel();
+    let (begin, fragile) = (began.clone(), Fragile(told.clone()));
+    let call = lisp.enter_async(move |_| {
+        begin.send(()).unwrap();
+        gate.recv().unwrap();
+        Ok(fragile)
+    });
+    begins.recv_timeout(SOON).unwrap();
+    drop(call);
+    open.send(()).unwrap();
+    dropped.recv_timeout(SOON).unwrap();
+    still_works(&lisp);
+    let (open, gate) = mpsc::channel::<()>();
+    let call = lisp.enter_async(move |_| -> Result<(), Error> {
+        began.send(()).unwrap();
+        gate.recv().unwrap();
+        panic_any(Bomb(2))
+    });
+    begins.recv_timeout(SOON).unwrap();
+    drop(call);
+    open.send(()).unwrap();
+    still_works(&lisp);
+    // A handler that only the call keeps, and a closure that never runs.
+    let kept = Fragile(told.clone());
+    let handled = lisp.with_handler(move |_| {
+        let _kept = &kept;
+        None
+    });
+    let call = handled.eval_async::<()>("1");
+    drop(handled);
+    dropped.recv_timeout(SOON).unwrap();
+    still_works(&lisp);
+    drop(call);
+}
+
+#[test]
+fn a_panic_whose_payload_panics_when_it_is_dropped_ends_no_thread() {
+    run_probes(
+        "a_panic_whose_payload_panics_when_it_is_dropped_ends_no_thread",
+        &[
+            ("streams_that_panic", streams_that_panic),
+            ("functions_that_panic", functions_that_panic),
+            ("results_nobody_waits_for", results_nobody_waits_for),
+        ],
     );
 }

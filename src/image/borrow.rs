@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::program::{End, Inside, Task};
+use super::program::{End, Inside, Rest, Task};
 use crate::lisp::{Cx, Error, IntoLisp, Value, call_with_task};
 
 /// What is done with the octets, and what became of it.
@@ -28,7 +28,9 @@ impl<F: FnOnce(&[u8]) -> R, R> Task for Borrow<'_, F, R> {
         *self.result = Some(catch_unwind(AssertUnwindSafe(|| work(octets))));
     }
 
-    fn settle(&mut self, _: End) {}
+    fn settle(&mut self, _: End) -> Option<Rest> {
+        None
+    }
 }
 
 impl Cx {

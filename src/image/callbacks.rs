@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -17,6 +16,7 @@ use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 use crate::config::ImageConfig;
+use crate::panics;
 
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
@@ -78,12 +78,14 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
-        match catch_unwind(AssertUnwindSafe(|| host.next_job(lane, held))) {
-            Ok(Some(job)) => break job,
-            Ok(None) => return 0,
+        match panics::caught(|| host.next_job(lane, held)) {
+            Some(Some(job)) => break job,
+            Some(None) => return 0,
             // A lane that ended would leave all that comes after without an answer.
-            Err(_) => {
-                tracing::error!(?lane, "looking for the next job panicked; this thread of Lisp's looks again");
+            None => {
+                panics::caught(|| {
+                    tracing::error!(?lane, "looking for the next job panicked; this thread of Lisp's looks again");
+                });
                 std::thread::sleep(PAUSE);
             }
         }
@@ -123,9 +125,9 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     }
     let Some(host) = HOST.get() else { return 0 };
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
-    catch_unwind(AssertUnwindSafe(|| host.event(job, signalled, event))).map_or_else(
-        |_| {
-            tracing::error!(job, "taking an event panicked");
+    panics::caught(|| host.event(job, signalled, event)).map_or_else(
+        || {
+            panics::caught(|| tracing::error!(job, "taking an event panicked"));
             0
         },
         i32::from,

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -15,6 +14,7 @@ use super::message::Writer;
 use super::protocol::Event;
 use super::words::Words;
 use super::{answers, process, signals};
+use crate::panics;
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) trait Program: Send + Sync + 'static {
 pub(super) fn event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
         // What panics there has nobody to be told.
-        let _ = catch_unwind(AssertUnwindSafe(|| program.event(event)));
+        panics::caught(|| program.event(event));
     }
 }
 
@@ -231,10 +231,10 @@ fn inside<R>(
     Place::set(place, Place::IN_RUST);
     let before = CURRENT.replace(Some(inside));
     UNWINDING.set(false);
-    let result = catch_unwind(AssertUnwindSafe(|| function(&**program, &inside)));
+    let result = panics::caught(|| function(&**program, &inside));
     CURRENT.set(before);
     UNWINDING.set(false);
-    result.ok()
+    result
 }
 
 /// `sbcl_library.serve`.
@@ -300,9 +300,13 @@ pub(crate) trait Task: Send {
     /// Does it, once.
     fn run(&mut self, inside: &Inside);
 
-    /// Takes how it ended. Who waits for it is told when it is dropped.
-    fn settle(&mut self, end: End);
+    /// Takes how it ended, and returns the code of the program's that is to be run then, such as a waker. Neither this nor
+    /// dropping the task afterwards runs any. A caller who waits for the task is told when it is dropped.
+    fn settle(&mut self, end: End) -> Option<Rest>;
 }
+
+/// What is to be done when a task is over; it panics at most once.
+pub(crate) type Rest = Box<dyn FnOnce() + Send>;
 
 /// Lets a task that borrows be handed to another thread.
 ///
@@ -388,8 +392,8 @@ impl<T: Task> Task for Watched<T> {
         self.task.run(inside);
     }
 
-    fn settle(&mut self, end: End) {
-        self.task.settle(end);
+    fn settle(&mut self, end: End) -> Option<Rest> {
+        self.task.settle(end)
     }
 }
 

@@ -14,7 +14,8 @@ use super::enter::Cx;
 use super::error::Error;
 use super::handle::Lisp;
 use super::pool;
-use crate::image::program::{End, Inside, Task};
+use crate::image::program::{End, Inside, Rest, Task};
+use crate::panics;
 
 /// A call that is under way since it was made. Dropping it interrupts it.
 #[derive(Debug)]
@@ -35,28 +36,25 @@ struct Shared<R> {
 struct Work<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
-    shared: Arc<Mutex<Shared<R>>>,
+    /// `None` once the call is settled.
+    shared: Option<Arc<Mutex<Shared<R>>>>,
     limit: Option<Duration>,
 }
 
-impl<F, R> Work<F, R> {
-    fn finish(&mut self, result: std::thread::Result<Result<R, Error>>) {
-        let waker = {
-            let mut shared = self.shared.lock();
-            if shared.over {
-                return;
-            }
-            shared.result = Some(result);
-            shared.over = true;
-            shared.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+impl<R> Shared<R> {
+    /// Ends the call, and returns who is to be woken.
+    fn end(&mut self, result: std::thread::Result<Result<R, Error>>) -> Option<Waker> {
+        self.result = Some(result);
+        self.over = true;
+        self.waker.take()
     }
 }
 
-impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<F, R> {
+impl<F, R> Task for Work<F, R>
+where
+    F: FnOnce(&Cx) -> Result<R, Error> + Send + 'static,
+    R: Send + 'static,
+{
     fn run(&mut self, inside: &Inside) {
         if let Some(work) = self.work.take() {
             let cx = Cx::new(*inside);
@@ -64,19 +62,26 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<F, R> {
         }
     }
 
-    fn settle(&mut self, end: End) {
+    fn settle(&mut self, end: End) -> Option<Rest> {
+        let shared = self.shared.take()?;
+        let waker = shared.lock().end(pool::settled(end, &mut self.result, self.limit));
         let (work, result) = (self.work.take(), self.result.take());
-        // What a waker panics with, or what is dropped here, ends no thread.
-        let _ = catch_unwind(AssertUnwindSafe(move || {
-            self.finish(pool::settled(end, result, self.limit));
-            drop(work);
-        }));
+        Some(Box::new(move || {
+            // Each by itself: a second panic while one unwinds would end the process.
+            panics::caught(|| waker.map(Waker::wake));
+            panics::discard(work);
+            panics::discard(result);
+            panics::discard(shared);
+        }))
     }
 }
 
 impl<F, R> Drop for Work<F, R> {
     fn drop(&mut self) {
-        self.finish(Ok(Err(Error::Aborted)));
+        if let Some(shared) = self.shared.take() {
+            let waker = shared.lock().end(Ok(Err(Error::Aborted)));
+            panics::caught(|| waker.map(Waker::wake));
+        }
     }
 }
 
@@ -87,19 +92,23 @@ impl<R> Future for Call<R> {
         if let Err(error) = &mut self.call {
             return Poll::Ready(Err(error.take().unwrap_or(Error::Aborted)));
         }
+        // Wakers are cloned and dropped without the lock: both run code of the program's.
+        let waker = context.waker().clone();
         let mut shared = self.shared.lock();
-        match shared.result.take() {
+        if !shared.over {
+            let before = shared.waker.replace(waker);
+            drop(shared);
+            drop(before);
+            return Poll::Pending;
+        }
+        let result = shared.result.take();
+        drop(shared);
+        drop(waker);
+        match result {
             Some(Ok(result)) => Poll::Ready(result),
-            Some(Err(panic)) => {
-                drop(shared);
-                resume_unwind(panic)
-            }
+            Some(Err(panic)) => resume_unwind(panic),
             // It was taken before.
-            None if shared.over => Poll::Ready(Err(Error::Aborted)),
-            None => {
-                shared.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+            None => Poll::Ready(Err(Error::Aborted)),
         }
     }
 }
@@ -137,7 +146,7 @@ impl Lisp {
     ) -> Call<R> {
         let shared = Arc::new(Mutex::new(Shared { result: None, over: false, waker: None }));
         let limit = self.options().timeout;
-        let task = Work { work: Some(work), result: None, shared: shared.clone(), limit };
+        let task = Work { work: Some(work), result: None, shared: Some(shared.clone()), limit };
         let call = pool::submit(self.options(), Box::new(task)).map_err(Some);
         Call { shared, call }
     }

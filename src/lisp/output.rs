@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
+use crate::panics;
 
 /// Bytes that wait to be written; calls that are being ended lose what they print beyond that.
 const MAX_WAITING: usize = 1 << 20;
@@ -170,11 +171,13 @@ impl Output {
             let lost = std::mem::take(&mut state.lost);
             drop(state);
             // A panic of the stream has no caller to reach.
-            let _ = catch_unwind(AssertUnwindSafe(|| write(&mut streams, &piece)));
+            panics::caught(|| write(&mut streams, &piece));
             if lost > 0 {
-                tracing::warn!(
-                    "{lost} bytes that interrupted calls printed were lost: the stream took none for too long"
-                );
+                panics::caught(|| {
+                    tracing::warn!(
+                        "{lost} bytes that interrupted calls printed were lost: the stream took none for too long"
+                    );
+                });
             }
             state = self.state.lock();
             state.size -= piece.len();

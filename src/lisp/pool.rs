@@ -18,9 +18,10 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Task};
+use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
 use crate::image::{Event, message};
 use crate::interruption::{self, Interruption};
+use crate::{helper_threads, panics};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
 /// makes one call after another comes back.
@@ -53,9 +54,30 @@ struct Request {
 }
 
 impl Request {
-    /// It ends without having been done.
-    fn settle(mut self, end: End) {
-        self.task.settle(end);
+    /// Tells whoever waits how it ended, without running code of the program's: [`Left::finish`] does that.
+    fn settle(self, end: End) -> Option<Left> {
+        let Self { mut task, options, .. } = self;
+        let rest = task.settle(end);
+        if rest.is_none() {
+            // A caller waits until the task is dropped, and has the options until then.
+            drop(options);
+            return None;
+        }
+        rest.map(|rest| Left { rest, options })
+    }
+}
+
+/// What is left of a request that is over: code of the program's (a waker, destructors), which may block or panic.
+struct Left {
+    rest: Rest,
+    options: Arc<Options>,
+}
+
+impl Left {
+    /// Runs that code. Nobody waits for it.
+    fn finish(self) {
+        panics::caught(self.rest);
+        panics::discard(self.options);
     }
 }
 
@@ -299,15 +321,14 @@ pub(super) fn run_under<R: Send>(
     }
 }
 
-/// A closure and what becomes of it.
-struct Work<'r, F, R> {
+/// A closure and what becomes of it. All of it is the caller's, who waits: what is not used is dropped there.
+struct Work<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
-    settled: &'r mut Option<std::thread::Result<Result<R, Error>>>,
-    limit: Option<Duration>,
+    end: Option<End>,
 }
 
-impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<'_, F, R> {
+impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for &mut Work<F, R> {
     fn run(&mut self, inside: &Inside) {
         if let Some(work) = self.work.take() {
             let cx = Cx::new(*inside);
@@ -315,46 +336,51 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for Work<'_, F, R>
         }
     }
 
-    fn settle(&mut self, end: End) {
-        *self.settled = Some(settled(end, self.result.take(), self.limit));
+    fn settle(&mut self, end: End) -> Option<Rest> {
+        self.end = Some(end);
+        None
     }
 }
 
-/// What a call comes to that ended so, with this result of its own.
+/// What a call comes to that ended so. It takes the call's own `result` where that counts.
 pub(super) fn settled<R>(
     end: End,
-    result: Option<std::thread::Result<Result<R, Error>>>,
+    result: &mut Option<std::thread::Result<Result<R, Error>>>,
     limit: Option<Duration>,
 ) -> std::thread::Result<Result<R, Error>> {
-    match (end, result) {
-        (End::Done, Some(result)) => result,
-        // A panic is more than an end.
-        (_, Some(Err(panic))) => Err(panic),
-        (End::Failed(error), _) => Ok(Err(*error)),
-        (End::Timeout, _) => Ok(Err(Error::Timeout { limit: limit.unwrap_or_default() })),
-        (End::Interrupted, _) => Ok(Err(Error::Interrupted)),
-        (End::Aborted | End::Done, _) => Ok(Err(Error::Aborted)),
-        (End::Unwound, _) => Ok(Err(Error::Unwinding)),
-        (End::NoThread, _) => Ok(Err(Error::NoThread)),
+    // A panic is more than an end.
+    if let Some(result) = result.take_if(|result| result.is_err() || matches!(end, End::Done)) {
+        return result;
     }
+    Ok(Err(match end {
+        End::Failed(error) => *error,
+        End::Timeout => Error::Timeout { limit: limit.unwrap_or_default() },
+        End::Interrupted => Error::Interrupted,
+        End::Aborted | End::Done => Error::Aborted,
+        End::Unwound => Error::Unwinding,
+        End::NoThread => Error::NoThread,
+    }))
 }
 
 fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     let pool = pool()?;
-    let mut settled = None;
-    let task = Work { work: Some(work), result: None, settled: &mut settled, limit: options.timeout };
-    program::scoped(task, |task| {
+    let mut task = Work { work: Some(work), result: None, end: None };
+    program::scoped(&mut task, |task| {
         let request = pool.request(options, task);
         match Cx::current() {
             Some(cx) => pool.perform_here(&cx, request),
             None => pool.push(request),
         }
     });
-    match settled {
-        Some(Ok(result)) => result,
-        Some(Err(panic)) => resume_unwind(panic),
-        // The threads have ended.
-        None => Err(Error::Aborted),
+    // Without an end: the threads have ended.
+    let result = settled(task.end.unwrap_or(End::Aborted), &mut task.result, options.timeout);
+    result.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Ends a request that was not begun, on the thread that interrupts others: no code of the program's may run there.
+fn settle_elsewhere(request: Request, end: End) {
+    if let Some(left) = request.settle(end) {
+        helper_threads::run(|| left.finish());
     }
 }
 
@@ -542,7 +568,9 @@ impl Pool {
         self.watch_changed.notify_one();
         drop(watch);
         output::stop_waiting();
-        waiting.into_iter().for_each(|request| request.settle(End::Interrupted));
+        // All of them first: what is left may block.
+        let left: Vec<Left> = waiting.into_iter().filter_map(|request| request.settle(End::Interrupted)).collect();
+        left.into_iter().for_each(Left::finish);
     }
 
     /// Notes that the interruption which was sent to end `call` was taken. Whatever else its thread is in may be interrupted
@@ -616,8 +644,8 @@ impl Pool {
             Err(error) => End::Failed(Box::new(error)),
         };
         self.queue.lock().end(call);
-        if let Some(mut task) = task {
-            task.settle(end);
+        if let Some(left) = task.and_then(|task| Request { call, task, options }.settle(end)) {
+            left.finish();
         }
     }
 
@@ -631,7 +659,9 @@ impl Pool {
                 }
             };
             if let Err(error) = result {
-                tracing::error!("a call could not be interrupted, or a thread not started: {error}");
+                helper_threads::run(move || {
+                    tracing::error!("a call could not be interrupted, or a thread not started: {error}");
+                });
             }
         }
     }
@@ -643,7 +673,7 @@ impl Pool {
             if watch.look.is_some_and(|look| look <= now) {
                 let (more, given_up) = self.look_at_threads(&mut watch, now);
                 if let Some(request) = given_up {
-                    parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(End::NoThread));
+                    parking_lot::MutexGuard::unlocked(&mut watch, || settle_elsewhere(request, End::NoThread));
                 }
                 if let Some(number) = more {
                     return Duty::Start(number);
@@ -677,7 +707,7 @@ impl Pool {
             };
             drop(queue);
             if let Some(request) = waiting {
-                parking_lot::MutexGuard::unlocked(&mut watch, || request.settle(End::Timeout));
+                parking_lot::MutexGuard::unlocked(&mut watch, || settle_elsewhere(request, End::Timeout));
             }
         }
     }
@@ -779,7 +809,7 @@ impl Program for Pool {
                 if matches!(error, Error::Unwinding) {
                     return true;
                 }
-                tracing::error!("handles could not be released: {error}");
+                panics::caught(|| tracing::error!("handles could not be released: {error}"));
             }
             match self.next(thread) {
                 Next::Request(request) => {
@@ -796,7 +826,7 @@ impl Program for Pool {
 
     fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut message::Writer) -> CallStatus {
         let cx = Cx::new(*inside);
-        let result = catch_unwind(AssertUnwindSafe(|| {
+        let work = || {
             let mut writer = Writer(answer);
             match function {
                 RUN => run_task(&cx, message),
@@ -806,19 +836,15 @@ impl Program for Pool {
                     .map_err(|error| Failure::of(name(function), error.into())),
                 _ => define::call(&cx, function, message, &mut writer),
             }
-        }));
+        };
+        let result = panics::caught_as(work, |text| text.unwrap_or("a panic without a message").to_owned());
         match result {
             Ok(Ok(())) => CallStatus::Values,
             Ok(Err(failure)) => {
                 *answer = message::Writer::new();
                 failure.write(answer)
             }
-            Err(panic) => {
-                let text = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "a panic without a message".to_owned());
+            Err(text) => {
                 *answer = message::Writer::new();
                 answer.string_pair(&name(function), &text);
                 CallStatus::Panicked
@@ -898,7 +924,9 @@ mod tests {
         struct Nothing;
         impl Task for Nothing {
             fn run(&mut self, _: &Inside) {}
-            fn settle(&mut self, _: End) {}
+            fn settle(&mut self, _: End) -> Option<Rest> {
+                None
+            }
         }
         let request = Request { call, task: Box::new(Nothing), options: Options::none() };
         pool.queue.lock().begin(&request, Thread::Own(1));

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use super::signals::Signals;
 use super::waker::Waker;
 use crate::alarm::Alarm;
 use crate::interruption::SHUTDOWN;
+use crate::panics;
 
 /// How long the evaluating thread may be away before the follower leads: most evaluations are over sooner than another
 /// thread can be woken (50 µs and more), and no client notices so little.
@@ -298,14 +298,14 @@ impl Driver {
             drop(state);
             if reads && let Some(line) = input.next_line() {
                 // What a call owes its client is settled by its responder.
-                if catch_unwind(AssertUnwindSafe(|| service.line(line))).is_err() {
+                if panics::caught(|| service.line(line)).is_none() {
                     tracing::error!("a request panicked");
                 }
                 state = self.state.lock();
                 continue;
             }
             let now = Instant::now();
-            let due = catch_unwind(AssertUnwindSafe(|| service.due(now))).unwrap_or_default();
+            let due = panics::caught(|| service.due(now)).flatten();
             if let Some(ending) = ending
                 && (now >= ending.answers || service.is_idle())
             {

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,6 +12,7 @@ use super::driver::{MAX_BACKLOG, Service, push};
 use super::framing::{LineReader, Read};
 use super::output::Output;
 use super::waker::Waker;
+use crate::panics;
 
 /// Hands the lines of `input` to `service` and flushes `output`, which was made with `waker`, until either side of the
 /// stream is closed, or `is_over` says so, which is asked whenever something happens.
@@ -28,12 +28,12 @@ pub(crate) fn serve(
         let reads = output.backlog() <= MAX_BACKLOG;
         while reads && let Some(line) = input.next_line() {
             // What a call owes its client is settled by its responder.
-            if catch_unwind(AssertUnwindSafe(|| service.line(line))).is_err() {
+            if panics::caught(|| service.line(line)).is_none() {
                 tracing::error!("a request panicked");
             }
         }
         let now = Instant::now();
-        let due = catch_unwind(AssertUnwindSafe(|| service.due(now))).unwrap_or_default();
+        let due = panics::caught(|| service.due(now)).flatten();
         if is_over() || output.is_broken() {
             return Ok(());
         }

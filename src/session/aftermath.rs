@@ -1,7 +1,6 @@
 //! What is done for an evaluation when Lisp has done its part and before it is over: files are written, other images
 //! asked. It has a thread of its own; Lisp goes on with what comes next.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::completion::{Earlier, keep};
@@ -11,6 +10,7 @@ use super::scheduler::Board;
 use super::{Answer, Inner, Reply, Session, answer};
 use crate::image::Interrupt;
 use crate::outcome::Outcome;
+use crate::panics;
 
 /// What is done: it makes what the evaluation comes to of what Lisp came to, or says why it cannot.
 type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
@@ -89,8 +89,8 @@ impl Due {
             let busy = Busy::new(&session);
             let done = move || {
                 let _busy = busy;
-                let result = catch_unwind(AssertUnwindSafe(|| work(outcome)));
-                let result = result.unwrap_or_else(|_| Err("What was to be done then panicked.".to_owned()));
+                let result = panics::caught(|| work(outcome))
+                    .unwrap_or_else(|| Err("What was to be done then panicked.".to_owned()));
                 session.inner.finished(&session.connection, job, result);
             };
             let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);

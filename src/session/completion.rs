@@ -1,6 +1,5 @@
 //! What becomes of a job that is over: it is recorded, and answered.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +15,7 @@ use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
 use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
+use crate::panics;
 
 /// What is said when local variables cannot be shown in time.
 const LOCALS_UNPRINTED: &str =
@@ -155,10 +155,8 @@ impl Inner {
     /// Gives answers. What panics there concerns whoever was to take it, and must not end a thread of Lisp's.
     pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
         for answer in answers {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(answer)) {
-                let reason = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-                let reason = reason.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-                tracing::error!(reason, "whoever was given an answer panicked");
+            if let Err(reason) = panics::caught_as(answer, |text| text.unwrap_or_default().to_owned()) {
+                panics::caught(|| tracing::error!(reason, "whoever was given an answer panicked"));
                 self.main.state().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
             }
         }
