@@ -361,6 +361,9 @@ choice cannot be had, or NIL."
   (find name (restarts-for condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
+(defconstant +release-entry+ 6
+  "The handle of RELEASE-HANDLES, as *PROGRAM-ENTRIES* numbers it.")
+
 (declaim (inline enter-gate gate))
 (defun enter-gate (function shape address end)
   "Call FUNCTION, a handle, with the arguments from ADDRESS up to END, and write its values in SHAPE, or the condition that
@@ -390,7 +393,8 @@ it fails with. Return 0 or 1."
                           (put-object scratch value shape)))
                       nil)
                   (with-outer-handlers-for-signals ()
-                    (if *interruptible*
+                    ;; Handles that the program has given up are not to be lost.
+                    (if (and *interruptible* (/= function +release-entry+))
                         (with-interrupts (call-with-message (handle-object function) address end))
                         (call-with-message (handle-object function) address end)))))))))
     (cond (report

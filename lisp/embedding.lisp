@@ -514,6 +514,8 @@ a property list or an association list."
     make-local-function borrow-octets save-for-program callee-of)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
+(assert (eql +release-entry+ (position 'release-handles *program-entries*)))
+
 (define-alien-callable sbcl-host-gate (signed 32)
     ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))
   "Call FUNCTION, a handle, with the arguments in COUNT words: see GATE."

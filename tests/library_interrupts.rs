@@ -704,3 +704,26 @@ fn a_panic_whose_payload_panics_when_it_is_dropped_ends_no_thread() {
         ],
     );
 }
+
+// ---- Handles that are dropped within a call
+
+fn handles_dropped_within_a_call() {
+    let lisp = Lisp::builder().heap(256 << 20).threads(1).spare_threads(0).boot().unwrap();
+    lisp.define("host:take", "Drop a handle.", |_: Value| ()).unwrap();
+    // Several times as much as there is room for.
+    let code = "(dotimes (i 200000) (host:take (make-array 1000)))";
+    lisp.eval::<()>(code).unwrap();
+    lisp.enter(|cx| (0..200_000).try_for_each(|_| cx.eval::<Value>("(make-array 1000)").map(drop))).unwrap();
+    // Larger objects, of which few have room.
+    lisp.eval::<()>("(dotimes (i 4000) (host:take (make-array 50000)))").unwrap();
+    lisp.enter(|cx| (0..4000).try_for_each(|_| cx.eval::<Value>("(make-array 50000)").map(drop))).unwrap();
+    still_works(&lisp);
+}
+
+#[test]
+fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
+    run_probes(
+        "handles_that_are_dropped_within_one_call_do_not_fill_the_heap",
+        &[("handles_dropped_within_a_call", handles_dropped_within_a_call)],
+    );
+}

@@ -47,14 +47,15 @@ impl Handle {
 struct Released {
     sender: Sender<u64>,
     receiver: Mutex<Receiver<u64>>,
-    /// How many wait.
-    count: AtomicUsize,
 }
 
 static RELEASED: LazyLock<Released> = LazyLock::new(|| {
     let (sender, receiver) = mpsc::channel();
-    Released { sender, receiver: Mutex::new(receiver), count: AtomicUsize::new(0) }
+    Released { sender, receiver: Mutex::new(receiver) }
 });
+
+/// How many released handles wait.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// What has a Lisp thread that sleeps look for released handles.
 static WAKE: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
@@ -62,11 +63,14 @@ static WAKE: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 /// How many handles may wait before a thread is woken for them.
 const MANY: usize = 1024;
 
+/// How many may wait while a thread is in a call that goes on: what they keep alive may be large.
+const MANY_WITHIN_CALL: usize = 16;
+
 impl Drop for Handle {
     fn drop(&mut self) {
         let released = &*RELEASED;
         // Counted first: who takes it counts it off.
-        let count = released.count.fetch_add(1, Ordering::AcqRel) + 1;
+        let count = COUNT.fetch_add(1, Ordering::AcqRel) + 1;
         // The receiver is never dropped.
         let _ = released.sender.send(self.0);
         if count.is_multiple_of(MANY)
@@ -84,7 +88,13 @@ pub(crate) fn wake_with(wake: impl Fn() + Send + Sync + 'static) {
 
 /// True when handles wait to be let go of.
 pub(crate) fn has_released() -> bool {
-    RELEASED.count.load(Ordering::Acquire) > 0
+    COUNT.load(Ordering::Acquire) > 0
+}
+
+/// True when so many of them wait that a call which goes on is to let go of them.
+#[inline]
+pub(crate) fn has_many_released() -> bool {
+    COUNT.load(Ordering::Relaxed) >= MANY_WITHIN_CALL
 }
 
 /// Takes some of the handles that wait to be let go of, unless another thread is doing so.
@@ -92,7 +102,7 @@ pub(crate) fn take_released() -> Vec<u64> {
     let released = &*RELEASED;
     let Some(receiver) = released.receiver.try_lock() else { return Vec::new() };
     let numbers: Vec<u64> = receiver.try_iter().take(MANY).collect();
-    released.count.fetch_sub(numbers.len(), Ordering::AcqRel);
+    COUNT.fetch_sub(numbers.len(), Ordering::AcqRel);
     numbers
 }
 

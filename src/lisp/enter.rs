@@ -10,6 +10,7 @@ use super::value::{self, Value};
 use crate::image::message::{self, Token};
 use crate::image::program::{CallStatus, Inside};
 use crate::image::words::Words;
+use crate::panics;
 
 /// Functions of Lisp's that this side calls: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
@@ -266,10 +267,33 @@ impl Cx {
         handle: u64,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<T, Error> {
+        if message::has_many_released() {
+            self.release_handles();
+        }
         let mut message = message::Writer::new();
         write(&mut Writer(&mut message))?;
         let answer = self.inside.call(handle, T::VALUES.code(), message.words());
         self.read(answer)
+    }
+
+    /// Has Lisp let go of what dropped handles kept alive, or of some of it. That is not interrupted.
+    #[cold]
+    pub(super) fn release_handles(&self) {
+        if self.inside.is_unwinding() {
+            return;
+        }
+        let released = message::take_released();
+        if released.is_empty() {
+            return;
+        }
+        let mut message = message::Writer::new();
+        let written = released.write_arguments(&mut Writer(&mut message)).map_err(Error::from);
+        let result = written.and_then(|()| {
+            self.read::<()>(self.inside.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
+        });
+        if let Err(error) = result {
+            panics::caught(|| tracing::error!("handles could not be released: {error}"));
+        }
     }
 
     /// Reads the answer of a call.

@@ -802,14 +802,9 @@ impl Program for Pool {
         }
         NUMBER.set(Some(thread));
         loop {
-            let released = message::take_released();
-            if !released.is_empty()
-                && let Err(error) = cx.ask_with::<()>(Entry::Release, &released)
-            {
-                if matches!(error, Error::Unwinding) {
-                    return true;
-                }
-                panics::caught(|| tracing::error!("handles could not be released: {error}"));
+            cx.release_handles();
+            if inside.is_unwinding() {
+                return true;
             }
             match self.next(thread) {
                 Next::Request(request) => {
@@ -838,6 +833,9 @@ impl Program for Pool {
             }
         };
         let result = panics::caught_as(work, |text| text.unwrap_or("a panic without a message").to_owned());
+        if message::has_many_released() {
+            cx.release_handles();
+        }
         match result {
             Ok(Ok(())) => CallStatus::Values,
             Ok(Err(failure)) => {
