@@ -19,14 +19,16 @@ use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
 use crate::alarm::Alarm;
-use crate::interruption::SHUTDOWN;
 use crate::panics;
 
 /// How long the evaluating thread may be away before the follower leads: most evaluations are over sooner than another
 /// thread can be woken (50 µs and more), and no client notices so little.
 const HANDOFF_DELAY: Duration = Duration::from_millis(2);
-/// How long what was asked before the end may still take. What is left of [`SHUTDOWN`] is for unwinding the rest.
-const LAST_ANSWERS: Duration = Duration::from_millis(350);
+/// How long requests that were read before the end may still take.
+const LAST_ANSWERS: Duration = Duration::from_millis(700);
+/// How long after that an evaluation that still runs may unwind: the process is gone within a second of the end. Without a
+/// request that waits, unwinding begins at once.
+const UNWINDING: Duration = Duration::from_millis(150);
 /// With so many bytes unread by the other side, no more of its requests are taken.
 pub(super) const MAX_BACKLOG: usize = 64 << 20;
 /// How often to look around when the leader cannot be woken: evaluated code may close any descriptor.
@@ -259,7 +261,7 @@ impl Driver {
     fn end(&self, status: i32, within: Duration) {
         let mut state = self.state.lock();
         let now = Instant::now();
-        state.ending.get_or_insert(Ending { status, answers: now + within, unwinding: now + SHUTDOWN });
+        state.ending.get_or_insert(Ending { status, answers: now + within, unwinding: now + LAST_ANSWERS + UNWINDING });
     }
 
     /// Until when what still runs at the end may unwind.

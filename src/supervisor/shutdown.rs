@@ -9,7 +9,7 @@ use super::requests::Requests;
 use crate::rpc::WriteBuffer;
 
 /// How long everything may take from the end of input, or a signal, to the end.
-const LAST_WORDS: Duration = Duration::from_millis(900);
+const LAST_WORDS: Duration = Duration::from_millis(950);
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(50);
 /// How long a client may take to ask for the first time when all that waits for it is bad news.

@@ -815,7 +815,7 @@ fn running_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(
         let cleaned = [("background", true), ("foreground", false)].map(|(name, background)| {
             let (begun, cleaned) = (directory.join(format!("{name}-begun")), directory.join(format!("{name}-cleaned")));
             let code = format!(
-                "(unwind-protect (progn {} (loop (sleep 0.01))) (sleep 0.1) {})",
+                "(unwind-protect (progn {} (loop (sleep 0.01))) (sleep 0.02) {})",
                 writes(&begun),
                 writes(&cleaned)
             );
@@ -831,7 +831,7 @@ fn running_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(
 fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mode: Mode) {
     all_clean_up(mode, |server, directory| {
         let cleaned = directory.join("cleaned");
-        let code = format!("(unwind-protect (error \"held\") (sleep 0.1) {})", writes(&cleaned));
+        let code = format!("(unwind-protect (error \"held\") (sleep 0.02) {})", writes(&cleaned));
         let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
         assert!(text.contains("held"), "{text}");
         vec![cleaned]

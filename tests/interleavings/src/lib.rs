@@ -18,6 +18,9 @@ pub use locks::{Condvar, Mutex, MutexGuard};
 #[path = "../../../src/id_scanner.rs"]
 mod id_scanner;
 
+#[path = "../../../src/panics.rs"]
+mod panics;
+
 #[path = "../../../src/handover"]
 mod handover {
     #[allow(dead_code, reason = "see above")]
