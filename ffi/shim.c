@@ -70,6 +70,22 @@ char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup
 
 #ifdef __linux__
 
+bool __real_maybe_gc(os_context_t *context);
+
+/* Linked with --wrap: collects garbage in the handler of the signal by which code that allocates asks for that. Where
+ * interrupts are disabled but may be enabled (ALLOW-WITH-INTERRUPTS), SBCL's own unblocks signals for POST-GC and leaves
+ * them disabled. One that comes then, or came while it collected, is put off, and SBCL ends the process: "pending handler
+ * changed in gc". POST-GC once enabled them itself; so they are enabled here, and it is handled at once. */
+bool __wrap_maybe_gc(os_context_t *context) {
+  struct thread *thread = get_sb_vm_thread();
+  if (read_TLS(INTERRUPTS_ENABLED, thread) != NIL || read_TLS(ALLOW_WITH_INTERRUPTS, thread) == NIL)
+    return __real_maybe_gc(context);
+  bind_variable(INTERRUPTS_ENABLED, LISP_T, thread);
+  bool collected = __real_maybe_gc(context);
+  unbind(thread);
+  return collected;
+}
+
 /* Copying the process: lisp/checkpoint.lisp. Nothing here may need more than glibc 2.31 has, whatever it is built with. */
 
 #define SBCL_HOST_IN_THE_WAY (-0x10000)

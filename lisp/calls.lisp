@@ -378,8 +378,7 @@ it fails with. Return 0 or 1."
                        (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)
-                    (*boundary* (frame-pointer-here))
-                    (*allow-with-interrupts* *interruptible*))
+                    (*boundary* (frame-pointer-here)))
                 (multiple-value-call
                     (lambda (&optional (value nil one) &rest more)
                       (declare (dynamic-extent more))
@@ -395,7 +394,9 @@ it fails with. Return 0 or 1."
                   (with-outer-handlers-for-signals ()
                     ;; Handles that the program has given up are not to be lost.
                     (if (and *interruptible* (/= function +release-entry+))
-                        (with-interrupts (call-with-message (handle-object function) address end))
+                        ;; Not while the values are written: what interrupts that could write a message there itself.
+                        (let ((*allow-with-interrupts* t))
+                          (with-interrupts (call-with-message (handle-object function) address end)))
                         (call-with-message (handle-object function) address end)))))))))
     (cond (report
            (when (typep (first report) 'heap-nearly-exhausted)

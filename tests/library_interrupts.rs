@@ -1,6 +1,7 @@
 //! Time limits and interruptions of the library's calls. What may end the process runs in a child of its own.
 
 use std::future::Future;
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
@@ -725,5 +726,38 @@ fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
     run_probes(
         "handles_that_are_dropped_within_one_call_do_not_fill_the_heap",
         &[("handles_dropped_within_a_call", handles_dropped_within_a_call)],
+/// Has each collection of garbage be followed by a signal to its thread, as interrupting that sends it, before POST-GC.
+const SIGNAL_AFTER_COLLECTIONS: &str = "
+    (defvar *signals* 0)
+    (sb-int:encapsulate
+     'sb-kernel::post-gc 'signal
+     (lambda (post-gc)
+       (incf *signals*)
+       (sb-alien:alien-funcall
+        (sb-alien:extern-alien \"pthread_kill\" (function sb-alien:int sb-alien:unsigned-long sb-alien:int))
+        (sb-alien:alien-funcall (sb-alien:extern-alien \"pthread_self\" (function sb-alien:unsigned-long)))
+        23)
+       (funcall post-gc)))
+    (setf (sb-ext:bytes-consed-between-gcs) 1000000)";
+
+fn signal_after_a_collection() {
+    let lisp = boot();
+    lisp.load_str(SIGNAL_AFTER_COLLECTIONS).unwrap();
+    // While an answer is written.
+    let table = "(let ((table (make-hash-table))) (dotimes (n 200000 table) (setf (gethash n table) n)))";
+    assert_eq!(lisp.eval::<HashMap<i64, i64>>(table).unwrap().len(), 200_000);
+    // In Lisp's own code, where interrupts are disabled and may be enabled.
+    for enabled in ["sb-sys:allow-with-interrupts", "sb-sys:with-local-interrupts", "progn"] {
+        let code = format!("(sb-sys:without-interrupts ({enabled} (dotimes (n 100) (make-array 100000))))");
+        lisp.eval::<()>(&code).unwrap();
+    }
+    assert!(lisp.eval::<i64>("*signals*").unwrap() > 10);
+}
+
+#[test]
+fn an_interruption_that_comes_while_garbage_is_collected_is_taken() {
+    run_probes(
+        "an_interruption_that_comes_while_garbage_is_collected_is_taken",
+        &[("signal_after_a_collection", signal_after_a_collection)],
     );
 }
