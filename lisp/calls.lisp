@@ -224,7 +224,7 @@ place)."
 
 (declaim (inline check-stack-room))
 (defun check-stack-room ()
-  "Signal that the control stack is used up if it will be."
+  "Signal that the control stack is used up if it will be. Where Lisp and the program call each other, both check."
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
            +room-for-program+)
     (error 'sb-kernel::control-stack-exhausted)))
@@ -382,6 +382,8 @@ it fails with. Return 0 or 1."
                 (multiple-value-call
                     (lambda (&optional (value nil one) &rest more)
                       (declare (dynamic-extent more))
+                      (when more
+                        (check-stack-room))
                       (let ((scratch *scratch*))
                         (declare (type scratch scratch))
                         (begin-message scratch)
@@ -392,6 +394,9 @@ it fails with. Return 0 or 1."
                           (put-object scratch value shape)))
                       nil)
                   (with-outer-handlers-for-signals ()
+                    ;; The program may have come here without Lisp in between. What follows may hold a mutex of the
+                    ;; host's, which must not be left by the end of the stack.
+                    (check-stack-room)
                     ;; Handles that the program has given up are not to be lost.
                     (if (and *interruptible* (/= function +release-entry+))
                         ;; Not while the values are written: what interrupts that could write a message there itself.

@@ -1,7 +1,8 @@
-//! Time limits and interruptions of the library's calls. What may end the process runs in a child of its own.
+//! Time limits and interruptions of the library's calls, and what uses the stack up. What may end the process runs in a
+//! child of its own.
 
-use std::future::Future;
 use std::collections::HashMap;
+use std::future::Future;
 use std::io::{self, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use sbcl::{Builder, Error, Evaluation, Function, Lisp, TimeLimit, Value};
+use sbcl::{
+    Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, TimeLimit, Value,
+};
 
 /// Names the probe that this process, a child, is to run.
 const PROBE: &str = "SBCL_TEST_PROBE";
@@ -726,6 +729,159 @@ fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
     run_probes(
         "handles_that_are_dropped_within_one_call_do_not_fill_the_heap",
         &[("handles_dropped_within_a_call", handles_dropped_within_a_call)],
+    );
+}
+
+/// Boots, and defines lists that hold themselves, or are deep.
+fn boot_with_deep_objects() -> Lisp {
+    let lisp = boot();
+    lisp.load_str(
+        "(defvar *circle* (let ((list (list nil))) (setf (first list) list)))
+         (defvar *deep* (let ((list '())) (dotimes (level 3000000 list) (setf list (list list)))))
+         (defstruct node next)
+         (defvar *node* (let ((node (make-node))) (setf (node-next node) node)))",
+    )
+    .unwrap();
+    lisp
+}
+
+/// Checks that new handles are made and calls are answered as before.
+fn still_makes_handles(lisp: &Lisp) {
+    let lisp = lisp.clone();
+    soon(move || {
+        let values: Vec<Value> = lisp.eval("(loop repeat 3000 collect (list 1))").unwrap();
+        assert_eq!(values[2999].len().unwrap(), 1);
+        still_works(&lisp);
+    });
+}
+
+fn assert_stack_exhausted<T: std::fmt::Debug>(result: Result<T, Error>) {
+    let error = result.unwrap_err();
+    let condition = error.condition().unwrap_or_else(|| panic!("{error}"));
+    assert!(condition.is("storage-condition") && condition.message().contains("stack exhausted"), "{error}");
+}
+
+fn assert_too_deep<T>(result: Result<T, Error>) {
+    match result {
+        Err(Error::Conversion(error)) => {
+            assert!(error.found.contains("nested too deeply, or holds itself"), "{error}");
+            assert!(error.place.len() < 100, "{error}");
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("an object that has no end was read"),
+    }
+}
+
+fn walk(value: &Value) -> Result<u64, Error> {
+    value.elements()?.iter().try_fold(1, |count, element| Ok(count + walk(element)?))
+}
+
+fn rust_function_that_walks_a_circle() {
+    let lisp = boot_with_deep_objects();
+    lisp.define("host:walk", "Count the lists in VALUE.", |value: Value| walk(&value)).unwrap();
+    for _ in 0..3 {
+        let (one, other) = (lisp.clone(), lisp.clone());
+        assert_stack_exhausted(soon(move || one.eval::<u64>("(host:walk *circle*)")));
+        let handled = "(handler-case (host:walk *deep*) (storage-condition () 7))";
+        assert_eq!(soon(move || other.eval::<u64>(handled)).unwrap(), 7);
+        still_makes_handles(&lisp);
+    }
+}
+
+fn rust_and_lisp_that_call_each_other() {
+    let lisp = boot();
+    let direct = lisp.clone();
+    lisp.define("host:again", "Call this again.", move || direct.call::<()>("host:again", ())).unwrap();
+    let by_lisp = lisp.clone();
+    lisp.define("host:by-lisp", "Call what called this.", move || by_lisp.call::<u64>("again", ())).unwrap();
+    lisp.load_str("(defun again () (1+ (host:by-lisp)))").unwrap();
+    for code in ["(host:again)", "(again)"] {
+        let lisp = lisp.clone();
+        assert_stack_exhausted(soon(move || lisp.eval::<()>(code)));
+    }
+    still_makes_handles(&lisp);
+}
+
+fn enter_again(lisp: &Lisp) -> Result<(), Error> {
+    lisp.enter(|_| enter_again(lisp))
+}
+
+fn enter_within_enter() {
+    let lisp = boot();
+    let limited = lisp.with_timeout(Duration::from_secs(600));
+    for lisp in [lisp.clone(), limited] {
+        assert_stack_exhausted(soon(move || enter_again(&lisp)));
+    }
+    still_makes_handles(&lisp);
+}
+
+/// A list of such lists.
+struct Nested(#[allow(dead_code, reason = "it is only read")] Vec<Nested>);
+
+impl FromLisp for Nested {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        reader.read().map(Self)
+    }
+}
+
+/// The same, of which as much is written out as can be.
+struct Deep(#[allow(dead_code, reason = "it is only read")] Vec<Deep>);
+
+impl FromLisp for Deep {
+    const SHAPE: Shape = Shape::DEEP;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        reader.read().map(Self)
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Node {
+    #[allow(dead_code, reason = "it is only read")]
+    next: Option<Box<Node>>,
+}
+
+/// What serde reads of an object as the same of that object, for ever.
+#[derive(serde::Deserialize)]
+struct Again(#[allow(dead_code, reason = "it is only read")] Option<Box<Again>>);
+
+fn objects_without_end_that_are_read() {
+    let lisp = boot_with_deep_objects();
+    for code in ["*circle*", "*deep*"] {
+        let (one, other) = (lisp.clone(), lisp.clone());
+        assert_too_deep(soon(move || one.eval::<Nested>(code)));
+        assert_too_deep(soon(move || other.eval::<Deep>(code)));
+        still_makes_handles(&lisp);
+    }
+    let (one, other) = (lisp.clone(), lisp.clone());
+    assert_too_deep(soon(move || one.eval::<Serde<Node>>("*node*")));
+    assert_too_deep(soon(move || other.eval::<Serde<Again>>("1")));
+    still_makes_handles(&lisp);
+    // What is deep, and ends, is read.
+    let chain = "(let (node) (dotimes (level 1000 node) (setf node (make-node :next node))))";
+    let Serde(mut node) = lisp.eval::<Serde<Node>>(chain).unwrap();
+    let mut count = 1;
+    while let Some(next) = node.next.take() {
+        (node, count) = (*next, count + 1);
+    }
+    assert_eq!(count, 1000);
+}
+
+#[test]
+fn a_recursion_through_rust_and_lisp_ends_in_an_error_when_the_stack_is_used_up() {
+    run_probes(
+        "a_recursion_through_rust_and_lisp_ends_in_an_error_when_the_stack_is_used_up",
+        &[
+            ("rust_function_that_walks_a_circle", rust_function_that_walks_a_circle),
+            ("rust_and_lisp_that_call_each_other", rust_and_lisp_that_call_each_other),
+            ("enter_within_enter", enter_within_enter),
+            ("objects_without_end_that_are_read", objects_without_end_that_are_read),
+        ],
+    );
+}
+
 /// Has each collection of garbage be followed by a signal to its thread, as interrupting that sends it, before POST-GC.
 const SIGNAL_AFTER_COLLECTIONS: &str = "
     (defvar *signals* 0)

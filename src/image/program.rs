@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -61,7 +62,49 @@ pub(crate) struct Inside {
     modes: float_traps::Modes,
     /// Where this thread is, when it is one of those that work for the program.
     place: Option<&'static Place>,
+    /// The lowest address of this thread's stack.
+    stack_end: usize,
     not_send: PhantomData<*mut ()>,
+}
+
+/// Bytes of stack that must be left when Rust goes a level deeper in what may have no end. Less than Lisp wants when it is
+/// called (`+room-for-program+` of `lisp/calls.lisp`); the guard pages of SBCL's are a part of it.
+const ROOM: usize = 192 * 1024;
+
+/// Returns the lowest address of this thread's stack, or 0 when that is not known. On x86-64 it is Lisp's control stack.
+fn stack_end() -> usize {
+    thread_local! {
+        static END: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    END.get().unwrap_or_else(|| {
+        let end = find_stack_end();
+        END.set(Some(end));
+        end
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn find_stack_end() -> usize {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut start, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: pthread_getattr_np(3) fills the attributes in when it returns 0; then they are read, and destroyed once.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return 0;
+        }
+        libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+    }
+    start.addr()
+}
+
+#[cfg(target_os = "macos")]
+fn find_stack_end() -> usize {
+    // SAFETY: this thread's own, which both calls only read. macOS has the highest address and the size.
+    unsafe {
+        let thread = libc::pthread_self();
+        libc::pthread_get_stackaddr_np(thread).addr().saturating_sub(libc::pthread_get_stacksize_np(thread))
+    }
 }
 
 /// How many threads may work for a program, spare ones included.
@@ -183,6 +226,18 @@ impl Inside {
         (status, unsafe { copy(answer.words, answer.count) })
     }
 
+    /// True when this thread's stack has room for one more level of a recursion in Rust.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        let here = 0_u8;
+        (&raw const here).addr().saturating_sub(self.stack_end) >= ROOM
+    }
+
+    /// The same proof, by which there is always room.
+    pub(crate) fn regardless_of_room(&self) -> Self {
+        Self { stack_end: 0, ..*self }
+    }
+
     /// True when Lisp is to go on unwinding as soon as the program has returned.
     #[allow(clippy::unused_self)]
     pub(crate) fn is_unwinding(&self) -> bool {
@@ -227,7 +282,7 @@ fn inside<R>(
     let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
     // SAFETY: leaked, and complete: Lisp has set the gate before it makes its first call.
     let gate = unsafe { (*library.0).gate }?;
-    let inside = Inside { gate, modes, place, not_send: PhantomData };
+    let inside = Inside { gate, modes, place, stack_end: stack_end(), not_send: PhantomData };
     Place::set(place, Place::IN_RUST);
     let before = CURRENT.replace(Some(inside));
     UNWINDING.set(false);

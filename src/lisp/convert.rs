@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
 use super::enter::{Cx, Entry};
+use super::error::Error;
 use super::rounding;
 use super::value::Value;
 use crate::image::message::{self, Characters, KeyWithoutValue, Token};
@@ -45,11 +46,28 @@ impl ConversionError {
         Self { expected: expected.into(), found: found.into(), place: Vec::new() }
     }
 
+    /// Adds the place, around those that the error has, that it is in. The innermost of very many are left out.
     pub(super) fn within(mut self, place: impl FnOnce() -> String) -> Self {
+        if self.place.len() == MOST_PLACES {
+            self.place.truncate(MOST_PLACES - 2);
+            self.place.push("…".to_owned());
+        }
         self.place.insert(0, place());
         self
     }
+
+    /// The error of an object that is read by a recursion without end, or nearly so.
+    #[cold]
+    fn too_deep() -> Self {
+        Self::new("an object that is nested less deeply", "one that is nested too deeply, or holds itself")
+    }
 }
+
+/// How many places a [`ConversionError`] has at most.
+const MOST_PLACES: usize = 32;
+
+/// How many messages may be read one within another, each of an object that is deep within the one before.
+const MOST_FETCHED: u32 = 10_000;
 
 /// How much of an object is written out for Rust: so many levels of lists, vectors and tables. What is below is a handle:
 /// of a list or an instance, or, when it is opaque, of everything that has an identity.
@@ -94,12 +112,20 @@ impl Shape {
 pub struct Reader<'m> {
     cx: &'m Cx,
     message: message::Reader<'m>,
+    /// How many messages are being read around this one.
+    fetched: u32,
 }
 
 impl<'m> Reader<'m> {
     #[inline]
     pub(super) fn new(cx: &'m Cx, words: &'m [u64]) -> Self {
-        Self { cx, message: message::Reader::new(words) }
+        Self { cx, message: message::Reader::new(words), fetched: 0 }
+    }
+
+    /// Returns an error unless the stack has room for reading one more level.
+    #[inline]
+    pub(super) fn check_room(&self) -> Result<(), ConversionError> {
+        if self.cx.inside().has_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
     /// Reads the next object.
@@ -108,6 +134,7 @@ impl<'m> Reader<'m> {
     /// When it is not what `T` is read from.
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
+        self.check_room()?;
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
             return self.fetch();
         }
@@ -118,26 +145,35 @@ impl<'m> Reader<'m> {
     fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
         let value = Value::of_handle(handle);
-        match self.cx.write_out(&value, T::SHAPE) {
-            Some(words) => {
-                let mut reader = Reader::new(self.cx, &words);
-                // Past the token of the values.
-                let _ = reader.token();
-                T::from_lisp(&mut reader)
-            }
-            None => Err(ConversionError::new("an object that can be converted", value.to_string())),
+        let words = self.write_out(&value, T::SHAPE)?;
+        let mut reader = self.of_words(&words);
+        // Past the token of the values.
+        let _ = reader.token();
+        T::from_lisp(&mut reader)
+    }
+
+    /// Has Lisp write the object of `value` in `shape`.
+    fn write_out(&self, value: &Value, shape: Shape) -> Result<Words, ConversionError> {
+        if self.fetched == MOST_FETCHED {
+            return Err(ConversionError::too_deep());
         }
+        self.cx.write_out(value, shape).map_err(|error| match error.condition() {
+            Some(condition) if condition.is("control-stack-exhausted") => ConversionError::too_deep(),
+            _ => ConversionError::new("an object that can be converted", value.to_string()),
+        })
     }
 
     /// The slots of an instance, written as a property list.
     pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<Words, ConversionError> {
         let value = Value::of_handle(handle);
         let expected = "a property list, a hash table or an instance";
-        self.cx
-            .call::<Value>("sbcl-host::slots-as-list", (&value,))
-            .ok()
-            .and_then(|list| self.cx.write_out(&list, Shape::DEEP))
-            .ok_or_else(|| ConversionError::new(expected, self.cx.describe(&value)))
+        match self.cx.call::<Value>("sbcl-host::slots-as-list", (&value,)) {
+            Ok(list) => self.write_out(&list, Shape::DEEP),
+            Err(Error::Condition(condition)) if condition.is("control-stack-exhausted") => {
+                Err(ConversionError::too_deep())
+            }
+            Err(_) => Err(ConversionError::new(expected, self.cx.describe(&value))),
+        }
     }
 
     /// What to call for `value`; `None` when it is neither a function nor its name.
@@ -147,9 +183,9 @@ impl<'m> Reader<'m> {
         if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
     }
 
-    /// A reader of another message.
+    /// A reader of the message of an object that is within this one.
     pub(super) fn of_words<'w>(&'w self, words: &'w [u64]) -> Reader<'w> {
-        Reader::new(self.cx, words)
+        Reader { fetched: self.fetched + 1, ..Reader::new(self.cx, words) }
     }
 
     #[inline]
@@ -781,9 +817,9 @@ impl<T: FromLisp> FromLisp for Result<T, Value> {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        let words = reader.cx.write_out(&value, T::SHAPE);
+        let words = reader.write_out(&value, T::SHAPE).ok();
         let converted = words.and_then(|words| {
-            let mut reader = Reader::new(reader.cx, &words);
+            let mut reader = reader.of_words(&words);
             // Past the token of the values.
             let _ = reader.token();
             reader.read().ok()

@@ -318,16 +318,20 @@ impl Cx {
         Condition::read(self, words).map_or_else(Error::from, Error::from)
     }
 
-    /// The object of `value`, written in `shape`. `None` when Lisp cannot.
-    pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Option<Words> {
+    /// Has Lisp write the object of `value` in `shape`.
+    pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<Words, Error> {
         let mut message = message::Writer::new();
         value.put(&mut message);
-        let (status, words) = self.inside.call(Entry::Objects as u64, shape.code(), message.words());
-        if status == CallStatus::Values {
-            return Some(words);
+        match self.inside.call(Entry::Objects as u64, shape.code(), message.words()) {
+            (CallStatus::Values, words) => Ok(words),
+            (CallStatus::Unwinding, _) => Err(Error::Unwinding),
+            (CallStatus::Failed | CallStatus::Panicked, words) => Err(self.read_condition(&words)),
         }
-        // Its handles are let go of.
-        drop(message::Reader::new(&words));
-        None
+    }
+
+    /// Returns Lisp's own error when the control stack is nearly used up: Lisp wants more room than Rust does.
+    #[inline]
+    pub(super) fn check_room(&self) -> Result<(), Error> {
+        if self.inside.has_room() { Ok(()) } else { self.ask(Entry::Objects, |_| Ok(())) }
     }
 }

@@ -150,7 +150,9 @@ impl fmt::Display for Frame {
 impl Condition {
     /// Reads what Lisp wrote of one.
     pub(super) fn read(cx: &Cx, words: &Words) -> Result<Self, ConversionError> {
-        Self::read_from(&mut Reader::new(cx, words))
+        // It may tell that the stack is used up.
+        let cx = Cx::new(cx.inside().regardless_of_room());
+        Self::read_from(&mut Reader::new(&cx, words))
     }
 
     pub(super) fn read_from(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {

@@ -305,7 +305,7 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
 /// Does `work` on a Lisp thread: this one, if it is one that has called Rust.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) => work(&cx),
+        Some(cx) => cx.check_room().and_then(|()| work(&cx)),
         None => elsewhere(&Options::none(), work),
     }
 }
@@ -316,7 +316,7 @@ pub(super) fn run_under<R: Send>(
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) if options.is_empty() => work(&cx),
+        Some(cx) if options.is_empty() => cx.check_room().and_then(|()| work(&cx)),
         _ => elsewhere(options, work),
     }
 }

@@ -96,6 +96,7 @@ struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
     fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, Failure> {
+        self.0.check_room().map_err(Failure)?;
         let mut elements = Elements { reader: self.0, left: count, names: &[] };
         let value = visitor.visit_seq(&mut elements)?;
         elements.skip_rest();
@@ -108,6 +109,7 @@ impl<'m> Deserializer<'_, 'm> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
+        self.0.check_room().map_err(Failure)?;
         let mut entries = Elements { reader: self.0, left: count, names };
         let value = visitor.visit_map(&mut entries)?;
         entries.skip_rest();
@@ -164,6 +166,8 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        // What is within it may be an option again, of the same object.
+        self.0.check_room().map_err(Failure)?;
         if self.0.is_at_nil() {
             self.0.skip();
             visitor.visit_none()
@@ -173,6 +177,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Failure> {
+        self.0.check_room().map_err(Failure)?;
         visitor.visit_newtype_struct(self)
     }
 
@@ -240,6 +245,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Failure> {
+        self.0.check_room().map_err(Failure)?;
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
