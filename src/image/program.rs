@@ -229,8 +229,19 @@ impl Inside {
     /// True when this thread's stack has room for one more level of a recursion in Rust.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
+        self.room() >= ROOM
+    }
+
+    /// True when a call of Lisp is not refused for want of stack.
+    pub(crate) fn has_room_for_lisp(&self) -> bool {
+        self.room() >= 2 * ROOM
+    }
+
+    /// Bytes of stack that are left.
+    #[inline]
+    fn room(&self) -> usize {
         let here = 0_u8;
-        (&raw const here).addr().saturating_sub(self.stack_end) >= ROOM
+        (&raw const here).addr().saturating_sub(self.stack_end)
     }
 
     /// The same proof, by which there is always room.

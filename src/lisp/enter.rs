@@ -279,7 +279,8 @@ impl Cx {
     /// Has Lisp let go of what dropped handles kept alive, or of some of it. That is not interrupted.
     #[cold]
     pub(super) fn release_handles(&self) {
-        if self.inside.is_unwinding() {
+        // Otherwise they wait: those of a call that fails would be lost.
+        if self.inside.is_unwinding() || !self.inside.has_room_for_lisp() {
             return;
         }
         let released = message::take_released();
