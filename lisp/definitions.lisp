@@ -67,7 +67,9 @@ loaded, as FILE-KIND, unless that is NIL."
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
 
 (defun note-proclamation (form)
-  "Take note of FORM, a declaration specifier that was proclaimed: of a debug quality that the user has declaimed."
+  "Take note of FORM, a declaration specifier that was proclaimed: of variables, for the file that is being loaded, and of a
+debug quality that the user has declaimed."
+  (note-file-proclamation form)
   (when (and (eq (car form) 'optimize)
              (null *load-truename*)
              (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
@@ -178,5 +180,6 @@ loaded, as FILE-KIND, unless that is NIL."
           (guarded (unintern symbol **user-package**) (failure) (push symbol left))))
       (clrhash **definitions**)
       (clrhash **loaded-files**)
+      (clrhash **last-definers**)
       (clrhash **loaded-states**)
       left)))

@@ -5,7 +5,7 @@
 (defstruct (loaded-file (:copier nil) (:predicate nil))
   "A source file when it, or the fasl that was made of it, was loaded last."
   ;; Conses of a key, (kind . name), and what is known of it: the method; a PART; :IMPLIED for a function that is generic because
-  ;; it has a method; else T.
+  ;; it has a method; :PROCLAIMED for a variable that is only proclaimed to be one; else T.
   (definitions '() :type list)
   ;; Conses of the name of a variable and the text of the form that DEFVAR gives it.
   (variables '() :type list))
@@ -30,10 +30,27 @@ now, and the variables that were bound before; or NIL when nobody asks for them.
   ;; The method, or NIL for a function.
   (method nil :read-only t))
 
+(defglobal **last-definers** (make-hash-table :test 'equal :synchronized t)
+  "By key, as in a LOADED-FILE, what defined that last: the native namestring of a file, or :EVALUATION for evaluated code that
+is in no file.")
+
 (defun note-file-definition (kind name &optional (value t))
-  "Record that the file that is being loaded has defined NAME as KIND, with VALUE, as in a LOADED-FILE."
-  (when *file-definitions*
-    (setf (gethash (cons kind name) *file-definitions*) value)))
+  "Record that the file that is being loaded has defined NAME as KIND, with VALUE, as in a LOADED-FILE; or that evaluated code
+has, when no file is loaded or compiled."
+  (let ((key (cons kind name)))
+    (cond (*file-definitions*
+           (setf (gethash key *file-definitions*) value
+                 (gethash key **last-definers**) *loaded-file*))
+          ((not (or *loaded-file* *compile-file-truename*))
+           (setf (gethash key **last-definers**) :evaluation)))))
+
+(defun note-file-proclamation (form)
+  "Record the variables that FORM, a declaration specifier which the file that is being loaded has proclaimed, is about."
+  (when (and *file-definitions*
+             (member (first form) '(special sb-ext:global sb-ext:always-bound)))
+    (dolist (name (rest form))
+      (unless (gethash (cons :variable name) *file-definitions*)
+        (note-file-definition :variable name :proclaimed)))))
 
 (defun note-file-method (method)
   "Record that the file that is being loaded has defined METHOD."
@@ -112,7 +129,7 @@ LOADED-FILE."
   (loop for (kind . name) in (loop for key being the hash-keys of *file-definitions* collect key)
         when (eq kind :class)
           do (guarded (map-parts (lambda (key part)
-                                   (setf (gethash key *file-definitions*) part))
+                                   (note-file-definition (car key) (cdr key) part))
                                  name)
                  (failure)
                nil)))

@@ -84,12 +84,12 @@
   (let ((function (fdefinition name)))
     (not (and (typep function 'generic-function) (sb-mop:generic-function-methods function)))))
 
-(defun defined-keys (files)
-  "Return an EQUAL hash table of the keys of what FILES, LOADED-FILEs, define."
+(defun defined-keys (file)
+  "Return an EQUAL hash table of the keys of what FILE, a LOADED-FILE, defines."
   (let ((keys (make-hash-table :test 'equal)))
-    (dolist (file files keys)
-      (loop for (key) in (loaded-file-definitions file)
-            do (setf (gethash key keys) t)))))
+    (loop for (key) in (loaded-file-definitions file)
+          do (setf (gethash key keys) t))
+    keys))
 
 (defparameter *definers*
   '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
@@ -156,19 +156,19 @@ which has got another number NOW: one that TEXT, the file's, does not have."
                               (not (search (key-name other) text :test #'char-equal)))))))
 
 (defun left-definitions (namestring before now)
-  "Return the keys of what the file NAMESTRING, native, defined BEFORE, a LOADED-FILE, and does not NOW, nor any other file,
-and is still there. What a class brings along goes with it, and a function that was defined by its methods alone with those."
-  (flet ((missing (definitions files)
-           (let ((known (and definitions (defined-keys files))))
-             (remove-if (lambda (definition) (gethash (car definition) known)) definitions))))
-    (let* ((left (remove-if-not (lambda (definition)
+  "Return the keys of what the file NAMESTRING, native, defined BEFORE, a LOADED-FILE, and does not NOW, where it was the
+last to define it and that is still there. What a class brings along goes with it, and a function that was defined by its
+methods alone with those."
+  (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
+    (let* ((known (defined-keys now))
+           (left (remove-if-not (lambda (definition)
                                   (destructuring-bind ((kind . name) . value) definition
-                                    (and (not (eq value :implied))
+                                    (and (not (gethash (car definition) known))
+                                         (not (member value '(:implied :proclaimed)))
+                                         (defined-here-p (car definition))
+                                         (or (not (part-p value)) (defined-here-p (cons :class (part-of value))))
                                          (guarded (there-p kind name value) (failure) nil))))
-                                (missing (loaded-file-definitions before) (list now))))
-           (left (missing left (and left (sb-ext:with-locked-hash-table (**loaded-files**)
-                                           (loop for file being the hash-values of **loaded-files**
-                                                 collect file)))))
+                                (loaded-file-definitions before)))
            (octets (and left (file-octets namestring)))
            (text (and octets (octets-text octets 0 (length octets))))
            (conditional (and text (guarded (conditional-definitions text) (failure) '()))))

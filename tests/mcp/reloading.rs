@@ -464,6 +464,66 @@ fn each_definition_that_is_gone_is_named() {
 }
 
 #[test]
+fn a_variable_that_is_proclaimed_in_place_of_its_definition_is_not_named() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
+    let mut server = project.server();
+    load(&mut server);
+    for proclamation in ["(declaim (special *proclaimed*))", "(proclaim '(special *other* *proclaimed*))"] {
+        project.write("a.lisp", "(in-package :app)\n(defvar *proclaimed* 1)\n(defvar *gone* 1)\n");
+        load(&mut server);
+        project.write("a.lisp", &format!("(in-package :app)\n{proclamation}\n(setf *proclaimed* 1)\n"));
+        let text = load(&mut server);
+        assert_eq!(named(&text), ["variable *GONE*"], "{proclamation}: {text}");
+        // A proclamation by itself defines nothing.
+        project.write("a.lisp", "(in-package :app)\n");
+        let text = load(&mut server);
+        assert_eq!(named(&text), [""; 0], "{proclamation}: {text}");
+    }
+}
+
+#[test]
+fn what_evaluated_code_has_defined_since_is_not_named() {
+    let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
+    let mut server = project.server();
+    load(&mut server);
+    let forms = "(defun typed () 1)\n(defun file () 1)\n(defmacro typed-macro () 1)\n(defstruct typed-point x)\n\
+                 (defstruct file-point x)\n";
+    project.write("a.lisp", &format!("(in-package :app)\n{forms}"));
+    load(&mut server);
+    let typed = "(in-package :app) (defun typed () 2) (defmacro typed-macro () 2) (defstruct typed-point x)";
+    server.call_tool("evaluate-lisp", json!({"code": typed, "on-error": "abort"}));
+    project.write("a.lisp", "(in-package :app)\n");
+    let text = load(&mut server);
+    assert_eq!(named(&text), ["class FILE-POINT", "function FILE"], "{text}");
+    // The file defines all of them again, and is the last that does.
+    project.write("a.lisp", &format!("(in-package :app)\n{forms}"));
+    load(&mut server);
+    project.write("a.lisp", "(in-package :app)\n");
+    let text = load(&mut server);
+    let all = ["class FILE-POINT", "class TYPED-POINT", "function FILE", "function TYPED", "macro TYPED-MACRO"];
+    assert_eq!(named(&text), all, "{text}");
+}
+
+#[test]
+fn what_an_included_file_had_defined_before_is_named() {
+    let project = Project::new();
+    let mut server = project.server();
+    let include = "(load (merge-pathnames \"included.lisp\" *load-truename*))\n";
+    project.write("included.lisp", "(defun both () 1)\n(defun included () 1)\n");
+    project.write("main.lisp", &format!("{include}(defun both () 2)\n"));
+    load_with(&mut server, json!({"path": "main.lisp"}));
+    // Not loaded again: what it defined is still its own.
+    project.write("included.lisp", "(defun other () 1)\n");
+    project.write("main.lisp", "(defun another () 1)\n");
+    let text = load_with(&mut server, json!({"path": "main.lisp"}));
+    assert!(text.contains("main.lisp no longer defines"), "{text}");
+    assert_eq!(named(&text), ["function BOTH"], "{text}");
+    let text = load_with(&mut server, json!({"path": "included.lisp"}));
+    assert!(text.contains("included.lisp no longer defines"), "{text}");
+    assert_eq!(named(&text), ["function INCLUDED"], "{text}");
+}
+
+#[test]
 fn parts_of_a_class_that_are_gone_are_named() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
