@@ -1,5 +1,6 @@
 //! Whose line it is that a supervisor hands on: one of a client that has joined begins with `@`, the number of its
-//! connection and a space. When there is nothing behind the number, that client is gone. Lines of the server's own client
+//! connection and a space. When there is nothing behind the number, that client is gone. A long line comes in pieces, between which
+//! other clients' lines may stand: all but the last have a `+` in place of the space. Lines of the server's own client
 //! are as it wrote them, but for those that begin with `@` themselves.
 
 use std::borrow::Cow;
@@ -13,19 +14,41 @@ pub(crate) fn marked(connection: u64, line: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned([format!("@{connection}{end}").as_bytes(), line].concat())
 }
 
-/// The connection that a line is of, and what the client wrote; nothing when it is gone.
-pub(crate) fn parse(line: &[u8]) -> (u64, &[u8]) {
+/// What a worker reads for a piece of a client's line, which has no newline; the last piece is [`last`].
+pub(crate) fn piece(connection: u64, bytes: &[u8]) -> Vec<u8> {
+    [format!("@{connection}+").as_bytes(), bytes, b"\n"].concat()
+}
+
+/// What a worker reads for the last piece of a client's line, with its newline.
+pub(crate) fn last(connection: u64, bytes: &[u8]) -> Vec<u8> {
+    [format!("@{connection} ").as_bytes(), bytes].concat()
+}
+
+/// What a worker has read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// A line, or the last piece of one.
+    Line(&'a [u8]),
+    /// A piece of a line, which more will follow.
+    Piece(&'a [u8]),
+    /// The client is gone.
+    End,
+}
+
+/// The connection that a line is of, and what it says of that.
+pub(crate) fn parse(line: &[u8]) -> (u64, Part<'_>) {
     let split = || {
         let rest = line.strip_prefix(b"@")?;
         let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
         let connection = str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
         match &rest[digits..] {
-            b"\n" => Some((connection, &b""[..])),
-            [b' ', line @ ..] => Some((connection, line)),
+            b"\n" => Some((connection, Part::End)),
+            [b' ', line @ ..] => Some((connection, Part::Line(line))),
+            [b'+', piece @ .., b'\n'] => Some((connection, Part::Piece(piece))),
             _ => None,
         }
     };
-    split().unwrap_or((0, line))
+    split().unwrap_or((0, Part::Line(line)))
 }
 
 #[cfg(test)]
@@ -38,14 +61,16 @@ mod tests {
         #[test]
         fn what_is_marked_is_parsed(connection in 0_u64..20, text in "[@0-9 {}]{0,12}\n") {
             let line = marked(connection, text.as_bytes());
-            prop_assert_eq!(parse(&line), (connection, text.as_bytes()));
+            prop_assert_eq!(parse(&line), (connection, Part::Line(text.as_bytes())));
+            let text = text.trim_end_matches('\n').as_bytes();
+            prop_assert_eq!(parse(&piece(connection, text)), (connection, Part::Piece(text)));
         }
     }
 
     #[test]
     fn the_end_of_a_client_is_told() {
         assert_eq!(&*marked(7, b""), b"@7\n");
-        assert_eq!(parse(b"@7\n"), (7, &b""[..]));
+        assert_eq!(parse(b"@7\n"), (7, Part::End));
         assert_eq!(&*marked(0, b"{}\n"), b"{}\n");
     }
 }

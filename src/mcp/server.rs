@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -11,8 +12,9 @@ use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
+use crate::handover::WorkerInit;
+use crate::handover::route::{self, Part};
 use crate::handover::shared_status::{SharedStatus, Status};
-use crate::handover::{WorkerInit, route};
 use crate::rpc::driver::Service;
 use crate::rpc::framing::{Line, LineReader};
 use crate::rpc::inflight::Inflight;
@@ -24,10 +26,17 @@ pub(super) struct Server {
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     lines: Mutex<Numbers>,
+    /// Long lines that have been read in part, with their numbers, by connection.
+    pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
+    /// What the connections have said since, with the numbers of the lines, whose long lines are being taken.
+    taken: Arc<Mutex<BTreeMap<u64, Said>>>,
     status: SharedStatus,
     /// The supervisor, where there is one.
     parent: Option<Pid>,
 }
+
+/// Lines that wait, with their numbers; `None` when the client is gone.
+type Said = VecDeque<(u64, Option<Vec<u8>>)>;
 
 /// The numbers of the lines, as the supervisor counts them.
 #[derive(Debug)]
@@ -42,7 +51,15 @@ impl Server {
         let parent = getppid().filter(|_| tools.inflight().output.memory().is_none());
         let lines = Numbers { resent: init.resent.iter().copied().collect(), next: init.next };
         let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
-        let server = Self { main, guests: Mutex::default(), lines, status, parent };
+        let server = Self {
+            main,
+            guests: Mutex::default(),
+            lines,
+            pieces: Mutex::default(),
+            taken: Arc::default(),
+            status,
+            parent,
+        };
         server.main.go_on(&init.handshake);
         for (connection, guest) in &init.guests {
             server.guest(*connection).go_on(&guest.handshake);
@@ -98,25 +115,98 @@ impl Server {
     }
 }
 
-impl Service for Server {
-    fn line(&self, line: Line<'_>) {
-        let number = self.number(match line {
-            Line::Text(text) => text,
-            Line::TooLong(_) => b"\n",
-        });
-        match line {
-            Line::Text(text) if self.is_supervised() => match route::parse(text) {
-                (0, text) => self.main.line(Line::Text(text), number),
-                (connection, b"") => {
-                    let gone = self.guests.lock().remove(&connection);
-                    if let Some(conversation) = gone {
-                        conversation.end();
-                    }
+impl Server {
+    /// Takes what the supervisor has handed on.
+    fn handed_on(&self, text: &[u8]) {
+        let (connection, part) = route::parse(text);
+        let begun = self.pieces.lock().remove(&connection);
+        match (part, begun) {
+            (Part::Piece(piece), begun) => {
+                // The line has the number of its first piece.
+                let (number, mut line) = begun.unwrap_or_else(|| (self.number(text), Vec::new()));
+                line.extend_from_slice(piece);
+                self.pieces.lock().insert(connection, (number, line));
+            }
+            (Part::Line(rest), Some((number, mut line))) => {
+                line.extend_from_slice(rest);
+                self.take_long(connection, number, line);
+            }
+            (Part::Line(line), None) => {
+                let number = self.number(text);
+                self.in_turn(connection, number, line);
+            }
+            (Part::End, begun) => {
+                let number = self.number(text);
+                if let Some((number, _)) = begun {
                     self.main.inflight().output.done(number);
                 }
-                (connection, text) => self.guest(connection).line(Line::Text(text), number),
-            },
-            line => self.main.line(line, number),
+                let conversation = self.guests.lock().remove(&connection);
+                let waits = self.taken.lock().get_mut(&connection).map(|said| said.push_back((number, None))).is_some();
+                if let Some(conversation) = conversation.filter(|_| !waits) {
+                    conversation.end();
+                }
+                self.main.inflight().output.done(number);
+            }
+        }
+    }
+
+    fn conversation(&self, connection: u64) -> Arc<Conversation> {
+        if connection == 0 { self.main.clone() } else { self.guest(connection) }
+    }
+
+    /// Takes a line, after a long one of the same connection's if that is being taken.
+    fn in_turn(&self, connection: u64, number: u64, line: &[u8]) {
+        if let Some(said) = self.taken.lock().get_mut(&connection) {
+            return said.push_back((number, Some(line.to_vec())));
+        }
+        self.conversation(connection).line(Line::Text(line), number);
+    }
+
+    /// Takes a long line, on a thread of its own: that takes its time, in which others are served.
+    fn take_long(&self, connection: u64, number: u64, line: Vec<u8>) {
+        let mut said = VecDeque::from([(number, Some(line))]);
+        let mut taken = self.taken.lock();
+        if let Some(waiting) = taken.get_mut(&connection) {
+            return waiting.append(&mut said);
+        }
+        taken.insert(connection, said);
+        drop(taken);
+        let (conversation, taken) = (self.conversation(connection), self.taken.clone());
+        let take = move || {
+            loop {
+                let next = {
+                    let mut taken = taken.lock();
+                    let next = taken.get_mut(&connection).and_then(VecDeque::pop_front);
+                    if next.is_none() {
+                        taken.remove(&connection);
+                    }
+                    next
+                };
+                let Some((number, line)) = next else { break };
+                let take = || match &line {
+                    Some(line) => conversation.line(Line::Text(line), number),
+                    None => conversation.end(),
+                };
+                // What a call owes its client is settled by its responder.
+                if catch_unwind(AssertUnwindSafe(take)).is_err() {
+                    tracing::error!("a request panicked");
+                }
+            }
+            // Something may be due now.
+            conversation.tools().look_again();
+        };
+        if std::thread::Builder::new().name("sbcl-mcp-line".to_owned()).spawn(take.clone()).is_err() {
+            take();
+        }
+    }
+}
+
+impl Service for Server {
+    fn line(&self, line: Line<'_>) {
+        match line {
+            Line::Text(text) if self.is_supervised() => self.handed_on(text),
+            Line::Text(text) => self.main.line(line, self.number(text)),
+            Line::TooLong(_) => self.main.line(line, self.number(b"\n")),
         }
     }
 
@@ -126,7 +216,9 @@ impl Service for Server {
     }
 
     fn is_idle(&self) -> bool {
-        self.main.inflight().is_idle()
+        self.pieces.lock().is_empty()
+            && self.taken.lock().is_empty()
+            && self.main.inflight().is_idle()
             && self.guests.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
 

@@ -49,6 +49,8 @@ pub(super) struct Ready {
 
 /// What one of them does.
 pub(super) enum Event<'a> {
+    /// Its lines are about to be taken.
+    Reads,
     Joined,
     Said(Line<'a>),
     Left,
@@ -59,8 +61,8 @@ impl Guests {
         Self { listener, guests: Vec::new(), last: 0 }
     }
 
-    /// Adds what is to be waited for; `reads`: more of their requests may be taken.
-    pub(super) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, reads: bool) -> Places {
+    /// Adds what is to be waited for; `reads`: more of a connection's requests may be taken.
+    pub(super) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, reads: impl Fn(u64) -> bool) -> Places {
         let mut watch = |fd| {
             fds.push(fd);
             fds.len() - 1
@@ -69,24 +71,32 @@ impl Guests {
         let outputs = self.guests.iter();
         Places {
             listener: self.listener.as_ref().map(|listener| watch(PollFd::new(listener, PollFlags::IN))),
-            inputs: inputs.map(|guest| reads.then(|| watch(PollFd::new(&guest.input, PollFlags::IN)))).collect(),
+            inputs: inputs
+                .map(|guest| reads(guest.connection).then(|| watch(PollFd::new(&guest.input, PollFlags::IN))))
+                .collect(),
             outputs: outputs
                 .map(|guest| (!guest.output.is_empty()).then(|| watch(PollFd::new(&guest.output, PollFlags::OUT))))
                 .collect(),
         }
     }
 
-    /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it.
-    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>)) {
+    /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it; that is
+    /// false when no more lines of this connection's are to be taken now.
+    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>) -> bool) {
         for (place, guest) in self.guests.iter_mut().enumerate() {
             if ready.outputs.get(place) == Some(&true) {
                 guest.is_gone |= guest.output.flush().is_err();
             }
-            if ready.inputs.get(place) == Some(&true) {
-                let read = guest.input.read();
-                while let Some(line) = guest.input.next_line() {
-                    take(guest.connection, Event::Said(line));
+            let mut goes_on = take(guest.connection, Event::Reads);
+            let mut take_lines = |input: &mut LineReader| {
+                while goes_on && let Some(line) = input.next_line() {
+                    goes_on = take(guest.connection, Event::Said(line));
                 }
+                goes_on
+            };
+            if take_lines(&mut guest.input) && ready.inputs.get(place) == Some(&true) {
+                let read = guest.input.read();
+                take_lines(&mut guest.input);
                 guest.is_gone |= !read.is_ok_and(|read| read != Read::End);
             }
         }

@@ -128,17 +128,14 @@ impl Relay {
             self.shut_down(128 + signal);
         }
         self.look_for_ends()?;
-        if ready.input {
-            self.read_client();
-        }
-        self.attend_guests(&ready.guests);
         if let Some(worker) = &mut self.worker
-            && let Some(input) = &mut worker.input
             && ready.worker_input
-            && input.flush().is_err()
+            && worker.write(&self.recovery.requests).is_err()
         {
             worker.input = None;
         }
+        self.read_client(ready.input);
+        self.attend_guests(&ready.guests);
         if ready.output && self.output.flush().is_err() {
             return Err(Verdict::End);
         }
@@ -187,13 +184,15 @@ impl Relay {
         let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
         let worker = self.worker.as_ref().filter(|worker| worker.open && hears_more);
         let worker = worker.map(|worker| watch(PollFd::new(worker, PollFlags::IN)));
-        let input = self.input.as_ref().filter(|_| takes_more);
+        let is_busy_with = |connection| self.worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection));
+        let input = self.input.as_ref().filter(|_| takes_more && !is_busy_with(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
-        let unsent = self.worker.as_ref().and_then(|worker| worker.input.as_ref()).filter(|input| !input.is_empty());
+        let unsent = self.worker.as_ref().filter(|worker| worker.has_unsent());
+        let unsent = unsent.and_then(|worker| worker.input.as_ref());
         let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
         let guests_read = self.recovery.requests.bytes() < MAX_REQUESTS / 2 && self.shutdown.is_none();
-        let guests = self.guests.watch(&mut fds, guests_read);
+        let guests = self.guests.watch(&mut fds, |connection| guests_read && !is_busy_with(connection));
         let due = match (&self.worker, &self.shutdown) {
             (None, Some(_)) if is_over => Some(Instant::now()),
             (_, Some(shutdown)) => Some(shutdown.deadline),
@@ -322,40 +321,56 @@ impl Relay {
         ))
     }
 
-    fn read_client(&mut self) {
+    /// Takes the client's lines, and reads once if more are there, unless a long line is being handed on.
+    fn read_client(&mut self, is_readable: bool) {
+        self.take_lines();
+        if !is_readable || self.is_busy_with(0) {
+            return;
+        }
         let Some(client) = &mut self.input else { return };
         let read = client.read();
-        while let Some(line) = client.next_line() {
-            match line {
-                Line::Text(line) => {
-                    self.recovery.requests.add(0, line);
-                    hand_on(&mut self.worker, 0, line);
-                }
-                Line::TooLong(id) => {
-                    drop(self.output.put(&messages::too_long(id)));
-                }
-            }
-        }
+        self.take_lines();
         if !read.is_ok_and(|read| read != Read::End) {
             self.shut_down(0);
         }
+    }
+
+    fn take_lines(&mut self) {
+        let Self { input: Some(client), worker, recovery, output, .. } = self else { return };
+        while !worker.as_ref().is_some_and(|worker| worker.is_busy_with(0))
+            && let Some(line) = client.next_line()
+        {
+            match line {
+                Line::Text(line) => hand_on(worker, recovery, 0, line),
+                Line::TooLong(id) => drop(output.put(&messages::too_long(id))),
+            }
+        }
+    }
+
+    /// True while a long line of this connection's is being handed on.
+    fn is_busy_with(&self, connection: u64) -> bool {
+        self.worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection))
     }
 
     /// Looks who joins or leaves, and what those say that have joined.
     fn attend_guests(&mut self, ready: &guests::Ready) {
         let Self { guests, recovery, worker, .. } = self;
         let mut too_long = Vec::new();
-        guests.attend(ready, |connection, event| match event {
-            Event::Joined => recovery.join(connection),
-            Event::Said(Line::Text(line)) => {
-                recovery.requests.add(connection, line);
-                hand_on(worker, connection, line);
+        guests.attend(ready, |connection, event| {
+            match event {
+                Event::Reads => {}
+                Event::Joined => recovery.join(connection),
+                Event::Said(Line::Text(line)) => hand_on(worker, recovery, connection, line),
+                Event::Said(Line::TooLong(id)) => too_long.push((connection, id)),
+                Event::Left => {
+                    recovery.leave(connection);
+                    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready) {
+                        worker.drop_lines_of(connection);
+                        worker.hand_on(connection, recovery.requests.next() - 1, b"");
+                    }
+                }
             }
-            Event::Said(Line::TooLong(id)) => too_long.push((connection, id)),
-            Event::Left => {
-                recovery.leave(connection);
-                hand_on(worker, connection, b"");
-            }
+            !worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection))
         });
         for (connection, id) in too_long {
             guests.send(connection, &messages::too_long(id));
@@ -405,7 +420,7 @@ impl Relay {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
         if let Some(worker) = &mut self.worker
             && worker.ready
-            && worker.input.as_ref().is_some_and(WriteBuffer::is_empty)
+            && !worker.has_unsent()
         {
             // The worker sees the end of input.
             worker.input = None;
@@ -457,13 +472,11 @@ impl Relay {
     }
 }
 
-/// Hands a line on that was just read. A worker that is not ready gets all lines when it is.
-fn hand_on(worker: &mut Option<WorkerProcess>, connection: u64, line: &[u8]) {
-    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready)
-        && let Some(input) = &mut worker.input
-    {
-        // One that does not read is gone; the next one gets the line.
-        let _ = input.put(&marked(connection, line));
+/// Takes a line that was just read, and hands it on. A worker that is not ready gets all lines when it is.
+fn hand_on(worker: &mut Option<WorkerProcess>, recovery: &mut RecoveryState, connection: u64, line: &[u8]) {
+    recovery.requests.add(connection, line);
+    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready) {
+        worker.hand_on(connection, recovery.requests.next() - 1, line);
     }
 }
 

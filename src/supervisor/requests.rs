@@ -7,6 +7,9 @@ use super::messages;
 /// What a line takes besides its own bytes.
 const OVERHEAD: usize = 64;
 
+/// A line longer than this is taken for one that somebody waits for the answer to.
+const LONG: usize = 1 << 20;
+
 /// Lines by number, in order.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -72,6 +75,11 @@ impl Requests {
         Some(self.lines[self.place(number)?].connection)
     }
 
+    /// The text of a line that no worker is done with.
+    pub(super) fn text(&self, number: u64) -> Option<&[u8]> {
+        Some(&self.lines[self.place(number)?].text)
+    }
+
     fn place(&self, number: u64) -> Option<usize> {
         self.lines.binary_search_by_key(&number, |line| line.number).ok()
     }
@@ -88,8 +96,11 @@ impl Requests {
 
     /// The number of the first line that somebody waits for the answer to.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
-        let waits =
-            |line: &mut Pending| *line.awaited.get_or_insert_with(|| messages::refusal(&line.text, "").is_some());
+        // To read a long line would take too long.
+        let waits = |line: &mut Pending| {
+            let text = &line.text;
+            *line.awaited.get_or_insert_with(|| text.len() > LONG || messages::refusal(text, "").is_some())
+        };
         self.lines.iter_mut().find_map(|line| waits(line).then_some(line.number))
     }
 

@@ -696,6 +696,42 @@ fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     server.goes_on();
 }
 
+/// The contract's limit on an idle machine; an idle server on the same machine shows how busy that is.
+#[apply(both_modes)]
+fn long_request_of_one_client_does_not_delay_the_pings_of_another(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let (mut server, mut idle) = (runtime.server(&[]), mode.ready());
+    let mut client = runtime.join(&server);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (mut slowest, mut slowest_idle) = (Duration::ZERO, Duration::ZERO);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let long = format!("; {}\n(+ 1 2)", "x".repeat(60_000_000));
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let (evaluation, ping) =
+                    (client.post_call("evaluate-lisp", json!({"code": long})), client.post("ping", &json!({})));
+                assert_eq!(outcome(&client.answer(evaluation)).0, "=> 3");
+                assert_eq!(client.answer(ping)["result"], json!({}));
+            }
+        });
+        let time = |server: &mut Server, slowest: &mut Duration| {
+            let begin = std::time::Instant::now();
+            server.request("ping", json!({}));
+            *slowest = begin.elapsed().max(*slowest);
+        };
+        for _ in 0..400 {
+            time(&mut idle, &mut slowest_idle);
+            time(&mut server, &mut slowest);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    println!("the slowest ping took {slowest:?}; an idle server's {slowest_idle:?}");
+    let allowed = Duration::from_millis(250).max(slowest_idle * 10);
+    assert!(slowest <= allowed, "a ping took {slowest:?}, more than {allowed:?}");
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+}
+
 #[apply(both_modes)]
 fn client_that_does_not_read_does_not_block_other_clients(mode: Mode) {
     let runtime = Runtime::new(mode);

@@ -109,6 +109,13 @@ impl ToolContext {
         }
     }
 
+    /// Has the thread that reads look what is due.
+    pub(super) fn look_again(&self) {
+        if let Some(worker) = &self.worker {
+            worker.driver.look_again();
+        }
+    }
+
     /// What saves checkpoints, where there are any.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
