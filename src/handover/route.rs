@@ -63,7 +63,8 @@ mod tests {
             let line = marked(connection, text.as_bytes());
             prop_assert_eq!(parse(&line), (connection, Part::Line(text.as_bytes())));
             let text = text.trim_end_matches('\n').as_bytes();
-            prop_assert_eq!(parse(&piece(connection, text)), (connection, Part::Piece(text)));
+            let piece = piece(connection, text);
+            prop_assert_eq!(parse(&piece), (connection, Part::Piece(text)));
         }
     }
 

@@ -142,7 +142,10 @@ impl WorkerProcess {
     pub(super) fn write(&mut self, requests: &Requests) -> io::Result<()> {
         let Some(input) = &mut self.input else { return Ok(()) };
         input.flush()?;
-        let Some(mut long) = self.long.pop_front_if(|_| input.is_empty()) else { return Ok(()) };
+        if !input.is_empty() {
+            return Ok(());
+        }
+        let Some(mut long) = self.long.pop_front() else { return Ok(()) };
         let Some(rest) = requests.text(long.number).and_then(|text| text.get(long.done..)) else { return Ok(()) };
         if rest.len() <= PIECE {
             return input.put(&route::last(long.connection, rest));
