@@ -724,11 +724,37 @@ fn handles_dropped_within_a_call() {
     still_works(&lisp);
 }
 
+fn handles_dropped_while_an_interruption_waits() {
+    let lisp = boot();
+    let stop = lisp.interrupt_handle();
+    lisp.define("host:stop", "Interrupt the call.", move || stop.interrupt()).unwrap();
+    lisp.define("host:take", "Drop a handle.", |_: Value| ()).unwrap();
+    let inner = lisp.clone();
+    let make = move |count: i64| inner.enter(|cx| (0..count).try_for_each(|n| cx.value(vec![n]).map(drop)));
+    lisp.define("host:make", "Make handles and drop them.", make).unwrap();
+    for _ in 0..50 {
+        for code in [
+            "(sb-sys:without-interrupts (host:stop) (dotimes (i 100) (host:take (list i)))) (loop)",
+            "(dotimes (i 15) (host:take (list i))) (sb-sys:without-interrupts (host:stop) (host:make 40)) (loop)",
+        ] {
+            let interrupted = lisp.eval::<()>(code);
+            assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
+        }
+    }
+    // Each call lets go of some.
+    let kept = (0..1000).map(|_| lisp.eval::<i64>("(count-if #'consp sbcl-host::**values**)").unwrap());
+    let fewest = kept.min();
+    assert!(fewest.is_some_and(|kept| kept < 50), "{fewest:?}");
+}
+
 #[test]
 fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
     run_probes(
         "handles_that_are_dropped_within_one_call_do_not_fill_the_heap",
-        &[("handles_dropped_within_a_call", handles_dropped_within_a_call)],
+        &[
+            ("handles_dropped_within_a_call", handles_dropped_within_a_call),
+            ("handles_dropped_while_an_interruption_waits", handles_dropped_while_an_interruption_waits),
+        ],
     );
 }
 

@@ -18,6 +18,9 @@ use crate::image::program::{End, Inside, Rest, Task};
 use crate::panics;
 
 /// A call that is under way since it was made. Dropping it interrupts it.
+///
+/// A Lisp thread wakes its waker, or a thread of the library's own when the call has ended without having begun. Where that
+/// blocks, time limits of other calls are enforced all the same.
 #[derive(Debug)]
 #[must_use = "dropping it interrupts the call"]
 pub struct Call<R> {
