@@ -40,8 +40,12 @@ enum sbcl_job_kind {
   SBCL_JOB_RELEASE = 11,          /* unwind */
   /* operation: what is asked, by name */
   SBCL_JOB_QUERY = 12,
-  SBCL_JOB_START_THREAD = 13 /* flags: the lane of the thread to start; argument: the job that is refused
-                                (SBCL_EVENT_REFUSED) when that cannot be done, or 0 */
+  SBCL_JOB_START_THREAD = 13, /* flags: the lane of the thread to start; argument: the job that is refused
+                                 (SBCL_EVENT_REFUSED) when that cannot be done, or 0 */
+  SBCL_JOB_ABANDON = 14, /* argument: a job that does not react to being interrupted: its thread serves no lane any more;
+                            flags: the lane that gets another thread in its place, SBCL_LANE_BACKGROUND for none. The job
+                            is refused when that cannot be started */
+  SBCL_JOB_LOOK = 15     /* answered by SBCL_EVENT_BLOCKED of job 0 */
 };
 
 /* Flags of SBCL_JOB_EVALUATE. */
@@ -132,7 +136,7 @@ enum sbcl_event {
                                     stays there; 0 if it has gone into the background */
   SBCL_EVENT_RELIEF = 41,        /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
                                     lane: 1 if it is to pull from there, since what ran there goes on in the background,
-                                    or what is held there keeps its thread; 0 if it is to end */
+                                    or what is held there keeps its thread, or its thread was abandoned; 0 if it is to end */
   SBCL_EVENT_DEFINITIONS = 42,   /* asked without a text: 1 if other connections are to be told what the evaluation
                                     defined; text: that, in words */
   SBCL_EVENT_STEP = 43,          /* text: what the job does from here on, as in "the test FOO"; number: milliseconds after
@@ -141,7 +145,10 @@ enum sbcl_event {
   SBCL_EVENT_INTERRUPTED = 44,   /* the interruption that was last sent to the job's thread begins to run there, or there
                                     is no such thread: another one may be sent. Of SBCL_JOB_PROGRAM, number: which call
                                     it was to end */
-  SBCL_EVENT_UNWINDING = 45      /* the job, or the call of that number, begins to unwind because it was interrupted */
+  SBCL_EVENT_UNWINDING = 45,     /* the job, or the call of that number, begins to unwind because it was interrupted */
+  SBCL_EVENT_BLOCKED = 46        /* of job 0, the answer to SBCL_JOB_LOOK; text: which lock of SBCL's own an abandoned
+                                    thread holds while others wait for it, as in "the lock \"PCL global mutex\"";
+                                    empty: none */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that

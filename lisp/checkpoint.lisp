@@ -198,10 +198,6 @@ or :C-LOCK. Without interrupts; WAIT is called between attempts."
           (sb-unix:unix-close in)
           (values process stopped obstacle))))))
 
-(defun definition-mutexes ()
-  "Return the mutexes that threads hold which compile, intern, or define classes: what those change is not whole meanwhile."
-  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
-
 (defun check-copied (process obstacle seconds)
   "Signal an error that says why this process could not be copied, if it was not. PROCESS and OBSTACLE are the values
 that FORK-FREE-IMAGE returned after SECONDS."

@@ -29,14 +29,14 @@
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
     :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
     :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :relief 41 :definitions 42 :step 43
-    :interrupted 44 :unwinding 45)
+    :interrupted 44 :unwinding 45 :blocked 46)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
 (declaim (type simple-vector *job-kinds*))
 (defparameter *job-kinds*
   #(nil :evaluate :reset :definitions :describe :interrupt :invoke-restart :frame-locals :eval-in-frame
-    :return-from-frame :restart-frame :release :query :start-thread)
+    :return-from-frame :restart-frame :release :query :start-thread :abandon :look)
   "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
 
 (defconstant +evaluate-timing+ 1

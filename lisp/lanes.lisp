@@ -8,6 +8,10 @@
 (defglobal **boot-thread** nil
   "The thread that booted the image, which is the host's again and serves nothing.")
 
+(defglobal **abandoned-threads** nil
+  "The threads that serve no lane any more, since what they do did not react to being interrupted. To the user's code they
+are threads of its own.")
+
 (defun host-thread-p (thread)
   "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates in the foreground, the
 thread that it runs in, and those that it made."
@@ -96,6 +100,41 @@ that thread takes the interruption, or that there is none."
       (event (job-argument job) (event-code :refused) 0
              (with-server-syntax () (format nil "No thread could be started for it: ~A" failure))))))
 
+(defun run-abandon (job)
+  "Do an :ABANDON job."
+  (let ((thread (thread-of-job (job-argument job)))
+        (lane (job-flags job)))
+    (when thread
+      (setf (sb-thread:thread-name thread) "abandoned")
+      (sb-ext:atomic-push thread **abandoned-threads**)
+      (remove-evaluation-thread thread))
+    (unless (eql lane +background-lane+)
+      (guarded (start-lane lane t)
+          (failure)
+        (event (job-argument job) (event-code :refused) 0
+               (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
+
+(defun definition-mutexes ()
+  "Return the mutexes that threads hold which compile, intern, or define classes: what those change is not whole meanwhile."
+  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
+
+(defun world-mutexes ()
+  "Return the mutexes of SBCL's own without which nothing can be compiled or defined, and no thread started."
+  (list* sb-thread::*make-thread-lock* **collecting** (definition-mutexes)))
+
+(defun run-look ()
+  "Do a :LOOK job: tell which mutex of SBCL's own an abandoned thread holds that others wait for."
+  (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
+  (let ((mutex (find-if (lambda (mutex)
+                          ;; 2: somebody waits for it.
+                          (and (eql 2 (sb-thread::mutex-state mutex))
+                               (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
+                        (world-mutexes))))
+    (event 0 (event-code :blocked) 0
+           (if mutex
+               (with-server-syntax () (format nil "the lock ~S" (sb-thread:mutex-name mutex)))
+               ""))))
+
 (defun run-job (job)
   "Do JOB for its connection. Return true when it succeeded."
   (call-for-connection (job-connection job) (lambda () (run-job-here job))))
@@ -114,6 +153,8 @@ that thread takes the interruption, or that there is none."
     (:query (run-guarded-inspection (lambda () (run-query (job-operation job)))))
     (:interrupt (run-interrupt job) t)
     (:start-thread (run-start-thread job) t)
+    (:abandon (run-abandon job) t)
+    (:look (run-look) t)
     (t (refuse "No evaluation is held."))))
 
 (defun contain-interruption (function)
@@ -177,6 +218,10 @@ ask for no thread run their functions here."
   "True when the threads of LANE evaluate the user's code."
   (or (eql lane +evaluation-lane+) (eql lane +background-lane+)))
 
+(defun remove-evaluation-thread (thread)
+  "Have THREAD count as one that evaluates no more."
+  (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
+
 (defun run-lane-thread (lane relief)
   "What a thread of LANE does. If the user's code ends it, another one takes its place. With RELIEF, it is to take over
 from another one, if that is still wanted."
@@ -193,8 +238,7 @@ from another one, if that is still wanted."
                 (run-lane lane)
                 (setf ended t)))
       (when (evaluates-p lane)
-        (sb-ext:atomic-update **evaluation-threads**
-                              (lambda (threads) (remove sb-thread:*current-thread* threads))))
+        (remove-evaluation-thread sb-thread:*current-thread*))
       (unless (or ended *leaving*)
         (start-lane lane)))))
 
@@ -210,5 +254,5 @@ from another one, if that is still wanted."
       (setf sb-thread::*initial-thread* thread))
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
-                            (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))))
+                            (remove-evaluation-thread thread))))
       (sb-thread::start-thread thread #'run-lane-thread (list lane relief)))))

@@ -1,13 +1,12 @@
 //! Finds the id of a request in text that is not JSON, or too long to be read as JSON.
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The longest id that is given back.
 const MAX_TOKEN: usize = 256;
 
 /// Reads a message piece by piece in constant memory and remembers the `"id"` at its top level.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 pub(crate) struct IdScanner {
     depth: usize,
     in_string: bool,

@@ -299,16 +299,13 @@ pub(super) struct Serve {
     /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
     #[arg(long)]
     pub(super) socket: bool,
-    /// Run Lisp in this very process: what ends Lisp ends the server.
+    /// Run Lisp in this very process: what ends Lisp ends the server. Without --session, and without going back to checkpoints.
     #[arg(long)]
     pub(super) no_supervisor: bool,
     /// Write every line of the session to this file, with times, both what the client says and what is answered: for bug
     /// reports, and for `sbcl-mcp replay`. It is its owner's alone, and may have 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
-    /// The number of the open file with what this process takes over from the one that it was.
-    #[arg(long, hide = true)]
-    pub(super) handover_fd: Option<i32>,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     pub(super) watch_interval: u64,

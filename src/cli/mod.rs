@@ -40,7 +40,7 @@ pub fn main() -> ! {
     let timeout = || arguments::given_timeout(&command_line);
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-            Command::Serve(serve) if serve.no_supervisor => serve::alone(serve, stdio),
+            Command::Serve(serve) if serve.no_supervisor => serve::plain(serve, stdio),
             Command::Serve(serve) => serve::supervise(serve, stdio),
             Command::Worker { serve, status_fd, scratch, checkpoint_directory, lock_fd } => {
                 serve::work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory, lock_fd)

@@ -13,8 +13,6 @@ use super::arguments::{Restore, Serve, When};
 use super::{complain, say, sessions, start_logging, version};
 use crate::attach::Listener;
 use crate::checkpoints::{Checkpoints, remove_directory};
-use crate::confinement::Confinement;
-use crate::durable::Durable;
 use crate::handover;
 use crate::handover::shared_status::SharedStatus;
 use crate::mcp;
@@ -24,7 +22,6 @@ use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
 use crate::supervisor;
-use crate::supervisor::alone::{Alone, Beginning, Inheritance, Origin};
 
 /// How long a worker may take to end after its supervisor has.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -180,7 +177,7 @@ pub(super) fn work(
     let offer = serve.offer();
     start_logging(serve.options.log);
     let saves = mcp::Saves { automatic, at_end };
-    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, None, offer)
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker.
@@ -227,10 +224,10 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Lisp in this very process, which takes its place with another image by becoming another one.
-pub(super) fn alone(serve: Serve, stdio: Stdio) -> i32 {
-    let origin = Origin::here();
-    match begin_alone(serve, stdio, origin) {
+/// Lisp in this very process, which ends with it.
+pub(super) fn plain(serve: Serve, stdio: Stdio) -> i32 {
+    greet(&stdio);
+    match begin_plain(serve, stdio) {
         Ok(status) => status,
         Err((stdio, reason)) => refuse(stdio, &reason),
     }
@@ -239,106 +236,37 @@ pub(super) fn alone(serve: Serve, stdio: Stdio) -> i32 {
 /// Why there is no server, and the client that is to be told.
 type Refusal = (Stdio, String);
 
-fn begin_alone(mut serve: Serve, mut stdio: Stdio, origin: Origin) -> Result<i32, Refusal> {
-    let inheritance = match serve.handover_fd.map(Inheritance::take).transpose() {
-        Ok(inheritance) => inheritance,
-        // There is no client to be told.
-        Err(error) => return Ok(complain(&format!("sbcl-mcp cannot go on where it was: {error}"))),
-    };
-    let is_first = inheritance.is_none();
-    let mut lock = None;
-    let (scratch, mut directory) = match inheritance {
-        None => (Scratch::new(), None),
-        Some(ref inheritance) => {
-            (Scratch::inherited(inheritance.scratch.clone()), Some(inheritance.checkpoints.clone()))
-        }
-    };
-    let mut inheritance = inheritance;
-    if let Some(inheritance) = &mut inheritance {
-        lock = inheritance.lock.take();
-        let duplicate = |fd: &OwnedFd| out_of_the_way(fd);
-        match (duplicate(&inheritance.input), duplicate(&inheritance.output)) {
-            (Ok(input), Ok(output)) => stdio = Stdio { input, output, recorder: None },
-            _ => return Ok(complain("sbcl-mcp cannot go on where it was: no descriptor is left")),
-        }
+fn begin_plain(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
+    if serve.session.is_some() {
+        return Err((stdio, "--session needs the supervisor: leave --no-supervisor out.".to_owned()));
     }
-    if is_first {
-        greet(&stdio);
-    }
-    stdio.recorder = match (is_first, &serve.record) {
-        (true, _) => match serve.recorder() {
-            Ok(recorder) => recorder,
-            Err(reason) => return Ok(complain(&format!("sbcl-mcp: {reason}"))),
-        },
-        (false, path) => path.as_deref().and_then(Recorder::go_on),
+    stdio.recorder = match serve.recorder() {
+        Ok(recorder) => recorder,
+        Err(reason) => return Ok(complain(&format!("sbcl-mcp: {reason}"))),
     };
-    let durable = match (&serve.session, lock) {
-        (None, _) => None,
-        (Some(name), Some(lock)) => match Durable::named(name) {
-            Ok(durable) => Some((durable, lock)),
-            Err(reason) => return Err((stdio, reason)),
-        },
-        (Some(name), None) => match sessions::open(name, serve.restore, &stdio.input) {
-            Ok(durable) => Some(durable),
-            Err(reason) => return Err((stdio, reason)),
-        },
-    };
-    let is_durable = durable.is_some();
-    let directory = directory.take().unwrap_or_else(|| match &durable {
-        Some((durable, _)) => durable.directory().to_owned(),
-        None => Checkpoints::choose_directory(scratch.path()),
-    });
-    let at_end = match durable.as_ref().map(|(_, lock)| out_of_the_way(lock)) {
-        None => None,
-        Some(Ok(lock)) => Some(sessions::at_end_with(lock, &directory)),
-        Some(Err(error)) => return Err((stdio, error.to_string())),
-    };
-    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+    let listener = match serve.listener(None) {
         Ok(listener) => listener,
         Err(reason) => return Err((stdio, reason)),
     };
+    let scratch = Arc::new(Scratch::new());
+    let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
     mcp::beside::allow(std::env::args_os().skip(1), &scratch);
-    let checkpoints = serve.options.checkpoints(directory.clone());
-    let options = supervisor::Options {
-        arguments: Vec::new(),
-        restore: serve.restore != Restore::None,
-        checkpoints: checkpoints.clone(),
-        begins_with_checkpoints: serve.restore == Restore::Checkpoint,
-        durable,
-        watch_interval: Duration::ZERO,
-        recorder: None,
-        listener: None,
-    };
-    let (alone, beginning) = match Alone::new(options, origin, scratch.path(), &directory, inheritance) {
-        Ok(begun) => begun,
-        Err(reason) => return Err((stdio, reason)),
-    };
-    serve.options.image = serve.options.image.or_else(|| alone.image());
-    if !is_first {
-        // What was taken away stays so.
-        serve.options.confinement = Confinement::default();
-    }
-    let started = alone.status().map_err(|error| error.to_string());
-    let started = started.and_then(|status| Ok((status, serve.options.session(&scratch, Some(&checkpoints))?)));
-    let (shared, session) = match started {
-        Ok(started) => started,
+    let session = match serve.options.session(&scratch, Some(&checkpoints)) {
+        Ok(session) => session,
         Err(reason) => return Err((stdio, reason)),
     };
     let offer = serve.offer();
     start_logging(serve.options.log);
-    let automatic = (serve.checkpoints == When::Auto || is_durable).then_some(serve.checkpoint_space);
-    let saves = mcp::Saves { automatic, at_end };
-    let Beginning { init, unread, unsent } = beginning;
-    let begin = mcp::Begin { memory: Arc::new(alone), init, unread, unsent, listener };
-    let (status, saver) = mcp::serve(stdio, &session, checkpoints.clone(), saves, shared, Some(begin), offer)
-        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
-    if !is_durable {
-        checkpoints.remove();
-    }
-    // What a program starts while it is ended.
-    supervisor::processes::adopt_orphans();
-    supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
-    scratch.remove();
+    let clear_up = {
+        let (scratch, checkpoints) = (scratch.clone(), checkpoints.clone());
+        move || {
+            checkpoints.remove();
+            clear_up(&scratch);
+        }
+    };
+    let status = mcp::serve_plain(stdio, &session, checkpoints, listener, offer, clear_up.clone())
+        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
+    clear_up();
     Ok(status)
 }
 

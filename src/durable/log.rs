@@ -129,13 +129,6 @@ impl Log {
         Self { path: directory.join(LOG), file: None, grown: 0, torn: false }
     }
 
-    /// The log that this session had in another process, to be added to.
-    pub(crate) fn go_on(directory: &Path) -> Self {
-        let mut log = Self::new(directory);
-        log.file = OpenOptions::new().append(true).open(&log.path).ok();
-        log
-    }
-
     /// Puts these notes in place of all that there are.
     ///
     /// # Errors

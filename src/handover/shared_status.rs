@@ -2,7 +2,7 @@
 //! stays when the worker is killed the next moment.
 
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -117,14 +117,6 @@ impl WorkerStatus {
         file.set_len(4096)?;
         std::fs::rename(draft, path)?;
         Ok(Self(file.into()))
-    }
-
-    /// The worker's side of it, in this very process.
-    ///
-    /// # Errors
-    /// It cannot be mapped.
-    pub(crate) fn here(&self) -> io::Result<SharedStatus> {
-        SharedStatus::take(rustix::io::fcntl_dupfd_cloexec(&self.0, 3)?.into_raw_fd())
     }
 
     /// Lets the next child process inherit it; returns the number it has there.

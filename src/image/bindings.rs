@@ -31,6 +31,8 @@ pub mod sbcl_job_kind {
     pub const SBCL_JOB_RELEASE: Type = 11;
     pub const SBCL_JOB_QUERY: Type = 12;
     pub const SBCL_JOB_START_THREAD: Type = 13;
+    pub const SBCL_JOB_ABANDON: Type = 14;
+    pub const SBCL_JOB_LOOK: Type = 15;
 }
 pub mod sbcl_interrupt {
     pub type Type = ::core::ffi::c_uint;
@@ -128,6 +130,7 @@ pub mod sbcl_event {
     pub const SBCL_EVENT_STEP: Type = 43;
     pub const SBCL_EVENT_INTERRUPTED: Type = 44;
     pub const SBCL_EVENT_UNWINDING: Type = 45;
+    pub const SBCL_EVENT_BLOCKED: Type = 46;
 }
 pub mod sbcl_item {
     pub type Type = ::core::ffi::c_uint;

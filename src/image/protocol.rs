@@ -106,6 +106,15 @@ pub(crate) enum JobKind {
         /// The job that is refused when that cannot be done; 0 for none.
         instead: u64,
     },
+    /// Have the thread of a job that does not react to being interrupted serve no lane any more.
+    Abandon {
+        /// The job, which is refused when no other thread can be started.
+        target: u64,
+        /// What gets another thread in its place; the background lane gets none.
+        lane: Lane,
+    },
+    /// Tell whether an abandoned thread keeps others from going on.
+    Look,
     /// Interrupt another job.
     Interrupt {
         /// The other job.
@@ -177,6 +186,8 @@ impl Job {
             }
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
             JobKind::StartThread { lane, instead } => (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), instead),
+            JobKind::Abandon { target, lane } => (sbcl_job_kind::SBCL_JOB_ABANDON, lane.code(), target),
+            JobKind::Look => (sbcl_job_kind::SBCL_JOB_LOOK, 0, 0),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -333,6 +344,8 @@ pub(crate) enum Event<'a> {
     Interrupted(u64),
     /// The job, or that call, begins to unwind because it was interrupted.
     Unwinding(u64),
+    /// Which lock of SBCL's own an abandoned thread holds while others wait for it; empty: none.
+    Blocked(Text<'a>),
 }
 
 impl<'a> Event<'a> {
@@ -386,6 +399,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_STEP => Self::Step(text, count),
             sbcl_event::SBCL_EVENT_INTERRUPTED => Self::Interrupted(count),
             sbcl_event::SBCL_EVENT_UNWINDING => Self::Unwinding(count),
+            sbcl_event::SBCL_EVENT_BLOCKED => Self::Blocked(text),
             _ => return None,
         })
     }

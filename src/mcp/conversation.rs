@@ -179,7 +179,7 @@ impl Conversation {
     /// Does what a request asks for, or says why not.
     fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
         let result = if method == "initialize" {
-            let kept = self.inflight().output.is_remembered().then(|| params.clone());
+            let kept = self.inflight().output.is_framed().then(|| params.clone());
             let result = self.initialize(params);
             if let (Ok(_), Some(params)) = (&result, kept) {
                 let id = id.into_json_value();

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Offer;
 use super::conversation::Conversation;
-use super::server::Guest;
+use super::server::SingleClient;
 use super::tools::{ToolContext, ToolSet};
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::rpc::inflight::Inflight;
@@ -118,7 +119,7 @@ pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let session = lisp.session().connect();
     let offer = Offer { structured: false, tools: ToolSet::Embedded, joinable: false };
     let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, offer);
-    let guest = Guest::new(Conversation::new(tools));
+    let guest = SingleClient::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));
     let (is_over, waking) = (over.clone(), waker.clone());
     let serve = move || serve(input, &output, &waking, &guest, || is_over.load(Ordering::Acquire));
@@ -130,7 +131,7 @@ fn serve(
     input: OwnedFd,
     output: &Arc<Output>,
     waker: &Waker,
-    guest: &Guest,
+    guest: &SingleClient,
     is_over: impl Fn() -> bool,
 ) -> io::Result<()> {
     let served = stream::serve(input, output, waker, guest, is_over);
@@ -138,32 +139,47 @@ fn serve(
     served
 }
 
-/// Serves whoever joins `main`'s session by the socket, each on a thread of its own.
-pub(super) fn accept(listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
-    let count = Arc::new(AtomicUsize::new(0));
-    let accept = move || {
-        while rpc::wait(&mut [PollFd::new(&*listener, PollFlags::IN)], None).is_ok() {
-            let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_GUESTS) else { continue };
-            let (main, left) = (main.clone(), count.clone());
-            count.fetch_add(1, Ordering::AcqRel);
-            let join = move || {
-                if let Err(error) = join(stream, &main) {
-                    tracing::debug!(%error, "a client that had joined is lost");
-                }
-                left.fetch_sub(1, Ordering::AcqRel);
-            };
-            if std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(join).is_err() {
-                count.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-    };
-    std::thread::Builder::new().name("sbcl-mcp-accept".to_owned()).spawn(accept).map(drop)
-}
+/// The conversations with those that have joined by the socket.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Guests(Arc<Mutex<Vec<Arc<Conversation>>>>);
 
-/// Serves a client that has joined.
-fn join(stream: UnixStream, main: &Conversation) -> io::Result<()> {
-    let (input, output, waker) = Stream::from(stream).open()?;
-    let session = main.tools().session().connect();
-    let guest = Guest::new(main.beside(main.tools().beside(session, Inflight::new(output.clone()))));
-    serve(input, &output, &waker, &guest, || false)
+impl Guests {
+    /// Gives the last answer to whatever still waits.
+    pub(super) fn abandon(&self, reason: &'static str) {
+        let conversations = self.0.lock().clone();
+        conversations.iter().for_each(|conversation| conversation.inflight().abandon(reason));
+    }
+
+    /// Serves whoever joins `main`'s session, each on a thread of its own.
+    pub(super) fn accept(self, listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
+        let count = Arc::new(AtomicUsize::new(0));
+        let accept = move || {
+            while rpc::wait(&mut [PollFd::new(&*listener, PollFlags::IN)], None).is_ok() {
+                let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_GUESTS) else { continue };
+                let (guests, main, left) = (self.clone(), main.clone(), count.clone());
+                count.fetch_add(1, Ordering::AcqRel);
+                let join = move || {
+                    if let Err(error) = guests.join(stream, &main) {
+                        tracing::debug!(%error, "a client that had joined is lost");
+                    }
+                    left.fetch_sub(1, Ordering::AcqRel);
+                };
+                if std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(join).is_err() {
+                    count.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        };
+        std::thread::Builder::new().name("sbcl-mcp-accept".to_owned()).spawn(accept).map(drop)
+    }
+
+    /// Serves a client that has joined.
+    fn join(&self, stream: UnixStream, main: &Conversation) -> io::Result<()> {
+        let (input, output, waker) = Stream::from(stream).open()?;
+        let session = main.tools().session().connect();
+        let conversation = main.beside(main.tools().beside(session, Inflight::new(output.clone())));
+        self.0.lock().push(conversation.clone());
+        let served = serve(input, &output, &waker, &SingleClient::new(conversation.clone()), || false);
+        self.0.lock().retain(|other| !Arc::ptr_eq(other, &conversation));
+        served
+    }
 }

@@ -117,6 +117,6 @@ impl Observer for Keeper {
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.worker.output.tell(Kind::Stuck, 0, &(outcome, why));
-        self.worker.driver.replace();
+        self.worker.driver.pause();
     }
 }

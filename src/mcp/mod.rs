@@ -29,19 +29,18 @@ use crate::checkpoints::Checkpoints;
 use crate::handover::WorkerInit;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::SharedStatus;
-use crate::rpc::driver::Driver;
-use crate::rpc::framing::Unread;
+use crate::rpc::driver::{Driver, Service};
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
 use checkpointing::Saver;
 pub(crate) use checkpointing::{AtEnd, Saves};
-use conversation::first_request;
 pub(crate) use conversation::revisions;
+use conversation::{Conversation, first_request};
 pub use embedded::{Served, Stream, spawn};
 pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
-use server::Server;
+use server::{Server, SingleClient};
 use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE, ToolSet, parted};
@@ -76,25 +75,21 @@ impl Connection {
     }
 
     /// Serves to the end: the exit status.
-    fn serve(self, session: &Session, server: Server) -> i32 {
-        let reader = Arc::new(Reader { driver: self.driver.clone(), server });
-        session.idle_with(reader.clone());
-        let status = self.driver.follow(&reader.server);
-        let is_heard = !reader.server.is_orphaned();
-        if is_heard {
-            reader.server.abandon(SHUTTING_DOWN);
-            self.inflight.abandon(SHUTTING_DOWN);
-        }
-        session.unwind_all(self.driver.unwinding_deadline());
-        if is_heard {
-            self.end(status);
-        }
-        status
+    fn serve(&self, session: &Session, service: Arc<dyn Service>) -> i32 {
+        session.idle_with(Arc::new(Reader { driver: self.driver.clone(), service: service.clone() }));
+        self.driver.follow(&*service)
     }
 
-    fn end(&self, status: i32) {
+    /// Tells the supervisor that this worker ends.
+    fn leave(&self, status: i32) {
         self.inflight.abandon(SHUTTING_DOWN);
         self.inflight.output.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
+        self.driver.drain(FAREWELL);
+    }
+
+    /// Gives the last answer to whatever still waits.
+    fn end_for(&self, reason: &'static str) {
+        self.inflight.abandon(reason);
         self.driver.drain(FAREWELL);
     }
 }
@@ -102,12 +97,12 @@ impl Connection {
 /// Has the evaluating thread read while there is nothing to evaluate.
 struct Reader {
     driver: Arc<Driver>,
-    server: Server,
+    service: Arc<dyn Service>,
 }
 
 impl Idle for Reader {
     fn idle(&self, until: Option<Instant>, rest: &dyn Fn()) {
-        self.driver.idle(&self.server, until, rest);
+        self.driver.idle(&*self.service, until, rest);
     }
 
     fn wake(&self) {
@@ -126,45 +121,21 @@ pub(crate) struct Offer {
     pub(crate) joinable: bool,
 }
 
-/// What a process begins with that remembers for itself what another image must know. Another image takes this one's place
-/// by making of this process another one.
-#[derive(Debug)]
-pub(crate) struct Begin {
-    pub(crate) memory: Arc<dyn output::Memory>,
-    /// Where the image before stopped, what was read and is not answered, and what was not written.
-    pub(crate) init: WorkerInit,
-    pub(crate) unread: Unread,
-    pub(crate) unsent: Vec<u8>,
-    /// Where others may join.
-    pub(crate) listener: Option<Listener>,
-}
-
-/// Serves until the client closes its end or a signal comes. Without `begin` the client is a supervisor's: this goes on
-/// where another worker stopped, and signals are for the supervisor.
+/// Serves a supervisor's client until the supervisor closes its end: goes on where another worker stopped.
 ///
-/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP; and the number
-/// of the process that saves the session at the end, if there is one.
+/// Returns the exit status, and the number of the process that saves the session at the end, if there is one.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,
     checkpoints: Checkpoints,
     saves: Saves,
     status: SharedStatus,
-    begin: Option<Begin>,
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
     // What became of the image before is worded before there are tools.
     offer.tools.list();
-    let memory = begin.as_ref().map(|begin| begin.memory.clone());
-    let connection = Connection::open(stdio, memory.map_or(output::Reader::Supervisor, output::Reader::ClientOf))?;
-    let (init, listener) = match begin {
-        None => (connection.handover()?, None),
-        Some(Begin { init, unread, unsent, listener, .. }) => {
-            connection.inflight.output.take_over(&unsent);
-            connection.driver.take_over(unread);
-            (init, listener.map(Arc::new))
-        }
-    };
+    let connection = Connection::open(stdio, output::Reader::Supervisor)?;
+    let init = connection.handover()?;
     let output = connection.inflight.output.clone();
     let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
     let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
@@ -174,19 +145,16 @@ pub(crate) fn serve(
     }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), offer);
-    let server = Server::new(tools, &init, status);
-    if let Some(listener) = listener.clone() {
-        let main = server.main().clone();
-        worker.once_restored(move || {
-            if let Err(error) = embedded::accept(listener, main) {
-                tracing::error!("nobody can join: {error}");
-            }
-        });
+    let server = Arc::new(Server::new(tools, &init, status));
+    let status = connection.serve(session, server.clone());
+    let is_heard = !server.is_orphaned();
+    if is_heard {
+        server.abandon(SHUTTING_DOWN);
+        connection.inflight.abandon(SHUTTING_DOWN);
     }
-    let driver = connection.driver.clone();
-    let status = connection.serve(session, server);
-    if let Some(listener) = listener {
-        listener.remove();
+    session.unwind_all(connection.driver.unwinding_deadline());
+    if is_heard {
+        connection.leave(status);
     }
     // What is not restored yet is where it was.
     let at_end = saves.at_end.filter(|_| !worker.is_restoring());
@@ -196,9 +164,54 @@ pub(crate) fn serve(
     });
     if let Some(saver) = saved {
         worker.leaves(saver);
-        driver.drain(FAREWELL);
+        connection.driver.drain(FAREWELL);
     }
     Ok((status, saved))
+}
+
+/// The exit status of a process in which nothing can go on beside an evaluation that cannot be interrupted.
+pub(crate) const STANDSTILL: i32 = 88;
+
+/// Serves the client of stdin and stdout from the process that holds Lisp, until that client closes its end or a signal comes.
+/// `clear_up` is called when Lisp stands still, before the process ends with the status [`STANDSTILL`].
+///
+/// Returns the exit status: 0 at the end of input, 128 + the signal's number for SIGTERM, SIGINT and SIGHUP.
+pub(crate) fn serve_plain(
+    stdio: Stdio,
+    session: &Session,
+    checkpoints: Checkpoints,
+    listener: Option<Listener>,
+    offer: Offer,
+    clear_up: impl Fn() + Send + Sync + 'static,
+) -> io::Result<i32> {
+    let connection = Arc::new(Connection::open(stdio, output::Reader::Client)?);
+    let tools = ToolContext::new(session.clone(), connection.inflight.clone(), None, Some(checkpoints), offer);
+    let main = Conversation::new(tools);
+    let listener = listener.map(Arc::new);
+    let guests = embedded::Guests::default();
+    session.abandon_stuck({
+        let (connection, listener, guests) = (connection.clone(), listener.clone(), guests.clone());
+        move |reason| {
+            tracing::error!("{reason} The server ends.");
+            // The process ends.
+            let reason: &'static str = Box::leak(format!("the server ends: {reason}").into_boxed_str());
+            guests.abandon(reason);
+            connection.end_for(reason);
+            listener.iter().for_each(|listener| listener.remove());
+            clear_up();
+            crate::exit_now(STANDSTILL);
+        }
+    });
+    if let Some(listener) = listener.clone() {
+        guests.clone().accept(listener, main.clone())?;
+    }
+    let status = connection.serve(session, Arc::new(SingleClient::of_process(main)));
+    guests.abandon(SHUTTING_DOWN);
+    connection.inflight.abandon(SHUTTING_DOWN);
+    session.unwind_all(connection.driver.unwinding_deadline());
+    connection.driver.drain(FAREWELL);
+    listener.iter().for_each(|listener| listener.remove());
+    Ok(status)
 }
 
 /// Tells the client, when it asks for the first time, why there is no server.
@@ -208,6 +221,6 @@ pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
         let error = ErrorData::internal_error(reason.to_owned(), None);
         connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);
     }
-    connection.end(1);
+    connection.end_for(SHUTTING_DOWN);
     Ok(())
 }

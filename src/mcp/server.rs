@@ -1,8 +1,6 @@
 //! The conversations with all clients, as the threads that read serve them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -15,8 +13,9 @@ use super::tools::ToolContext;
 use crate::handover::WorkerInit;
 use crate::handover::route::{self, Part};
 use crate::handover::shared_status::{SharedStatus, Status};
+use crate::panics;
 use crate::rpc::driver::Service;
-use crate::rpc::framing::{Line, LineReader};
+use crate::rpc::framing::Line;
 use crate::rpc::inflight::Inflight;
 
 /// The client of stdin and stdout, and those that have joined by its supervisor.
@@ -31,7 +30,7 @@ pub(super) struct Server {
     /// What the connections have said since, with the numbers of the lines, whose long lines are being taken.
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
     status: SharedStatus,
-    /// The supervisor, where there is one.
+    /// The supervisor.
     parent: Option<Pid>,
 }
 
@@ -48,7 +47,7 @@ struct Numbers {
 impl Server {
     /// Goes on where another image stopped.
     pub(super) fn new(tools: Arc<ToolContext>, init: &WorkerInit, status: SharedStatus) -> Self {
-        let parent = getppid().filter(|_| tools.inflight().output.memory().is_none());
+        let parent = getppid();
         let lines = Numbers { resent: init.resent.iter().copied().collect(), next: init.next };
         let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
         let server = Self {
@@ -67,10 +66,6 @@ impl Server {
         server
     }
 
-    pub(super) fn main(&self) -> &Arc<Conversation> {
-        &self.main
-    }
-
     /// Gives the last answer to whatever still waits.
     pub(super) fn abandon(&self, reason: &'static str) {
         for conversation in self.guests.lock().values() {
@@ -79,22 +74,14 @@ impl Server {
     }
 
     /// The number of the line that was just read.
-    fn number(&self, text: &[u8]) -> u64 {
+    fn number(&self) -> u64 {
         let mut lines = self.lines.lock();
         let number = lines.resent.pop_front().unwrap_or_else(|| {
-            if let Some(memory) = self.main.inflight().output.memory() {
-                memory.add(text);
-            }
             lines.next += 1;
             lines.next - 1
         });
         self.status.set(Status::Heard, number);
         number
-    }
-
-    /// True when a supervisor is between this process and its clients.
-    fn is_supervised(&self) -> bool {
-        self.parent.is_some()
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.
@@ -123,7 +110,7 @@ impl Server {
         match (part, begun) {
             (Part::Piece(piece), begun) => {
                 // The line has the number of its first piece.
-                let (number, mut line) = begun.unwrap_or_else(|| (self.number(text), Vec::new()));
+                let (number, mut line) = begun.unwrap_or_else(|| (self.number(), Vec::new()));
                 line.extend_from_slice(piece);
                 self.pieces.lock().insert(connection, (number, line));
             }
@@ -132,11 +119,11 @@ impl Server {
                 self.take_long(connection, number, line);
             }
             (Part::Line(line), None) => {
-                let number = self.number(text);
+                let number = self.number();
                 self.in_turn(connection, number, line);
             }
             (Part::End, begun) => {
-                let number = self.number(text);
+                let number = self.number();
                 if let Some((number, _)) = begun {
                     self.main.inflight().output.done(number);
                 }
@@ -188,7 +175,7 @@ impl Server {
                     None => conversation.end(),
                 };
                 // What a call owes its client is settled by its responder.
-                if catch_unwind(AssertUnwindSafe(take)).is_err() {
+                if panics::caught(take).is_none() {
                     tracing::error!("a request panicked");
                 }
             }
@@ -204,9 +191,8 @@ impl Server {
 impl Service for Server {
     fn line(&self, line: Line<'_>) {
         match line {
-            Line::Text(text) if self.is_supervised() => self.handed_on(text),
-            Line::Text(text) => self.main.line(line, self.number(text)),
-            Line::TooLong(_) => self.main.line(line, self.number(b"\n")),
+            Line::Text(text) => self.handed_on(text),
+            Line::TooLong(_) => self.main.line(line, self.number()),
         }
     }
 
@@ -222,30 +208,33 @@ impl Service for Server {
             && self.guests.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
 
-    /// Where a supervisor replaces what is lost, it alone ends the server, and this process goes when it is gone.
+    /// The supervisor alone ends the server, and this process goes when it is gone.
     fn heeds_signals(&self) -> bool {
-        !self.is_supervised() || self.is_orphaned()
-    }
-
-    fn replace(&self, input: &LineReader) {
-        self.main.inflight().output.replace(input.as_fd(), input.unread());
+        self.is_orphaned()
     }
 }
 
 /// One client that has a stream of its own.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct SingleClient {
     pub(super) conversation: Arc<Conversation>,
     lines: AtomicU64,
+    heeds_signals: bool,
 }
 
-impl Guest {
+impl SingleClient {
+    /// A client whose process goes on without it.
     pub(super) fn new(conversation: Arc<Conversation>) -> Self {
-        Self { conversation, lines: AtomicU64::new(0) }
+        Self { conversation, lines: AtomicU64::new(0), heeds_signals: false }
+    }
+
+    /// The client of stdin and stdout, in a process that signals may end.
+    pub(super) fn of_process(conversation: Arc<Conversation>) -> Self {
+        Self { heeds_signals: true, ..Self::new(conversation) }
     }
 }
 
-impl Service for Guest {
+impl Service for SingleClient {
     fn line(&self, line: Line<'_>) {
         self.conversation.line(line, self.lines.fetch_add(1, Ordering::Relaxed) + 1);
     }
@@ -259,6 +248,6 @@ impl Service for Guest {
     }
 
     fn heeds_signals(&self) -> bool {
-        false
+        self.heeds_signals
     }
 }

@@ -239,7 +239,6 @@ impl Worker {
         let leave = move || {
             session.await_unwound(deadline);
             tell(&worker, session.take_notices());
-            worker.driver.replace();
         };
         if !is_unwinding {
             return leave();
@@ -248,21 +247,6 @@ impl Worker {
         if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(leave.clone()).is_err() {
             leave();
         }
-    }
-
-    /// False where another image would cut off those that have joined: they have come to this very process.
-    pub(super) fn is_replaceable(&self, session: &Session) -> bool {
-        self.output.memory().is_none() || !session.has_guests()
-    }
-
-    /// True where there is no supervisor, which could begin another image when this one, or the next, ends.
-    pub(super) fn ends_with_image(&self) -> bool {
-        self.output.memory().is_some()
-    }
-
-    /// Has it forgotten what another image would have to know, as `line` asks for: this one goes on.
-    pub(super) fn forget(&self, line: u64) {
-        self.output.tell(Kind::Reset, line, &Vec::<String>::new());
     }
 
     /// Ends this worker's service in favour of a fresh image, which says what `session` has to say yet.

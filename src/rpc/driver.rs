@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
-use super::framing::{Line, LineReader, Read, Unread};
+use super::framing::{Line, LineReader, Read};
 use super::output::Output;
 use super::recorder::Recorder;
 use super::signals::Signals;
@@ -44,8 +44,6 @@ pub(crate) trait Service: Send + Sync {
     fn is_idle(&self) -> bool;
     /// True when a signal that ends the process is to do so.
     fn heeds_signals(&self) -> bool;
-    /// Makes of this process another one, which goes on reading from `input`.
-    fn replace(&self, _input: &LineReader) {}
 }
 
 /// Reads lines and hands them to a [`Service`], on whichever thread leads.
@@ -77,8 +75,6 @@ struct State {
     is_armed: bool,
     /// No more lines are taken.
     is_paused: bool,
-    /// Another process is to take its place.
-    is_replaced: bool,
     /// Nothing more is read.
     ending: Option<Ending>,
     ended: Option<i32>,
@@ -112,7 +108,6 @@ impl Driver {
             away_since: Some(Instant::now()),
             is_armed: true,
             is_paused: false,
-            is_replaced: false,
             ending: None,
             ended: None,
         };
@@ -206,18 +201,6 @@ impl Driver {
         self.state.lock().is_paused = true;
     }
 
-    /// Has the leader make another process of this one.
-    pub(crate) fn replace(&self) {
-        let mut state = self.state.lock();
-        (state.is_paused, state.is_replaced) = (true, true);
-        self.rouse(&state);
-    }
-
-    /// Begins with what another process has read; before all else.
-    pub(crate) fn take_over(&self, unread: Unread) {
-        self.input.lock().take_over(unread);
-    }
-
     /// The follower's part, to the end: the exit status.
     pub(crate) fn follow(&self, service: &dyn Service) -> i32 {
         loop {
@@ -289,12 +272,6 @@ impl Driver {
             if stops || state.ended.is_some() || until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
-            if state.is_replaced {
-                drop(state);
-                service.replace(&input);
-                state = self.state.lock();
-                state.is_replaced = false;
-            }
             let reads = state.ending.is_none() && !state.is_paused && self.output.backlog() <= MAX_BACKLOG;
             let ending = state.ending;
             drop(state);
@@ -340,7 +317,7 @@ impl Driver {
         {
             let mut state = self.state.lock();
             state.is_polling = true;
-            if state.has_work || state.is_wanted || state.is_replaced {
+            if state.has_work || state.is_wanted {
                 // Somebody looks out for the leader already.
                 timeout = Some(Duration::ZERO);
             }

@@ -1,6 +1,5 @@
 //! The line reader: a stream cut into lines, each of any length up to a limit.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -57,21 +56,6 @@ pub(crate) struct LineReader {
     too_long: Option<IdScanner>,
     ended: bool,
     recorder: Option<Recorder>,
-    /// Lines that another process has read, and recorded: they come before all else.
-    again: VecDeque<Box<[u8]>>,
-    /// The last one of them that was returned.
-    repeated: Box<[u8]>,
-}
-
-/// What one process has read of a stream that another one reads on.
-#[derive(Debug, Default)]
-pub(crate) struct Unread {
-    /// Whole lines.
-    pub(crate) lines: VecDeque<Box<[u8]>>,
-    /// What comes after them.
-    pub(crate) rest: Vec<u8>,
-    /// That is within a line that is too long, of which this has read the beginning.
-    pub(crate) too_long: Option<IdScanner>,
 }
 
 impl LineReader {
@@ -81,34 +65,12 @@ impl LineReader {
     }
 
     fn with_limit(fd: OwnedFd, limit: usize) -> Self {
-        Self {
-            fd,
-            limit,
-            buffer: Vec::new(),
-            start: 0,
-            searched: 0,
-            too_long: None,
-            ended: false,
-            recorder: None,
-            again: VecDeque::new(),
-            repeated: Box::default(),
-        }
+        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false, recorder: None }
     }
 
     /// Has each line recorded as the client's.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
-    }
-
-    /// What was read and is no line yet, and what has read the beginning of that if it is too long for one.
-    pub(crate) fn unread(&self) -> (&[u8], Option<&IdScanner>) {
-        (&self.buffer[self.start..], self.too_long.as_ref())
-    }
-
-    /// Begins with what another process has read.
-    pub(crate) fn take_over(&mut self, unread: Unread) {
-        let Unread { lines, rest, too_long } = unread;
-        (self.again, self.buffer, self.too_long) = (lines, rest, too_long);
     }
 
     /// Reads once. [`Self::next_line`] has to have returned `None` before.
@@ -143,10 +105,6 @@ impl LineReader {
 
     /// The next of the lines that have been read.
     pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
-        if let Some(line) = self.again.pop_front() {
-            self.repeated = line;
-            return Some(Line::Text(&self.repeated));
-        }
         let newline = memchr::memchr(b'\n', &self.buffer[self.searched..]);
         let end = newline.map_or(self.buffer.len(), |offset| self.searched + offset + 1);
         let line = self.start..end;

@@ -105,17 +105,6 @@ impl Recorder {
         Ok(Self(Arc::new(Mutex::new(State { file: Some(file), begin: Instant::now(), left }))))
     }
 
-    /// Goes on with the recording that this process has begun in `path` before it became another one.
-    pub(crate) fn go_on(path: &Path) -> Option<Self> {
-        let header = read_header(&mut BufReader::new(File::open(path).ok()?))?;
-        let began: jiff::Timestamp = header.recorded.parse().ok()?;
-        let since = jiff::Timestamp::now().duration_since(began).unsigned_abs();
-        let file = OpenOptions::new().append(true).open(path).ok()?;
-        let left = MAX_BYTES.saturating_sub(file.metadata().ok()?.len());
-        let begin = Instant::now().checked_sub(since)?;
-        Some(Self(Arc::new(Mutex::new(State { file: Some(file), begin, left }))))
-    }
-
     /// Records a line, with its newline or without.
     pub(crate) fn line(&self, from: Side, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);

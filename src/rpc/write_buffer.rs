@@ -43,17 +43,6 @@ impl<F: AsFd> WriteBuffer<F> {
         Ok(())
     }
 
-    /// Writes what another process has put in, and recorded.
-    pub(crate) fn put_again(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.bytes.extend_from_slice(bytes);
-        self.flush()
-    }
-
-    /// What is kept.
-    pub(crate) fn unsent(&self) -> &[u8] {
-        &self.bytes[self.done..]
-    }
-
     /// Writes what was kept, as far as it goes.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.done += self.write(&self.bytes[self.done..])?;

@@ -64,7 +64,9 @@ impl Inner {
                 let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
                 let mut outcome = builder.finish(end);
                 outcome.held = running.holds;
-                let over = matches!(end, JobEnd::Withdrawn | JobEnd::Interrupted(Interrupt::Cancel)) || running.holds;
+                let over =
+                    matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(Interrupt::Cancel))
+                        || running.holds;
                 if let Some(due) = running.due.filter(|_| !over) {
                     return due.begin(board, (running.id, is_background, end), before, outcome, reply);
                 }

@@ -132,11 +132,6 @@ impl Session {
         }
     }
 
-    /// True when others have joined.
-    pub(crate) fn has_guests(&self) -> bool {
-        !self.inner.guests.lock().is_empty()
-    }
-
     /// What the other connections call this one.
     pub fn set_name(&self, name: &str) {
         *self.connection.name.lock() = name.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect();

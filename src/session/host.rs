@@ -107,7 +107,14 @@ impl Host for Inner {
             }));
             return true;
         }
+        if let Event::Blocked(lock) = event {
+            board.abandoned.looked(&lock.to_owned());
+            return false;
+        }
         if let Event::Done { success } = event {
+            if board.abandoned.ended(job) {
+                return true;
+            }
             if let Some((texts, end)) = board.find(job).and_then(Running::begin_search) {
                 // The search is slow: without the lock, while the job still counts as running.
                 drop(board);
@@ -148,6 +155,11 @@ impl Host for Inner {
                 let answer = self.finish(&mut board, running, JobEnd::Failed);
                 self.leave_board(board);
                 self.deliver([answer]);
+                return false;
+            }
+            if let Event::Refused(reason) = event
+                && board.abandoned.refused(job, reason)
+            {
                 return false;
             }
             if let Event::Refused(_) = event
@@ -254,7 +266,7 @@ impl Inner {
     /// Spares the clock's thread to wake for what is over, as it would soon. Called before a thread sleeps, not whenever
     /// nothing runs: where one evaluation follows another the clock stays as it is.
     fn rest(&self, board: &Board) {
-        if board.running.is_empty() {
+        if board.running.is_empty() && board.abandoned.is_empty() {
             self.clock.rest();
         }
     }

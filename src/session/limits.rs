@@ -162,20 +162,23 @@ impl Inner {
                 }
             }
             let (Some(due), Some(stuck_at)) = (running.interruption.due(), running.stuck_at(now)) else { continue };
-            let is_stuck = self.observer.get().is_some() && stuck_at <= now;
+            let is_stuck = (self.observer.get().is_some() || self.abandons()) && stuck_at <= now;
             if due <= now && !is_stuck {
                 // Nobody else answers the questions that wait for its end; but the next image does.
                 settled.append(&mut running.settled);
             }
-            if let Some(observer) = self.observer.get() {
-                if is_stuck {
-                    stuck = Some(running.id);
-                } else {
-                    next.push(stuck_at.min(now + COLLECTION_WATCH));
-                    if image::heap::is_collecting() && !running.is_background() {
-                        observer.extended(Some(stuck_at - now));
-                    }
-                }
+            if is_stuck {
+                stuck = Some(running.id);
+                continue;
+            }
+            if self.observer.get().is_some() || self.abandons() {
+                next.push(stuck_at.min(now + COLLECTION_WATCH));
+            }
+            if let Some(observer) = self.observer.get()
+                && image::heap::is_collecting()
+                && !running.is_background()
+            {
+                observer.extended(Some(stuck_at - now));
             }
         }
         for (id, reason) in overdue {
@@ -185,10 +188,16 @@ impl Inner {
             self.send_interruption(&mut board, id, reason);
         }
         let stuck = stuck.and_then(|id| board.take_running(id));
+        let standstill = self.look_at_abandoned(&mut board, now, &mut next);
         self.leave_board(board);
         self.deliver(settled);
-        if let Some(running) = stuck {
-            self.give_up(running);
+        if let Some(reason) = standstill {
+            self.end_process(&reason);
+        }
+        match stuck {
+            Some(running) if self.abandons() => next.extend(self.abandon(running)),
+            Some(running) => self.give_up(running),
+            None => {}
         }
         // Soon, as long as there are evaluations at all, so that beginning one need not wake the clock.
         let begun = self.begun.load(Ordering::Relaxed);

@@ -5,6 +5,7 @@
 //! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
 #![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
+mod abandoned;
 mod aftermath;
 mod api;
 mod clock;
@@ -35,6 +36,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
+use abandoned::GiveUp;
 use clock::Clock;
 use connection::Connection;
 use idle::Idle;
@@ -96,6 +98,8 @@ struct Inner {
     pushes: CachePadded<AtomicU64>,
     /// Who is told of what must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
+    /// Where no other image can take this one's place: what ends the process, for this reason.
+    give_up: OnceCell<GiveUp>,
 }
 
 impl Inner {
@@ -117,6 +121,7 @@ impl Inner {
             next_id: CachePadded::new(AtomicU64::new(1)),
             pushes: CachePadded::default(),
             observer: OnceCell::new(),
+            give_up: OnceCell::new(),
         }
     }
 

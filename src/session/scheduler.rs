@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::abandoned::Abandoned;
 use super::aftermath::{Due, Finishing};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
@@ -266,6 +267,8 @@ pub(super) struct Board {
     relieving: Option<(u64, Arc<Connection>)>,
     /// The jobs that were answered when their image was to be replaced, and that are still being unwound.
     pub(super) unwinding: Vec<u64>,
+    /// The threads that serve no lane any more.
+    pub(super) abandoned: Abandoned,
     /// Until when a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
 }
@@ -577,9 +580,9 @@ impl Board {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// A thread is there for the evaluation lane, whose last one holds an evaluation. False when that is not so.
+    /// A thread is there for the evaluation lane, whose last one was abandoned or holds an evaluation. False when that is not so.
     pub(super) fn relieve_held(&mut self) -> bool {
-        self.relieving.take().is_some()
+        self.abandoned.relieve() || self.relieving.take().is_some()
     }
 
     /// True when the thread that holds an evaluation after this job is not the evaluation lane's any more.

@@ -2,8 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::handover::Entry;
 use crate::outcome::DefiningForm;
 
@@ -15,7 +13,7 @@ const MAX_BYTES: usize = 16 << 20;
 const OVERHEAD: usize = 64;
 
 /// Forms in the order of their evaluation.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 pub(super) struct Journal {
     /// Each with how many had come before it.
     entries: Vec<(u64, Entry)>,

@@ -4,7 +4,6 @@
 //! lines between client and worker, remembers what the next worker must know, and starts it. It reads no more of a
 //! line than where it ends: the worker says which line it answers, and what is worth remembering.
 
-pub(crate) mod alone;
 mod guests;
 mod journal;
 pub(crate) mod log;

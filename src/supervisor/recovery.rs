@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
 use super::Options;
 use super::journal::Journal;
 use super::requests::Requests;
@@ -86,19 +84,11 @@ const MAX_BASES: usize = 8;
 const MAX_UNRESTORED: usize = 100;
 
 /// A checkpoint that the session came through.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 struct Base {
     checkpoint: Checkpoint,
     /// What tells the forms that are in it from those that came later.
     mark: u64,
-}
-
-/// What is remembered of a session, but for the requests: as another process takes it over.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Remembered {
-    journal: Option<Journal>,
-    bases: VecDeque<Base>,
-    next: WorkerInit,
 }
 
 /// What outlives a worker.
@@ -187,17 +177,6 @@ impl RecoveryState {
         self.journal = Some(journal);
         self.log = Some(Log::new(durable.directory()));
         self.write_log().map_err(|error| format!("The session {:?} cannot be written: {error}.", durable.name))
-    }
-
-    /// What another process needs to go on from here.
-    pub(super) fn remembered(&self) -> Remembered {
-        Remembered { journal: self.journal.clone(), bases: self.bases.clone(), next: self.next.clone() }
-    }
-
-    /// Goes on from where another process was.
-    pub(super) fn remember(&mut self, remembered: Remembered, durable: Option<&Durable>) {
-        Remembered { journal: self.journal, bases: self.bases, next: self.next } = remembered;
-        self.log = durable.map(|durable| Log::go_on(durable.directory()));
     }
 
     /// Writes the log anew, where there is one.
@@ -489,21 +468,6 @@ impl RecoveryState {
         self.bases.back().map(|base| checkpoints.path(&base.checkpoint))
     }
 
-    /// Has the image begin with a checkpoint that comes up when it is tried, or with none. For a process that cannot try
-    /// another one itself, since it ends with its image.
-    pub(super) fn try_images(&mut self) {
-        while let Some(core) = self.image() {
-            let Some(base) = self.bases.back() else { return };
-            match self.checkpoints.probe(&core, &base.checkpoint.name) {
-                Ok(_) => return,
-                Err(reason) => {
-                    tracing::warn!("the checkpoint {:?} is left out: {reason}", base.checkpoint.name);
-                    self.bases.pop_back();
-                }
-            }
-        }
-    }
-
     /// Notes how far the worker's jobs and evaluations have come.
     fn note_numbers(&mut self, status: &WorkerStatus) {
         self.next.through = self.next.through.max(self.begun(status));
@@ -569,7 +533,7 @@ mod tests {
         (RecoveryState::new(&options), WorkerStatus::new(None).expect("memory"))
     }
 
-    fn note(state: &mut RecoveryState, kind: Kind, what: &impl Serialize) {
+    fn note(state: &mut RecoveryState, kind: Kind, what: &impl serde::Serialize) {
         state.note((kind, 0, &serde_json::to_vec(what).expect("JSON")));
     }
 

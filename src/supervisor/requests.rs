@@ -41,15 +41,6 @@ impl Requests {
         self.bytes += line.len() + OVERHEAD;
     }
 
-    /// Takes lines over, each under its number, from a process that had so many.
-    pub(super) fn take_over(&mut self, lines: impl Iterator<Item = (u64, Box<[u8]>)>, next: u64) {
-        for (number, text) in lines {
-            self.bytes += text.len() + OVERHEAD;
-            self.lines.push_back(Pending { number, connection: 0, text, awaited: None });
-        }
-        self.next = next;
-    }
-
     /// Forgets a line that a worker is done with. The connection that it came by; `None` when there is none of this number.
     pub(super) fn finish(&mut self, number: u64) -> Option<u64> {
         let place = match self.lines.front() {

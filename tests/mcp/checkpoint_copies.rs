@@ -5,11 +5,10 @@
 
 use std::time::Instant;
 
-use rstest_reuse::apply;
 use serde_json::json;
 
 use crate::client::{Scratch, Server, bad, good};
-use crate::mode::{Mode, both_modes};
+use crate::mode::Mode;
 
 /// A server of this mode whose checkpoints are in `state`.
 fn serve(mode: Mode, state: &Scratch) -> Server {
@@ -166,10 +165,10 @@ const NO_CLOSE_RANGE: &str = r#"
                                                 sb-alien:unsigned-long sb-sys:system-area-pointer))
      #+x86-64 317 #+arm64 277 1 1 (sb-sys:vector-sap program))))"#;
 
-#[apply(both_modes)]
-fn a_kernel_without_close_range_will_do(mode: Mode) {
+#[test]
+fn a_kernel_without_close_range_will_do() {
     let state = Scratch::new();
-    let mut server = serve(mode, &state);
+    let mut server = serve(Mode::Supervised, &state);
     assert_eq!(server.evaluate(NO_CLOSE_RANGE), "=> 0");
     server.evaluate(
         r#"(defvar *open* nil)

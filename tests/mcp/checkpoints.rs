@@ -54,9 +54,9 @@ fn list(server: &mut Server) -> String {
     good(server, "checkpoint", json!({}))
 }
 
-#[apply(both_modes)]
-fn restore_brings_back_definitions_objects_and_variables(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn restore_brings_back_definitions_objects_and_variables() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     assert_eq!(list(&mut server), "No checkpoints yet.");
     server.evaluate(
@@ -123,9 +123,9 @@ fn restore_brings_back_definitions_objects_and_variables(mode: Mode) {
     assert!(!directory.exists());
 }
 
-#[apply(both_modes)]
-fn restore_brings_back_shared_objects_readtable_traces_and_policy(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     // Any shared object will do: this process has one that it can lend.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -226,9 +226,9 @@ fn damage(core: &Path) {
     std::fs::File::options().write(true).open(core).unwrap().set_modified(written).unwrap();
 }
 
-#[apply(both_modes)]
-fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "one");
@@ -292,9 +292,9 @@ fn save_reports_an_unwritable_state_directory(mode: Mode) {
     assert_eq!(server.evaluate("*x*"), "=> 5");
 }
 
-#[apply(both_modes)]
-fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *hooked* nil)
@@ -378,9 +378,9 @@ fn save_reports_a_failed_fork_and_the_session_is_unchanged(mode: Mode) {
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
 
-#[apply(both_modes)]
-fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint() {
+    let state = State::new(Mode::Supervised);
     let mut server = with_all_of_it(&state);
     save(&mut server, "before");
     let before = state.files(None).len();
@@ -428,9 +428,9 @@ fn checkpoint_directory_is_removed_when_the_supervisor_is_killed() {
 }
 
 /// The collector must not find holes where other threads were about to allocate.
-#[apply(both_modes)]
-fn save_works_while_threads_allocate_lisp_objects(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn save_works_while_threads_allocate_lisp_objects() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
@@ -462,9 +462,9 @@ fn save_works_while_threads_allocate_lisp_objects(mode: Mode) {
 }
 
 /// A thread that is stopped in the middle of malloc(3) holds a lock of it.
-#[apply(both_modes)]
-fn save_works_while_threads_are_in_malloc(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn save_works_while_threads_are_in_malloc() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
@@ -481,9 +481,9 @@ fn save_works_while_threads_are_in_malloc(mode: Mode) {
     assert_eq!(server.evaluate("*stop*"), "=> NIL");
 }
 
-#[apply(both_modes)]
-fn pending_signals_do_not_kill_the_restored_image(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn pending_signals_do_not_kill_the_restored_image() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(require :sb-posix)");
     save(&mut server, "quiet");
@@ -525,7 +525,7 @@ struct Taken {
 
 impl Taken {
     fn by(server: &Server, state: &State) -> Self {
-        let pids = if state.mode.is_plain() { vec![server.pid()] } else { vec![server.pid(), worker(server)] };
+        let pids = [server.pid(), worker(server)];
         let count = |pid: &u32, what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
         let memory = |pid: &u32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -557,29 +557,27 @@ fn load(server: &mut Server, system: &str) {
 }
 
 /// Goes back to a checkpoint, and on to what a lost image begins with.
-fn restore_and_lose(mode: Mode, server: &mut Server, name: &str) {
+fn restore_and_lose(server: &mut Server, name: &str) {
     restore(server, name);
-    if !mode.is_plain() {
-        kill_worker(server);
-        let text = server.evaluate("(+ 1 2)");
-        assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} of ")), "{text}");
-    }
+    kill_worker(server);
+    let text = server.evaluate("(+ 1 2)");
+    assert!(text.ends_with("=> 3") && text.contains(&format!("Restored: the checkpoint {name:?} of ")), "{text}");
 }
 
-#[apply(both_modes)]
-fn loaded_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
+#[test]
+fn loaded_libraries_and_run_tests_work_after_a_restore() {
     if !are_installed(&["alexandria", "rt"]) {
         return;
     }
-    let state = State::new(mode);
+    let state = State::new(Mode::Supervised);
     // What another server compiles meanwhile would be newer than what is loaded.
     let cache = state.directory.join("cache");
     let mut server =
-        mode.start_with_environment(&[], &[("XDG_STATE_HOME", &state.directory), ("XDG_CACHE_HOME", &cache)]);
+        Server::start_with_environment(&[], &[("XDG_STATE_HOME", &state.directory), ("XDG_CACHE_HOME", &cache)]);
     server.initialize("2025-11-25");
     load(&mut server, "alexandria-tests");
     save(&mut server, "loaded");
-    restore_and_lose(mode, &mut server, "loaded");
+    restore_and_lose(&mut server, "loaded");
     assert_eq!(server.evaluate("(alexandria:flatten '(1 (2)))"), "=> (1 2)");
     let text = good(&mut server, "load", json!({"system": "alexandria-tests"}));
     assert!(text.starts_with("alexandria-tests is up to date: "), "{text}");
@@ -589,13 +587,13 @@ fn loaded_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
 }
 
 /// Their tests were loaded before the checkpoint, but for those of Hunchentoot, of which Debian has none.
-#[apply(both_modes)]
+#[test]
 #[ignore = "minutes, most of them in Ironclad's tests: make checkpoint-model"]
-fn large_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
+fn large_libraries_and_run_tests_work_after_a_restore() {
     if !are_installed(&["cl-ppcre", "ironclad", "hunchentoot"]) {
         return;
     }
-    let state = State::new(mode);
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     for system in ["cl-ppcre/test", "ironclad/tests", "hunchentoot"] {
         load(&mut server, system);
@@ -629,7 +627,7 @@ fn large_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
     used(&mut server);
     let saved = save(&mut server, "loaded");
     assert!(!saved.contains("thread"), "{saved}");
-    restore_and_lose(mode, &mut server, "loaded");
+    restore_and_lose(&mut server, "loaded");
     used(&mut server);
     for system in ["cl-ppcre", "ironclad"] {
         let begin = std::time::Instant::now();
@@ -641,8 +639,8 @@ fn large_libraries_and_run_tests_work_after_a_restore(mode: Mode) {
     used(&mut server);
 }
 
-fn restore_again_and_again(mode: Mode, times: u32) {
-    let state = State::new(mode);
+fn restore_again_and_again(times: u32) {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *n* 0) (defun up () (incf *n*))");
     save(&mut server, "zero");
@@ -661,23 +659,23 @@ fn restore_again_and_again(mode: Mode, times: u32) {
     save(&mut server, "of one that was restored");
     restore(&mut server, "of one that was restored");
     assert_eq!(server.evaluate("(list (up) (up))"), "=> (1 2)");
-    assert_eq!(children(server.pid()).len(), usize::from(!state.mode.is_plain()));
+    assert_eq!(children(server.pid()).len(), 1);
 }
 
-#[apply(both_modes)]
-fn eight_restores_leak_no_threads_descriptors_memory_or_files(mode: Mode) {
-    restore_again_and_again(mode, 8);
+#[test]
+fn eight_restores_leak_no_threads_descriptors_memory_or_files() {
+    restore_again_and_again(8);
 }
 
-#[apply(both_modes)]
+#[test]
 #[ignore = "minutes; a shorter one runs every time"]
-fn two_hundred_restores_leak_no_threads_descriptors_memory_or_files(mode: Mode) {
-    restore_again_and_again(mode, 200);
+fn two_hundred_restores_leak_no_threads_descriptors_memory_or_files() {
+    restore_again_and_again(200);
 }
 
-#[apply(both_modes)]
-fn read_only_and_no_network_servers_can_save_and_restore(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn read_only_and_no_network_servers_can_save_and_restore() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&["--read-only", "--no-network"]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "x");
@@ -701,9 +699,9 @@ fn automatic_checkpoint_restores_assigned_values_after_a_crash() {
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
 
-#[apply(both_modes)]
-fn automatic_checkpoint_waits_for_background_evaluations(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn automatic_checkpoint_waits_for_background_evaluations() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     let gate = state.directory.join("gate");
     let code = format!("(loop until (probe-file {gate:?}) do (sleep 0.01))");
@@ -716,9 +714,9 @@ fn automatic_checkpoint_waits_for_background_evaluations(mode: Mode) {
     until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
 }
 
-#[apply(both_modes)]
-fn automatic_checkpoint_waits_until_the_session_is_idle(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn automatic_checkpoint_waits_until_the_session_is_idle() {
+    let state = State::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     // Between the ends of two evaluations there is no more than from before the first one to after the second.
     let mut last = std::time::Instant::now();
@@ -734,102 +732,6 @@ fn automatic_checkpoint_waits_until_the_session_is_idle(mode: Mode) {
         assert_eq!(list(&mut server), "No checkpoints yet.");
     }
     until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));
-}
-
-/// What `ps` would show of when the process began, and its number of threads and open files.
-fn signs(pid: u32) -> (String, usize) {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let began = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
-    (began, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
-}
-
-#[test]
-fn plain_mode_reset_and_restore_keep_the_process_and_pending_requests() {
-    let state = State::new(Mode::Plain);
-    let place = state.directory.canonicalize().unwrap();
-    let mut server = state.serve(&["--checkpoints", "auto"]);
-    let before = signs(server.pid());
-    server.evaluate("(defvar *x* 1) (defun f () *x*)");
-    save(&mut server, "one");
-    good(&mut server, "configure-limits", json!({"timeout": 17}));
-    // The working directory, the environment, programs, threads, timers, open files and handlers are the image's.
-    server.evaluate(&format!(
-        "(sb-posix:chdir {place:?}) (sb-posix:setenv \"MINE\" \"1\" 1) (setf *x* 2)
-         (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)
-         (sb-thread:make-thread (lambda () (loop (sleep 1))))
-         (sb-ext:schedule-timer (sb-ext:make-timer (lambda ())) 1 :repeat-interval 1)
-         (defvar *stream* (open {:?} :direction :output)) (sb-posix:umask 63)",
-        place.join("open")
-    ));
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
-    // Asked one after another without waiting: what runs, a reset, what follows; then a return, and what follows that.
-    let running = server.post_running("(setf *x* 3)", "(loop)", 60.0);
-    let waiting = server.post_call("evaluate-lisp", json!({"code": "(setf *x* 4)"}));
-    let reset = server.post_call("reset-session", json!({}));
-    let after = server.post_call("evaluate-lisp", json!({"code": "(list (boundp '*x*) (fboundp 'f))"}));
-    // A return ends what runs: it is asked for when that is over.
-    let (text, is_error) = server.outcome(running);
-    assert!(is_error && text.contains("CANCELLED"), "{text}");
-    let (text, is_error) = server.outcome(waiting);
-    assert!(is_error && text.contains("CANCELLED"), "{text}");
-    let (text, is_error) = server.outcome(reset);
-    assert!(!is_error && text.contains("The evaluation that was running has been ended."), "{text}");
-    assert_eq!(server.outcome(after), ("=> (NIL NIL)".to_owned(), false));
-    let returned = server.post_call("checkpoint", json!({"action": "restore", "name": "one"}));
-    let last = server.post_call("evaluate-lisp", json!({"code": "(list *x* (f))"}));
-    // Half a line, the rest of which comes later.
-    let line = json!({"jsonrpc": "2.0", "id": "half", "method": "tools/call",
-                      "params": {"name": "evaluate-lisp", "arguments": {"code": "(length \"äöü\")"}}})
-    .to_string();
-    let (first, second) = line.as_bytes().split_at(line.find('ö').unwrap() + 1);
-    server.send_raw(first);
-    assert!(server.outcome(returned).0.starts_with("Restored \"one\" (evaluation 1, "));
-    assert_eq!(server.outcome(last), ("=> (1 1)".to_owned(), false));
-    server.send_raw(&[second, b"\n"].concat());
-    assert_eq!(server.answer("half")["result"]["content"][0]["text"], "=> 3");
-    let text = server.evaluate("(list (sb-posix:getenv \"MINE\") (length (sb-thread:list-all-threads)))");
-    assert_eq!(text, "=> (NIL 1)");
-    let directory = server.evaluate("(sb-posix:getcwd)");
-    assert_eq!(directory, format!("=> {:?}", std::env::current_dir().unwrap()));
-    assert!(good(&mut server, "configure-limits", json!({})).contains("timeout: 17 seconds"));
-    assert!(good(&mut server, "error-history", json!({})).starts_with("No errors"));
-    assert!(children(server.pid()).is_empty());
-    // It is the same process, with the files that it had.
-    let now = signs(server.pid());
-    assert_eq!(now.0, before.0);
-    assert!(now.1 <= before.1 + 2, "{} and {}", now.1, before.1);
-    let directory = state.checkpoints();
-    assert!(server.finish().status.success());
-    assert!(!directory.exists());
-}
-
-#[test]
-fn plain_mode_restore_of_a_damaged_core_is_refused() {
-    let state = State::new(Mode::Plain);
-    let mut server = state.serve(&[]);
-    server.evaluate("(defvar *x* 1)");
-    save(&mut server, "one");
-    server.evaluate("(setf *x* 2)");
-    damage(&state.files(Some("core"))[0]);
-    let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
-    assert_eq!(text, "Nothing was restored: the saved image does not come up.");
-    assert_eq!(server.evaluate("*x*"), "=> 2");
-    // The next image begins without it, too.
-    let code = "(sb-sys:without-interrupts (loop))";
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));
-    assert!(text.contains("Restored: the one form that defined something."), "{text}");
-    assert_eq!(server.evaluate("*x*"), "=> 1");
-}
-
-#[test]
-fn plain_mode_replaces_an_uninterruptible_image() {
-    let state = State::new(Mode::Plain);
-    let mut server = state.serve(&[]);
-    server.evaluate("(defun f () :f)");
-    let code = "(sb-sys:without-interrupts (loop))";
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.2}));
-    assert!(text.contains("Restored: the one form that defined something."), "{text}");
-    assert_eq!(server.evaluate("(f)"), "=> :F");
 }
 
 /// What is done to a session, and to the model of it.
@@ -889,9 +791,9 @@ proptest! {
 
     #[test]
     fn random_saves_restores_crashes_and_resets_agree_with_the_model(
-        steps in prop::collection::vec(step(), 1..12), mode in prop_oneof![Just(Mode::Supervised), Just(Mode::Plain)],
+        steps in prop::collection::vec(step(), 1..12),
     ) {
-        let state = State::new(mode);
+        let state = State::new(Mode::Supervised);
         let mut server = state.serve(&[]);
         let mut model = Model::default();
         for step in steps {
@@ -927,7 +829,6 @@ proptest! {
                     }
                 }
                 // Alone, it would not be survived.
-                Step::Kill if state.mode.is_plain() => continue,
                 Step::Kill => {
                     kill_worker(&server);
                     model.world = model.base.clone();

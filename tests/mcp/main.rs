@@ -25,6 +25,7 @@ mod fuzz;
 mod loading;
 mod mcp_protocol;
 mod places;
+mod plain_process;
 mod programs;
 mod recording;
 mod recovery;

@@ -7,24 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::client::{BINARY, Scratch, Server, bad, good};
-use crate::mode::{Mode, both_modes};
-use crate::processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until};
-use rstest_reuse::apply;
+use crate::processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until, worker};
 use serde_json::json;
 
-/// A state directory of servers of one mode.
+/// A state directory.
 struct State {
-    mode: Mode,
     directory: Scratch,
 }
 
 impl State {
-    fn new(mode: Mode) -> Self {
-        Self { mode, directory: Scratch::new() }
+    fn new() -> Self {
+        Self { directory: Scratch::new() }
     }
 
     fn start(&self, arguments: &[&str]) -> Server {
-        self.mode.start_with_environment(
+        Server::start_with_environment(
             arguments,
             &[("XDG_STATE_HOME", &self.directory), ("XDG_RUNTIME_DIR", &self.directory)],
         )
@@ -73,9 +70,9 @@ fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-#[apply(both_modes)]
-fn restarted_session_restores_values_package_and_error_history(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn restarted_session_restores_values_package_and_error_history() {
+    let state = State::new();
     assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
     let mut server = state.serve("work");
     assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
@@ -106,9 +103,9 @@ fn restarted_session_restores_values_package_and_error_history(mode: Mode) {
     assert_eq!(std::fs::metadata(state.directory("work")).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-#[apply(both_modes)]
-fn second_server_of_a_session_is_refused(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn second_server_of_a_session_is_refused() {
+    let state = State::new();
     let server = state.serve("only");
     let second = state.start(&["--session", "only"]);
     let end = second.end();
@@ -141,9 +138,9 @@ fn second_server_of_a_session_is_refused(mode: Mode) {
     assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
 }
 
-#[apply(both_modes)]
-fn session_is_saved_at_exit_despite_held_or_running_evaluations(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn session_is_saved_at_exit_despite_held_or_running_evaluations() {
+    let state = State::new();
     let directory = state.directory.join("a place");
     let path = directory.to_str().unwrap();
     let mut server = state.serve(path);
@@ -154,7 +151,7 @@ fn session_is_saved_at_exit_despite_held_or_running_evaluations(mode: Mode) {
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
     server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
-    let programs = children(state.mode.lisp(&server));
+    let programs = children(worker(&server));
     assert_eq!(programs.len(), 1);
     signal(server.pid(), "-TERM");
     assert_eq!(server.end().status.code(), Some(143));
@@ -164,9 +161,9 @@ fn session_is_saved_at_exit_despite_held_or_running_evaluations(mode: Mode) {
     assert!(directory.join("log").exists());
 }
 
-#[apply(both_modes)]
-fn session_is_saved_when_idle_and_by_the_checkpoint_tool(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
+    let state = State::new();
     let mut server = state.serve("idle");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
     until("it is saved", || good(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
@@ -195,17 +192,15 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool(mode: Mode) {
     assert_eq!(server.evaluate("(boundp '*x*)"), "=> NIL");
     // Going back to one that the session has not come through brings its definitions along.
     good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
-    if !state.mode.is_plain() {
-        kill_worker(&server);
-    }
+    kill_worker(&server);
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     let export = String::from_utf8(state.sessions(&["export", "idle"]).stdout).unwrap();
     assert!(export.contains("(defvar *x* 1)"), "{export}");
 }
 
-#[apply(both_modes)]
-fn image_of_another_build_is_not_booted_and_definitions_are_replayed(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
+    let state = State::new();
     let mut server = state.serve("old");
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun f () :f)");
     assert!(server.finish().status.success());
@@ -235,9 +230,9 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed(mode: Mode)
     );
 }
 
-#[apply(both_modes)]
-fn export_command_writes_definitions_loadable_by_bare_sbcl(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn export_command_writes_definitions_loadable_by_bare_sbcl() {
+    let state = State::new();
     let mut server = state.serve("app");
     server.evaluate(
         "(defpackage :app (:use :cl) (:export #:area)) (in-package :app)
@@ -306,10 +301,10 @@ fn kill_all(state: &State) {
 }
 
 /// `SBCL_MCP_SESSION_KILLS` says how often.
-#[apply(both_modes)]
-fn kill_during_saving_leaves_the_old_or_the_new_state(mode: Mode) {
+#[test]
+fn kill_during_saving_leaves_the_old_or_the_new_state() {
     let rounds = std::env::var("SBCL_MCP_SESSION_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(8);
-    let state = State::new(mode);
+    let state = State::new();
     // How long saving takes here.
     let mut server = state.serve("killed");
     server.evaluate("(setf *a* 0 *b* (list 0)) (defun f () (list *a* (first *b*)))");
@@ -350,9 +345,9 @@ fn kill_during_saving_leaves_the_old_or_the_new_state(mode: Mode) {
     assert!(cores.len() <= 4, "{cores:?}");
 }
 
-#[apply(both_modes)]
-fn unrestored_forms_stay_listed_across_server_restarts(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn unrestored_forms_stay_listed_across_server_restarts() {
+    let state = State::new();
     let file = state.directory.join("needed");
     std::fs::write(&file, "1").unwrap();
     let mut server = state.serve("lame");
@@ -389,9 +384,9 @@ fn unrestored_forms_stay_listed_across_server_restarts(mode: Mode) {
     assert!(!listed(&mut state.serve("lame")));
 }
 
-#[apply(both_modes)]
-fn a_client_is_answered_while_its_session_is_restored(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn a_client_is_answered_while_its_session_is_restored() {
+    let state = State::new();
     let (gate, marker) = (state.directory.join("gate"), state.directory.join("marker"));
     let mut server = state.serve("slow");
     server.evaluate(&format!(
@@ -423,9 +418,9 @@ fn a_client_is_answered_while_its_session_is_restored(mode: Mode) {
     }
 }
 
-#[apply(both_modes)]
-fn session_with_damaged_images_replays_its_definitions(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn session_with_damaged_images_replays_its_definitions() {
+    let state = State::new();
     let mut server = state.serve("torn");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
@@ -445,9 +440,9 @@ fn session_with_damaged_images_replays_its_definitions(mode: Mode) {
     assert!(text.contains("The session \"torn\" goes on.") && text.ends_with("=> (1 2 1)"), "{text}");
 }
 
-#[apply(both_modes)]
-fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
+    let state = State::new();
     let mut server = state.serve("cut");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
@@ -486,9 +481,9 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay(mode: Mode) 
 }
 
 /// What comes from elsewhere is read before it is booted.
-#[apply(both_modes)]
-fn copied_session_directory_works_and_a_damaged_core_is_rejected(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
+    let state = State::new();
     let mut server = state.serve("here");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
     server.finish();
@@ -528,15 +523,15 @@ fn copied_session_directory_works_and_a_damaged_core_is_rejected(mode: Mode) {
     );
 }
 
-#[apply(both_modes)]
-fn failed_save_at_exit_is_reported_and_keeps_the_saved_state(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
+    let state = State::new();
     let mut server = state.serve("full");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
     good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
     // From here on nothing is saved, however long the session is idle.
     server.evaluate(NO_SIGXFSZ);
-    limit_files(state.mode.lisp(&server), Some(1 << 20));
+    limit_files(worker(&server), Some(1 << 20));
     server.evaluate("(defun f () :f) (setf *x* 3)");
     assert!(server.finish().status.success());
     state.is_free("full");
@@ -563,9 +558,9 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state(mode: Mode) {
     assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());
 }
 
-#[apply(both_modes)]
-fn session_files_are_readable_only_by_their_owner(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn session_files_are_readable_only_by_their_owner() {
+    let state = State::new();
     let directory = state.directory.join("shared");
     std::fs::create_dir(&directory).unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -584,9 +579,9 @@ fn session_files_are_readable_only_by_their_owner(mode: Mode) {
     }
 }
 
-#[apply(both_modes)]
-fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session(mode: Mode) {
-    let state = State::new(mode);
+#[test]
+fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session() {
+    let state = State::new();
     let directory = state.directory.join("mine");
     let path = directory.to_str().unwrap();
     std::fs::create_dir(&directory).unwrap();

@@ -104,18 +104,14 @@ fn save(call: Call, name: String) {
     });
 }
 
-/// Tries a checkpoint in a throw-away process.
-fn comes_up(call: &Call, checkpoint: &Checkpoint) -> Result<(), String> {
-    let Some(checkpoints) = &call.context.checkpoints else { return Ok(()) };
-    checkpoints.probe(&checkpoints.path(checkpoint), &checkpoint.name).map(drop)
-}
-
 fn restore(call: Call, checkpoint: Checkpoint) {
     let session = call.session().clone();
     let Some(worker) = call.context.worker.clone() else {
         return refuse(
             call,
-            "Nothing was restored: this image is another program's, which cannot go back to it.".to_owned(),
+            "Nothing was restored: a process without a supervisor (--no-supervisor) is its image, and cannot go back to \
+             another."
+                .to_owned(),
         );
     };
     let line = line_of_job(call.number);
@@ -130,17 +126,6 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             });
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
-        None if !worker.is_replaceable(&session) => {
-            let reason = "Nothing was restored: others have joined this process, and would be cut off. With a supervisor \
-                          they would not.";
-            refuse(call, reason.to_owned());
-        }
-        // There is no supervisor that could begin another image.
-        None if worker.ends_with_image()
-            && let Err(reason) = comes_up(&call, &checkpoint) =>
-        {
-            refuse(call, format!("Nothing was restored: {reason}."));
-        }
         None => {
             // The next worker answers.
             let inflight = call.context.inflight.clone();

@@ -83,9 +83,7 @@ impl ToolContext {
 
     /// The same for another client, by a connection of its own.
     pub(super) fn beside(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
-        // Who has joined a process alone is not known to the image after this one.
-        let worker = self.worker.as_ref().filter(|_| inflight.output.is_framed());
-        let worker = worker.map(|worker| worker.beside(&session));
+        let worker = self.worker.as_ref().map(|worker| worker.beside(&session));
         Self::new(session, inflight, worker, self.checkpoints.clone(), self.offer.clone())
     }
 

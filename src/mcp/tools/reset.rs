@@ -36,16 +36,13 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             if worker.is_fresh_for(line) {
                 return answer(call, Vec::new());
             }
-            if worker.is_replaceable(&session) {
-                // The next worker answers.
-                let context = call.context.clone();
-                call.leave();
-                worker.give_up_restoring(&session);
-                session.abandon();
-                ask::withdraw(&context, WITHDRAWN);
-                return worker.make_way(line, &session);
-            }
-            worker.forget(line);
+            // The next worker answers.
+            let context = call.context.clone();
+            call.leave();
+            worker.give_up_restoring(&session);
+            session.abandon();
+            ask::withdraw(&context, WITHDRAWN);
+            return worker.make_way(line, &session);
         }
         let ended = session.end_all();
         ask::withdraw(&call.context, WITHDRAWN);

@@ -21,6 +21,8 @@ pub(crate) enum JobEnd {
     Failed,
     /// It was interrupted, and did not succeed all the same.
     Interrupted(Interrupt),
+    /// It was interrupted, did not react to that, and goes on for nobody.
+    Abandoned(Interrupt),
     /// It was cancelled before it began.
     Withdrawn,
 }

@@ -382,8 +382,9 @@ impl OutcomeBuilder {
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
-                let error =
-                    self.error.take().unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
+                // What it has said of an error so far may be half of that.
+                let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
+                let error = error.unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
                 let message = || message_of(&error.kind, end, self.timeout, self.step.as_deref());
                 let message = error.is_silent().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
@@ -434,9 +435,11 @@ fn defining_form(code: &str, start: u64, end_and_package: &str) -> Option<Defini
 /// The kind of an error that Lisp has said nothing of.
 fn kind_of(end: JobEnd) -> &'static str {
     match end {
-        JobEnd::Interrupted(Interrupt::Timeout) => "TIMEOUT",
-        JobEnd::Interrupted(Interrupt::Heap) => "HEAP-EXHAUSTED",
-        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Withdrawn => "CANCELLED",
+        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => "TIMEOUT",
+        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => "HEAP-EXHAUSTED",
+        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => {
+            "CANCELLED"
+        }
         JobEnd::Succeeded | JobEnd::Failed => "THREAD-TERMINATED",
     }
 }
@@ -444,6 +447,7 @@ fn kind_of(end: JobEnd) -> &'static str {
 /// What is said of an error of this kind that has no message.
 fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
+        (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
         ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
         ("TIMEOUT", JobEnd::Interrupted(_), None) => {
             format!("The time limit of {} has passed.", step.unwrap_or("it"))
@@ -459,6 +463,24 @@ fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&
         }
         _ => "(no message)".to_owned(),
     }
+}
+
+/// What is said of an evaluation that did not react to being interrupted, and goes on.
+fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
+    let what = match (reason, timeout) {
+        (Interrupt::Timeout, Some(timeout)) => format!(
+            "The evaluation did not finish within its time limit of {} second{}",
+            timeout.as_secs_f64(),
+            if timeout == Duration::from_secs(1) { "" } else { "s" }
+        ),
+        (Interrupt::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
+        (Interrupt::Cancel, _) => "The evaluation was cancelled".to_owned(),
+        (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
+    };
+    format!(
+        "{what}, and did not react to being interrupted. Its thread was abandoned: it may still run, and change things, until it \
+         ends by itself."
+    )
 }
 
 fn timeout_message(timeout: Duration) -> String {

@@ -1,0 +1,183 @@
+//! A process without a supervisor: what does not react to being interrupted is answered and abandoned, and the process ends only
+//! when nothing can go on beside it.
+
+use crate::client::Server;
+use crate::mode::Mode;
+use serde_json::json;
+
+/// The exit status of a process in which nothing goes on.
+const STANDSTILL: i32 = 88;
+
+fn plain() -> Server {
+    let mut server = Mode::Plain.start_with(&["--heap", "512M", "--cleanup", "0.5"]);
+    server.initialize("2025-06-18");
+    server
+}
+
+/// Evaluates code within half a second.
+fn stuck(server: &mut Server, code: &str) -> (String, bool) {
+    server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}))
+}
+
+/// The code is answered with TIMEOUT, as abandoned, and everything goes on beside it.
+#[rstest::rstest]
+#[case::loops("(sb-sys:without-interrupts (loop))")]
+#[case::sleeps("(sb-sys:without-interrupts (sleep 1000))")]
+#[case::allocates("(sb-sys:without-interrupts (loop (make-array 1000)))")]
+#[case::compiles("(sb-sys:without-interrupts (loop (compile nil '(lambda () 1))))")]
+#[case::macro_that_loops(
+    "(progn (defmacro m () (sb-sys:without-interrupts (loop))) (funcall (compile nil '(lambda () (m)))))"
+)]
+#[case::finalizer(
+    "(progn (finalize (list 1) (lambda () (sb-sys:without-interrupts (loop))) :dont-save t) (gc :full t)
+            (sb-impl::run-pending-finalizers))"
+)]
+#[case::hash_table(
+    "(let ((h (make-hash-table :test 'equal)))
+                      (sb-sys:without-interrupts (loop (setf (gethash (random 1000000) h) t) (clrhash h))))"
+)]
+#[case::mutex(
+    "(let ((m (sb-thread:make-mutex)) (taken (sb-thread:make-semaphore)))
+       (sb-thread:make-thread (lambda () (sb-thread:grab-mutex m) (sb-thread:signal-semaphore taken) (sleep 1000)))
+       (sb-thread:wait-on-semaphore taken)
+       (sb-sys:without-interrupts (sb-thread:with-mutex (m) 1)))"
+)]
+#[case::condition_handler(
+    "(handler-bind ((serious-condition (lambda (c) c (loop)))) (sb-sys:without-interrupts (loop)))"
+)]
+#[case::cleanup_form("(unwind-protect (loop) (sb-sys:without-interrupts (loop)))")]
+#[case::print_method(
+    "(progn (defclass p () ()) (defmethod print-object ((p p) s) (declare (ignore s)) (sb-sys:without-interrupts (loop)))
+            (make-instance 'p))"
+)]
+#[case::reader_macro(
+    "(progn (set-macro-character #\\! (lambda (s c) (declare (ignore s c)) (sb-sys:without-interrupts (loop))))
+            (read-from-string \"!x\"))"
+)]
+fn stuck_evaluation_is_abandoned_and_everything_goes_on_beside_it(#[case] code: &str) {
+    let mut server = plain();
+    let (text, is_error) = stuck(&mut server, code);
+    assert!(is_error && text.contains("TIMEOUT") && text.contains("Its thread was abandoned"), "{text}");
+    let (text, _) = server.call_tool("describe-last-error", json!({}));
+    assert!(text.contains("TIMEOUT"), "{text}");
+    for (code, value) in [
+        ("(+ 1 2)", "=> 3"),
+        ("(defun f (x) (* x 2))", "=> F"),
+        ("(progn (defclass k () ()) (f 4))", "=> 8"),
+        ("(progn (gc :full t) :collected)", "=> :COLLECTED"),
+        ("(sb-thread:join-thread (sb-thread:make-thread (lambda () 7)))", "=> 7"),
+        ("(eq (sb-thread:main-thread) sb-thread:*current-thread*)", "=> T"),
+    ] {
+        assert_eq!(server.evaluate(code), value, "{code}");
+    }
+    let (text, is_error) = server.call_tool("describe-symbol", json!({"name": "f"}));
+    assert!(!is_error, "{text}");
+    assert_eq!(server.finish().status.code(), Some(0));
+}
+
+/// The process tells whoever waits why it ends, and has a status of its own.
+#[rstest::rstest]
+#[case::collections_inhibited("(sb-sys:without-gcing (loop))", "(gc :full t)", "the garbage collector")]
+#[case::world_lock(
+    "(sb-kernel::with-world-lock () (sb-sys:without-interrupts (loop)))",
+    "(defclass k () ())",
+    "holds the lock \"PCL global mutex\""
+)]
+#[case::package_lock(
+    "(sb-thread:with-recursive-lock (sb-impl::*package-graph-lock*) (sb-sys:without-interrupts (loop)))",
+    "(defpackage :new (:use :cl))",
+    "holds the lock \"Package Graph Lock\""
+)]
+#[case::thread_lock(
+    "(sb-thread:with-mutex (sb-thread::*make-thread-lock*) (sb-sys:without-interrupts (loop)))",
+    "(+ 1 2)",
+    "a lock that starting a thread needs"
+)]
+fn process_ends_when_nothing_can_go_on_beside_what_is_stuck(#[case] code: &str, #[case] next: &str, #[case] why: &str) {
+    let mut server = plain();
+    let (text, is_error) = stuck(&mut server, code);
+    assert!(is_error && text.contains("TIMEOUT"), "{text}");
+    let answer = server.request("tools/call", json!({"name": "evaluate-lisp", "arguments": {"code": next}}));
+    let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert!(message.starts_with("the server ends: Lisp ") && message.contains(why), "{message}");
+    let end = server.finish();
+    assert_eq!(end.status.code(), Some(STANDSTILL));
+    assert!(end.stderr.contains(why), "{}", end.stderr);
+}
+
+#[test]
+fn four_threads_may_be_abandoned_and_not_five() {
+    let mut server = plain();
+    for _ in 0..4 {
+        let (text, _) = stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
+        assert!(text.contains("Its thread was abandoned"), "{text}");
+    }
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+    let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(sb-sys:without-interrupts (loop (sleep 1)))", "timeout": 0.5}});
+    let answer = server.request("tools/call", call);
+    let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert!(message.contains("4 evaluations"), "{message}");
+    assert_eq!(server.finish().status.code(), Some(STANDSTILL));
+}
+
+#[test]
+fn abandoned_thread_that_ends_by_itself_makes_room_for_another() {
+    let mut server = plain();
+    assert_eq!(server.evaluate("(defvar *end* nil)"), "=> *END*");
+    for round in 0..6 {
+        assert_eq!(server.evaluate("(setf *end* nil)"), "=> NIL");
+        let (text, _) = stuck(&mut server, "(sb-sys:without-interrupts (loop until *end* do (sleep 0.01)))");
+        assert!(text.contains("Its thread was abandoned"), "{round}: {text}");
+        let gone = "(progn (setf *end* t)
+                           (loop while (find \"abandoned\" (sb-thread:list-all-threads)
+                                             :key #'sb-thread:thread-name :test #'equal)
+                                 do (sleep 0.01))
+                           :gone)";
+        assert_eq!(server.evaluate(gone), "=> :GONE", "{round}");
+    }
+    assert_eq!(server.finish().status.code(), Some(0));
+}
+
+#[test]
+fn stuck_inspection_and_background_evaluation_are_abandoned_too() {
+    let mut server = plain();
+    let code = "(progn (defclass p () ())
+                       (defmethod print-object ((p p) s) (declare (ignore s)) (sb-sys:without-interrupts (loop)))
+                       (defvar *p* (make-instance 'p)))";
+    assert_eq!(server.evaluate(code), "=> *P*");
+    let (text, is_error) = server.call_tool("describe-symbol", json!({"name": "*p*"}));
+    assert!(is_error && text.contains("10 second"), "{text}");
+    let (text, is_error) = server.call_tool("describe-symbol", json!({"name": "car"}));
+    assert!(!is_error, "{text}");
+    let arguments = json!({"code": "(sb-sys:without-interrupts (loop))", "timeout": 0.5, "background": true});
+    let (text, is_error) = server.call_tool("evaluate-lisp", arguments);
+    assert!(!is_error, "{text}");
+    let (text, is_error) = server.call_tool("evaluation", json!({"wait": 10}));
+    assert!(is_error && text.contains("Its thread was abandoned"), "{text}");
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+    assert_eq!(server.finish().status.code(), Some(0));
+}
+
+#[test]
+fn what_needs_the_supervisor_says_so() {
+    let mut server = Mode::Plain.start_unread(&["--session", "mine"]);
+    server.read_on();
+    let answer = server.request(
+        "initialize",
+        json!({"protocolVersion": "2025-06-18", "capabilities": {},
+                                                     "clientInfo": {"name": "test", "version": "1"}}),
+    );
+    let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert!(message.contains("--session needs the supervisor"), "{message}");
+    assert_eq!(server.finish().status.code(), Some(1));
+    let mut server = plain();
+    let (text, is_error) = server.call_tool("checkpoint", json!({"action": "save", "name": "one"}));
+    assert!(!is_error, "{text}");
+    let (text, is_error) = server.call_tool("checkpoint", json!({"action": "restore", "name": "one"}));
+    assert!(is_error && text.contains("--no-supervisor"), "{text}");
+    assert_eq!(server.evaluate("(defun f () 1)"), "=> F");
+    let (text, is_error) = server.call_tool("reset-session", json!({}));
+    assert!(!is_error, "{text}");
+    assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+    assert_eq!(server.finish().status.code(), Some(0));
+}
