@@ -154,7 +154,7 @@ fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
     let marker = server.home().join("loops");
     server.evaluate(
         "(defvar *loops* nil)
-         (defun announce (file) (loop until *loops* do (sleep 0.001)) (with-open-file (s file :direction :output)))
+         (defun announce (file) (loop until *loops* do (sleep 0.001)) (with-open-file (s file :direction :output :if-exists :supersede)))
          (defun spin (file) (sb-thread:make-thread #'announce :arguments file) (setf *loops* t) (loop))",
     );
     let call = server.post_call("evaluate-lisp", json!({"code": format!("(spin {marker:?})")}));
