@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const REACTION: Duration = Duration::from_secs(2);
 
 /// How long all may take that is still to be done when the image ends: a server that shuts down is gone within a second.
+#[cfg(feature = "mcp")]
 pub(crate) const SHUTDOWN: Duration = Duration::from_millis(700);
 
 /// How long after an interruption was taken the next one is sent when the code does not end.
