@@ -82,7 +82,6 @@ impl Connection {
 
     /// Tells the supervisor that this worker ends.
     fn leave(&self, status: i32) {
-        self.inflight.abandon(SHUTTING_DOWN);
         self.inflight.output.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
         self.driver.drain(FAREWELL);
     }
@@ -152,11 +151,18 @@ pub(crate) fn serve(
         server.abandon(SHUTTING_DOWN);
         connection.inflight.abandon(SHUTTING_DOWN);
     }
-    session.unwind_all(connection.driver.unwinding_deadline());
+    let deadline = connection.driver.unwinding_deadline();
+    if worker.is_restoring() {
+        // The form that is being restored has not failed: it stays where it was, and so do those after it.
+        worker.restoring.give_up(|| ());
+        session.abandon();
+        session.await_unwound(deadline);
+    } else {
+        session.unwind_all(deadline);
+    }
     if is_heard {
         connection.leave(status);
     }
-    // What is not restored yet is where it was.
     let at_end = saves.at_end.filter(|_| !worker.is_restoring());
     let saved = at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");

@@ -29,8 +29,13 @@ fn stuck(server: &mut Server, code: &str) -> (String, bool) {
     "(progn (defmacro m () (sb-sys:without-interrupts (loop))) (funcall (compile nil '(lambda () (m)))))"
 )]
 #[case::finalizer(
-    "(progn (finalize (list 1) (lambda () (sb-sys:without-interrupts (loop))) :dont-save t) (gc :full t)
-            (sb-impl::run-pending-finalizers))"
+    "(let ((begun nil))
+       (dotimes (i 100)
+         (finalize (list i) (lambda () (setf begun t) (sb-sys:without-interrupts (loop))) :dont-save t))
+       (gc :full t)
+       ;; Here or in SBCL's own thread for that.
+       (sb-impl::run-pending-finalizers)
+       (sb-sys:without-interrupts (loop until begun) (loop)))"
 )]
 #[case::hash_table(
     "(let ((h (make-hash-table :test 'equal)))
