@@ -147,7 +147,7 @@ is left. PART: which part of it did so, a string, or NIL."
 
 (defvar *end-part-for-heap* nil
   "A function that unwinds from the part of the evaluation that runs, such as a test, when the heap is nearly used up, of the
-frame pointer of whoever calls it; or NIL: all of it ends.")
+frame pointer of whoever calls it; or NIL: all of it ends. It returns while that part is being ended already.")
 
 (defvar *ended-part* nil
   "What part of the evaluation was ended for the heap without success, a string, or NIL.")
@@ -169,7 +169,9 @@ is gone. Called by an interrupt, and after each collection."
         (part *ended-part*))
     (when (and *abandon* (not (heap-cleared-p)))
       (when (and *end-part-for-heap* (not *failed*))
-        (funcall (the function *end-part-for-heap*) (frame-pointer-here)))
+        (funcall (the function *end-part-for-heap*) (frame-pointer-here))
+        ;; It is being ended.
+        (return-from end-evaluation-for-heap nil))
       (unless (or *interrupted* (eql job-id **ended-for-heap**))
         (setf **ended-for-heap** job-id)
         (capture-interruption +interrupt-heap+ (frame-pointer-here)))

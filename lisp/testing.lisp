@@ -149,7 +149,9 @@
   ;; How many errors were pushed, when the run began, and the milliseconds that went into looking at them.
   (errors 0 :type index)
   (begun (monotonic-milliseconds) :read-only t)
-  (looking 0 :type real))
+  (looking 0 :type real)
+  ;; Until when, in milliseconds, a test is being ended for the heap, its garbage included.
+  (ending-for-heap 0 :type real))
 
 (declaim (type (or null test-run) *test-run*))
 (defvar *test-run* nil
@@ -196,9 +198,15 @@ HOOK. It unwinds without a condition, which handlers would swallow."
         (note-signalled-error verdict nil "TIMEOUT" (guarded (interrupted-frame hook) (failure) nil))))
     (funcall (the function (guard-leave guard)) :timeout)))
 
-(defun end-test-for-heap (guard hook)
-  "End the test that GUARD watches over: the heap is nearly used up. Called in the function with frame pointer HOOK."
-  (let ((verdict (guard-verdict guard)))
+(defun end-test-for-heap (run guard hook)
+  "End the test of RUN that GUARD watches over: the heap is nearly used up. Called in the function with frame pointer HOOK.
+Return when a test is being ended for that already: its error would be lost, or the test around it be taken for the one
+that fills the heap."
+  (let ((verdict (guard-verdict guard))
+        (now (monotonic-milliseconds)))
+    (when (< now (test-run-ending-for-heap run))
+      (return-from end-test-for-heap nil))
+    (setf (test-run-ending-for-heap run) (+ now +unwind-milliseconds+))
     (unless (verdict-message verdict)
       (setf (verdict-message verdict)
             (format nil "The heap was nearly used up (~D of ~D MB), so it was ended."
@@ -272,7 +280,7 @@ interrupted stays so."
                                                     (lambda (stream) (write-string "Give up this test." stream))))
                     (sb-kernel:*restart-clusters* (cons (list abort) sb-kernel:*restart-clusters*)))
                (let* ((guard (make-guard :deadline (+ start (test-limit run verdict)) :leave #'leave :verdict verdict))
-                      (*end-part-for-heap* (lambda (hook) (end-test-for-heap guard hook))))
+                      (*end-part-for-heap* (lambda (hook) (end-test-for-heap run guard hook))))
                  (setf (test-run-guard run) guard)
                  (announce-test guard)
                  (with-boundary ()
@@ -290,7 +298,9 @@ interrupted stays so."
     (unless (eq how :returned)
       (end-abnormally verdict how))
     (when (eq how :heap)
+      (setf (test-run-ending-for-heap run) (+ (monotonic-milliseconds) +unwind-milliseconds+))
       (clear-up-after-part (test-step verdict))
+      (setf (test-run-ending-for-heap run) 0)
       ;; What was said meanwhile does not count.
       (announce-test outer))
     values))
