@@ -1,4 +1,4 @@
-//! Threads that run code of the program's, such as wakers and destructors, for threads that must not wait for it.
+//! Threads that run the embedding program's code, such as wakers and destructors, for threads that must not block on it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use crate::panics;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The most threads: work that comes while all of them are blocked waits.
+/// The largest number of threads. While all of them are blocked, new work waits.
 const MOST: usize = 64;
-/// How long a thread waits for more to do before it ends.
+/// Time after which a thread without work ends.
 const IDLE: Duration = Duration::from_secs(1);
 
 struct Waiting {
@@ -23,7 +23,7 @@ struct Waiting {
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { work: VecDeque::new(), threads: 0, idle: 0 });
 static PUSHED: Condvar = Condvar::new();
 
-/// Has `work` done on another thread, and does not wait for it. A panic of it is ignored.
+/// Runs `work` on another thread and returns at once. A panic in it is ignored.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     let mut waiting = WAITING.lock();
     waiting.work.push_back(Box::new(work));

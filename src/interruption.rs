@@ -12,17 +12,13 @@ use serde::{Deserialize, Serialize};
 /// period. After that it is stuck: nothing can be done about it from inside.
 pub(crate) const REACTION: Duration = Duration::from_secs(2);
 
-/// How long all may take that is still to be done when the image ends: a server that shuts down is gone within a second.
-#[cfg(feature = "mcp")]
-pub(crate) const SHUTDOWN: Duration = Duration::from_millis(700);
-
 /// How long after an interruption was taken the next one is sent when the code does not end.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The longest grace period: a day, like the longest time limit. A longer one might reach beyond what the clock can say.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Why interrupted code did not end.
+/// The reason why interrupted code did not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stuck {
     /// It never began to unwind.

@@ -299,7 +299,7 @@ pub(super) struct Serve {
     /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
     #[arg(long)]
     pub(super) socket: bool,
-    /// Run Lisp in this very process: what ends Lisp ends the server. Without --session, and without going back to checkpoints.
+    /// Run Lisp in this very process: what ends Lisp ends the server. Neither --session nor restoring a checkpoint works then.
     #[arg(long)]
     pub(super) no_supervisor: bool,
     /// Write every line of the session to this file, with times, both what the client says and what is answered: for bug

@@ -224,7 +224,7 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Lisp in this very process, which ends with it.
+/// Serves from this very process, which ends with Lisp.
 pub(super) fn plain(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     match begin_plain(serve, stdio) {

@@ -14,17 +14,17 @@ pub(crate) fn marked(connection: u64, line: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned([format!("@{connection}{end}").as_bytes(), line].concat())
 }
 
-/// What a worker reads for a piece of a client's line, which has no newline; the last piece is [`last`].
+/// Marks a piece of a client's line, which has no newline, for the worker. [`last`] marks the last piece.
 pub(crate) fn piece(connection: u64, bytes: &[u8]) -> Vec<u8> {
     [format!("@{connection}+").as_bytes(), bytes, b"\n"].concat()
 }
 
-/// What a worker reads for the last piece of a client's line, with its newline.
+/// Marks the last piece of a client's line, with its newline, for the worker.
 pub(crate) fn last(connection: u64, bytes: &[u8]) -> Vec<u8> {
     [format!("@{connection} ").as_bytes(), bytes].concat()
 }
 
-/// What a worker has read.
+/// The content of a line that the worker reads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
     /// A line, or the last piece of one.
@@ -35,7 +35,7 @@ pub(crate) enum Part<'a> {
     End,
 }
 
-/// The connection that a line is of, and what it says of that.
+/// Returns the number of the connection that a line belongs to, and its content.
 pub(crate) fn parse(line: &[u8]) -> (u64, Part<'_>) {
     let split = || {
         let rest = line.strip_prefix(b"@")?;

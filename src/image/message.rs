@@ -54,7 +54,7 @@ static RELEASED: LazyLock<Released> = LazyLock::new(|| {
     Released { sender, receiver: Mutex::new(receiver) }
 });
 
-/// How many released handles wait.
+/// Number of released handles that Lisp still keeps.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// What has a Lisp thread that sleeps look for released handles.
@@ -63,7 +63,7 @@ static WAKE: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 /// How many handles may wait before a thread is woken for them.
 const MANY: usize = 1024;
 
-/// How many may wait while a thread is in a call that goes on: what they keep alive may be large.
+/// Number of released handles from which a running call releases them: the objects that they keep may be large.
 const MANY_WITHIN_CALL: usize = 16;
 
 impl Drop for Handle {

@@ -244,7 +244,7 @@ impl Inside {
         (&raw const here).addr().saturating_sub(self.stack_end)
     }
 
-    /// The same proof, by which there is always room.
+    /// Returns a copy whose [`has_room`](Self::has_room) is always true: for reading the error that says there is none.
     pub(crate) fn regardless_of_room(&self) -> Self {
         Self { stack_end: 0, ..*self }
     }
@@ -371,7 +371,7 @@ pub(crate) trait Task: Send {
     fn settle(&mut self, end: End) -> Option<Rest>;
 }
 
-/// What is to be done when a task is over; it panics at most once.
+/// The program's code that runs when a task is over. It panics at most once.
 pub(crate) type Rest = Box<dyn FnOnce() + Send>;
 
 /// Lets a task that borrows be handed to another thread.

@@ -110,7 +110,7 @@ pub(crate) enum JobKind {
     Abandon {
         /// The job, which is refused when no other thread can be started.
         target: u64,
-        /// What gets another thread in its place; the background lane gets none.
+        /// The lane that gets another thread; the background lane gets none.
         lane: Lane,
     },
     /// Tell whether an abandoned thread keeps others from going on.
@@ -344,7 +344,7 @@ pub(crate) enum Event<'a> {
     Interrupted(u64),
     /// The job, or that call, begins to unwind because it was interrupted.
     Unwinding(u64),
-    /// Which lock of SBCL's own an abandoned thread holds while others wait for it; empty: none.
+    /// Name of the SBCL lock that an abandoned thread holds while others wait for it; empty if there is none.
     Blocked(Text<'a>),
 }
 

@@ -57,13 +57,12 @@ impl Request {
     /// Tells whoever waits how it ended, without running code of the program's: [`Left::finish`] does that.
     fn settle(self, end: End) -> Option<Left> {
         let Self { mut task, options, .. } = self;
-        let rest = task.settle(end);
-        if rest.is_none() {
-            // A caller waits until the task is dropped, and has the options until then.
+        let Some(rest) = task.settle(end) else {
+            // A caller waits until the task is dropped, and lends the options until then.
             drop(options);
             return None;
-        }
-        rest.map(|rest| Left { rest, options })
+        };
+        Some(Left { rest, options })
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Server {
     lines: Mutex<Numbers>,
     /// Long lines that have been read in part, with their numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
-    /// What the connections have said since, with the numbers of the lines, whose long lines are being taken.
+    /// Lines that wait, by connection, while a thread takes a long line of that connection.
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
     status: SharedStatus,
     /// The supervisor.
@@ -223,7 +223,7 @@ pub(super) struct SingleClient {
 }
 
 impl SingleClient {
-    /// A client whose process goes on without it.
+    /// A client whose end does not end this process.
     pub(super) fn new(conversation: Arc<Conversation>) -> Self {
         Self { conversation, lines: AtomicU64::new(0), heeds_signals: false }
     }

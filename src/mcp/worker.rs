@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::Pid;
@@ -17,11 +17,13 @@ use crate::checkpoints::Checkpoint;
 use crate::handover::frame::Kind;
 use crate::handover::shared_status::{SharedStatus, Status};
 use crate::handover::{Restored, Return, Unrestored, WorkerInit, line_of_job};
-use crate::interruption::SHUTDOWN;
 use crate::outcome::Outcome;
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
 use crate::session::recovery::{Errors, in_background};
+
+/// Time in which running and held evaluations unwind before another image takes the place of theirs.
+const UNWINDING: Duration = Duration::from_millis(700);
 
 /// See [`Worker::saving`].
 #[derive(Debug)]
@@ -235,7 +237,7 @@ impl Worker {
     fn leave_image(&self, session: &Session, tell: impl FnOnce(&Self, Vec<String>) + Clone + Send + 'static) {
         self.driver.pause();
         let is_unwinding = session.is_unwinding();
-        let (worker, session, deadline) = (self.clone(), session.clone(), Instant::now() + SHUTDOWN);
+        let (worker, session, deadline) = (self.clone(), session.clone(), Instant::now() + UNWINDING);
         let leave = move || {
             session.await_unwound(deadline);
             tell(&worker, session.take_notices());

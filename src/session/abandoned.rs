@@ -1,26 +1,25 @@
-//! Threads that serve no lane any more, in a process that is all there is: no other image could take this one's place.
+//! Abandoned threads, in a process without a supervisor, where no other image can take this one's place.
 //!
-//! What does not react to being interrupted is answered, and abandoned with its thread; another thread takes over its lane. The
-//! thread may end by itself, and then is gone. When one of them keeps everything else from going on, or there are too many,
-//! the process ends.
+//! A job that does not react to being interrupted is answered, and its thread is abandoned: another thread takes over its lane.
+//! An abandoned thread ends when its job does. When one of them keeps everything else from going on, or there would be more
+//! than four, the process ends.
 
 use std::time::{Duration, Instant};
 
 use super::events::JobEnd;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
-use super::{Inner, Session};
+use super::{Answer, Inner, Session};
 use crate::image::heap::is_collecting;
 use crate::image::{JobKind, Lane, Text};
 
-/// How many threads may be abandoned at the same time.
+/// The largest number of abandoned threads.
 pub(super) const MAX_ABANDONED: usize = 4;
-/// How often Lisp is asked whether one of them keeps others from going on.
+/// Time between two questions to Lisp whether an abandoned thread keeps others from going on.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long the answer may take: as long as an abandoned thread keeps the garbage collector from stopping it, nothing in
-/// Lisp runs.
+/// The longest time for an answer. While an abandoned thread keeps the garbage collector waiting, no Lisp thread runs.
 const SILENCE: Duration = Duration::from_secs(5);
-/// So many answers in a row must name the lock that others wait for.
+/// Number of answers in a row that must name a lock.
 const BLOCKED: u32 = 3;
 
 /// Ends the process for this reason, having told whoever waits. Does not return.
@@ -110,8 +109,8 @@ impl Abandoned {
 }
 
 impl Session {
-    /// Has what does not react to being interrupted answered and abandoned. `end_process` is called when nothing can go on beside
-    /// it, with the reason in a sentence; it must tell whoever waits, and not return. Only the first one counts.
+    /// From here on, a job that does not react to being interrupted is abandoned. `end_process` is called with a sentence when
+    /// nothing can go on beside abandoned threads: it must tell whoever waits, and not return. Only the first one counts.
     pub(crate) fn abandon_stuck(&self, end_process: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.inner.give_up.set(Box::new(end_process));
     }
@@ -129,38 +128,36 @@ impl Inner {
         }
     }
 
-    /// Answers a job that does not react to being interrupted, and has another thread take over its lane. When to look what
-    /// became of that.
-    pub(super) fn abandon(&self, mut running: Running) -> Option<Instant> {
-        let now = Instant::now();
-        let mut board = self.board.lock();
+    /// Abandons a job that was taken out of `board`, with its thread. Its answer is added to `answers`. Returns why the process
+    /// is to end, if there are too many abandoned threads already.
+    pub(super) fn abandon(&self, board: &mut Board, mut running: Running, answers: &mut Vec<Answer>) -> Option<String> {
         if board.abandoned.jobs.len() == MAX_ABANDONED {
-            drop(board);
-            self.end_process(&format!(
+            // The end of the process answers it.
+            std::mem::forget(running);
+            return Some(format!(
                 "{MAX_ABANDONED} evaluations that do not react to being interrupted go on in threads of their own, and there is \
                  one more."
             ));
-            return None;
         }
-        let is_relieved = running.is_background() || running.is_parked() || running.lane == Lane::Background;
-        let lane = if is_relieved { Lane::Background } else { running.lane };
+        // In the background and for a parked thread, no lane waits for this one.
+        let has_lane = !running.is_background() && !running.is_parked();
+        let lane = if has_lane { running.lane } else { Lane::Background };
         board.abandoned.jobs.push(running.id);
         board.abandoned.relieving += usize::from(lane == Lane::Evaluation);
         if let Look::Idle = board.abandoned.look {
-            board.abandoned.look = Look::Due(now);
+            board.abandoned.look = Look::Due(Instant::now());
         }
         let job = self.job(JobKind::Abandon { target: running.id, lane }, "", "");
         board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Abandoned);
         let settled = std::mem::take(&mut running.settled);
-        let answer = self.finish(&mut board, running, end);
-        self.leave_board(board);
-        self.deliver(std::iter::once(answer).chain(settled));
-        Some(now)
+        answers.push(self.finish(board, running, end));
+        answers.extend(settled);
+        None
     }
 
-    /// Asks Lisp from time to time whether an abandoned thread keeps others from going on. Why the process is to end, if it
-    /// is; `next` gets when to look again.
+    /// Asks Lisp from time to time whether an abandoned thread keeps others from going on. Returns why the process is to end,
+    /// if it is. The time of the next question is added to `next`.
     pub(super) fn look_at_abandoned(&self, board: &mut Board, now: Instant, next: &mut Vec<Instant>) -> Option<String> {
         if board.abandoned.is_empty() {
             board.abandoned.look = Look::Idle;

@@ -187,17 +187,21 @@ impl Inner {
         for (id, reason) in again {
             self.send_interruption(&mut board, id, reason);
         }
-        let stuck = stuck.and_then(|id| board.take_running(id));
-        let standstill = self.look_at_abandoned(&mut board, now, &mut next);
+        let mut stuck = stuck.and_then(|id| board.take_running(id));
+        let mut standstill = self.look_at_abandoned(&mut board, now, &mut next);
+        if self.abandons()
+            && let Some(running) = stuck.take()
+        {
+            standstill = standstill.or(self.abandon(&mut board, running, &mut settled));
+            next.push(now);
+        }
         self.leave_board(board);
         self.deliver(settled);
         if let Some(reason) = standstill {
             self.end_process(&reason);
         }
-        match stuck {
-            Some(running) if self.abandons() => next.extend(self.abandon(running)),
-            Some(running) => self.give_up(running),
-            None => {}
+        if let Some(running) = stuck {
+            self.give_up(running);
         }
         // Soon, as long as there are evaluations at all, so that beginning one need not wake the clock.
         let begun = self.begun.load(Ordering::Relaxed);

@@ -580,7 +580,8 @@ impl Board {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// A thread is there for the evaluation lane, whose last one was abandoned or holds an evaluation. False when that is not so.
+    /// A thread is there to take over the evaluation lane. False when the lane's last one was neither abandoned nor holds an
+    /// evaluation.
     pub(super) fn relieve_held(&mut self) -> bool {
         self.abandoned.relieve() || self.relieving.take().is_some()
     }

@@ -184,15 +184,14 @@ impl Relay {
         let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
         let worker = self.worker.as_ref().filter(|worker| worker.open && hears_more);
         let worker = worker.map(|worker| watch(PollFd::new(worker, PollFlags::IN)));
-        let is_busy_with = |connection| self.worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection));
-        let input = self.input.as_ref().filter(|_| takes_more && !is_busy_with(0));
+        let input = self.input.as_ref().filter(|_| takes_more && !self.is_busy_with(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
         let unsent = self.worker.as_ref().filter(|worker| worker.has_unsent());
         let unsent = unsent.and_then(|worker| worker.input.as_ref());
         let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
         let guests_read = self.recovery.requests.bytes() < MAX_REQUESTS / 2 && self.shutdown.is_none();
-        let guests = self.guests.watch(&mut fds, |connection| guests_read && !is_busy_with(connection));
+        let guests = self.guests.watch(&mut fds, |connection| guests_read && !self.is_busy_with(connection));
         let due = match (&self.worker, &self.shutdown) {
             (None, Some(_)) if is_over => Some(Instant::now()),
             (_, Some(shutdown)) => Some(shutdown.deadline),

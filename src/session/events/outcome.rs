@@ -382,7 +382,7 @@ impl OutcomeBuilder {
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
-                // What it has said of an error so far may be half of that.
+                // An abandoned evaluation may have told only the half of an error.
                 let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
                 let error = error.unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
                 let message = || message_of(&error.kind, end, self.timeout, self.step.as_deref());
@@ -465,14 +465,10 @@ fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&
     }
 }
 
-/// What is said of an evaluation that did not react to being interrupted, and goes on.
+/// The message of an evaluation that was abandoned.
 fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
     let what = match (reason, timeout) {
-        (Interrupt::Timeout, Some(timeout)) => format!(
-            "The evaluation did not finish within its time limit of {} second{}",
-            timeout.as_secs_f64(),
-            if timeout == Duration::from_secs(1) { "" } else { "s" }
-        ),
+        (Interrupt::Timeout, Some(timeout)) => out_of_time(timeout),
         (Interrupt::Timeout, None) => "The evaluation did not finish within its time limit".to_owned(),
         (Interrupt::Cancel, _) => "The evaluation was cancelled".to_owned(),
         (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
@@ -484,11 +480,16 @@ fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
 }
 
 fn timeout_message(timeout: Duration) -> String {
-    let seconds = timeout.as_secs_f64();
     format!(
-        "The evaluation did not finish within its time limit of {seconds} second{} and was interrupted. What it had \
-         done by then stays done. For more time, pass a larger `timeout`{}.",
-        if timeout == Duration::from_secs(1) { "" } else { "s" },
+        "{} and was interrupted. What it had done by then stays done. For more time, pass a larger `timeout`{}.",
+        out_of_time(timeout),
         listed::with(&["configure-limits"], ", or raise the default with configure-limits")
     )
+}
+
+/// The beginning of a sentence about an evaluation whose time is up.
+fn out_of_time(timeout: Duration) -> String {
+    let seconds = timeout.as_secs_f64();
+    let plural = if timeout == Duration::from_secs(1) { "" } else { "s" };
+    format!("The evaluation did not finish within its time limit of {seconds} second{plural}")
 }
