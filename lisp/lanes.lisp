@@ -33,6 +33,10 @@ thread that it runs in, and those that it made."
     (when left
       (event *job-id* (event-code :notice) 0
              (format nil "Could not be removed: ~{~A~^, ~}." left))))
+  (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
+    (when (plusp count)
+      (event *job-id* (event-code :notice) 0
+             (format nil "Could not be ended: ~D evaluation~:P that did not react to being interrupted." count))))
   (restore-user-variables)
   (install-standard-streams)
   t)

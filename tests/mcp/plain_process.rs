@@ -144,6 +144,20 @@ fn abandoned_thread_that_ends_by_itself_makes_room_for_another() {
 }
 
 #[test]
+fn reset_names_the_evaluation_that_it_could_not_end_however_often_it_is_asked_for() {
+    let mut server = plain();
+    assert_eq!(server.evaluate("(defun f () 1)"), "=> F");
+    stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
+    // SBCL ends a process in which nine interruptions wait for a thread.
+    for _ in 0..12 {
+        let (text, is_error) = server.call_tool("reset-session", json!({}));
+        assert!(!is_error && text.contains("Could not be ended: 1 evaluation that did not react"), "{text}");
+    }
+    assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
+    assert_eq!(server.finish().status.code(), Some(0));
+}
+
+#[test]
 fn stuck_inspection_and_background_evaluation_are_abandoned_too() {
     let mut server = plain();
     let code = "(progn (defclass p () ())
