@@ -20,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rmcp::model::ErrorData;
 use rustix::process::Pid;
 
@@ -195,9 +196,13 @@ pub(crate) fn serve_plain(
     let main = Conversation::new(tools);
     let listener = listener.map(Arc::new);
     let guests = embedded::Guests::default();
+    // Whoever ends the process has this lock: a client that leaves as soon as it is answered does not change the exit status.
+    let ending = Arc::new(Mutex::new(()));
     session.abandon_stuck({
         let (connection, listener, guests) = (connection.clone(), listener.clone(), guests.clone());
+        let ending = ending.clone();
         move |reason| {
+            let _ending = ending.lock();
             tracing::error!("{reason} The server ends.");
             // The process ends.
             let reason: &'static str = Box::leak(format!("the server ends: {reason}").into_boxed_str());
@@ -212,6 +217,7 @@ pub(crate) fn serve_plain(
         guests.clone().accept(listener, main.clone())?;
     }
     let status = connection.serve(session, Arc::new(SingleClient::of_process(main)));
+    let _ending = ending.lock();
     guests.abandon(SHUTTING_DOWN);
     connection.inflight.abandon(SHUTTING_DOWN);
     session.unwind_all(connection.driver.unwinding_deadline());
