@@ -415,8 +415,15 @@ fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
 #[apply(both_modes)]
 fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     let mut session = Session::start(mode, &[]);
-    session.gives("(progn (sb-thread:make-thread (lambda () (sleep 1/10) (princ \"late\") (error \"boom\"))) 1)", 5.0);
-    let (text, is_error) = session.answer("(progn (sleep 1/2) :done)", 5.0);
+    session.gives("(defvar *gate* (sb-thread:make-semaphore))", 5.0);
+    session.gives(
+        "(progn (defvar *thread*
+                  (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *gate*) (princ \"late\") (error \"boom\"))))
+                1)",
+        5.0,
+    );
+    let end = "(progn (sb-thread:signal-semaphore *gate*) (sb-thread:join-thread *thread* :default nil) :done)";
+    let (text, is_error) = session.answer(end, 50.0);
     assert!(!is_error && text.starts_with("[background]\nlate"), "{text}");
     assert!(text.contains("SIMPLE-ERROR\nboom") && text.ends_with("=> :DONE"), "{text}");
     session.goes_on("a thread that failed");
