@@ -6,9 +6,6 @@
   "What the session defined: keys are lists of a kind and a name; values are the name of the system that defined it, or
 NIL when the session itself did.")
 
-(defvar *loading-system* nil
-  "The name of the system that ASDF is compiling or loading, or NIL.")
-
 (defglobal **system-packages** '()
   "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
 
@@ -30,6 +27,7 @@ NIL when the session itself did.")
 (defun definition-name (kind name)
   "Return the name of what is defined as KIND, when the function that defines it is told NAME, or what has that name."
   (cond ((typep name 'sb-kernel:defstruct-description) (sb-kernel:dd-name name))
+        ((and (eq kind :package) (packagep name)) (or (package-name name) ""))
         ((eq kind :package) (string name))
         (t name)))
 
@@ -62,9 +60,22 @@ loaded, as FILE-KIND, unless that is NIL."
     (when file-kind
       (note-file-definition file-kind name))
     (unless (eq kind :other)
+      (when (recording-changes-p)
+        (note-change (change-line #\+ kind name)))
       (when *evaluation*
         (note-definition-for-others kind name))
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
+
+(defun removal-lines (kinds name)
+  "Return the lines about NAME, which is about to be removed as each of KINDS, as far as changes are recorded."
+  (and (recording-changes-p)
+       (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
+
+(defun note-removal (lines)
+  "Record that the session removed what LINES are about."
+  (when *evaluation*
+    (sb-ext:atomic-incf (evaluation-definitions *evaluation*))
+    (mapc #'note-change lines)))
 
 (defun note-proclamation (form)
   "Take note of FORM, a declaration specifier that was proclaimed: of variables, for the file that is being loaded, and of a

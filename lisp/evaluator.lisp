@@ -66,10 +66,11 @@ found by."
                    asdf:*central-registry*))
      ,@body))
 
-(defun push-defining-form (start end package)
-  "Push that what makes another image like this one is the form from START to END of the submitted code, read in PACKAGE."
+(defun push-defining-form (form code start end package)
+  "Push that what makes another image like this one is FORM, which stands from START to END in CODE and was read in PACKAGE."
   (event *job-id* (event-code :defined) start
-         (with-server-syntax () (format nil "~D ~A" end (package-name package)))))
+         (with-server-syntax (:length nil)
+           (format nil "~D~%~A~%@~A" end (changes-text form (subseq code start end)) (package-name package)))))
 
 (defvar *one-form* nil
   "True when only the first form of the submitted code is evaluated.")
@@ -90,6 +91,7 @@ another image like this one."
                         (return-from evaluate-next-form (values '() nil)))
                       (when *one-form*
                         (push-record "read" :end (file-position stream))))
+                    (forget-changes)
                     (let* ((end (file-position stream))
                            (values (progn (setf - form) (evaluate-form form end))))
                       (check-failure)
@@ -100,7 +102,7 @@ another image like this one."
                                    (eql base *read-base*) (eq float-format *read-default-float-format*)
                              (eq features *features*) (eq directory *default-pathname-defaults*)
                              (eq registry asdf:*central-registry*))
-                        (push-defining-form start end package))
+                        (push-defining-form form *code* start end package))
                       (values values t))))
              (declare (dynamic-extent #'evaluate))
              (call-with-form-restarts #'evaluate))
@@ -154,7 +156,8 @@ defined is made again by evaluating CODE."
                                   arguments))
                     (check-failure))))
           (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
-            (push-defining-form 0 (length code) package)))))))
+            (let ((*package* package))
+              (push-defining-form (guarded (read-from-string code) (failure) nil) code 0 (length code) package))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."

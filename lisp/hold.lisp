@@ -350,8 +350,8 @@ get the values of the expressions in TEXT."
        t))
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
-  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables. Call DEFINED with where each form begins
-and ends and the package it was read in. Return a list of the last one's values, and true unless it failed."
+  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables. Call DEFINED with each form, where it begins
+and ends, and the package it was read in. Return a list of the last one's values, and true unless it failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
@@ -369,7 +369,7 @@ and ends and the package it was read in. Return a list of the last one's values,
                        (if (frame-has-variables-p frame)
                            (sb-di:eval-in-frame frame form)
                            (evaluate-in-lexenv form)))))
-              (funcall defined *form-start* end package)))))))))
+              (funcall defined form *form-start* end package)))))))))
 
 (defun eval-command (job)
   "Evaluate code in a frame and push its values. It is an evaluation of its own: what it defines is not the held one's."
@@ -381,10 +381,11 @@ and ends and the package it was read in. Return a list of the last one's values,
         (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
-                             (lambda (start end package)
+                             (lambda (form start end package)
                                (when (/= definitions (evaluation-definitions *evaluation*))
                                  (setf definitions (evaluation-definitions *evaluation*))
-                                 (push-defining-form start end package))))
+                                 (push-defining-form form (job-text job) start end package))
+                               (forget-changes)))
         (tell-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))

@@ -72,19 +72,25 @@ come."
 
 (defmacro define-definers (&rest definers)
   "Have the functions by which SBCL makes definitions tell of them. DEFINERS are lists of a function's name, the kind of
-what it defines, the name of its parameter that says which, and the kind of that in a file where it is another. What SBCL
-defines on the way counts as no definition of the file's: it is not made each time."
+what it defines (or a list of the kinds that it removes), the name of its parameter that says which, and the kind of that in
+a file where it is another. What SBCL defines on the way counts as no definition of the file's: it is not made each time."
   `(progn
      ,@(loop for (function kind parameter . file-kind) in definers
              collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
                         (member ,(string parameter) (parameters ',function) :test #'string=))
              collect `(push (list ',function 'definitions
                                   (let ((place (position ,(string parameter) (parameters ',function) :test #'string=)))
-                                    (lambda (define &rest arguments)
-                                      (multiple-value-prog1 (let ((*file-definitions* nil))
-                                                              (apply (the function define) arguments))
-                                        (note-definition ,kind (definition-name ,kind (nth place arguments))
-                                                         ,@file-kind)))))
+                                    ,(if (consp kind)
+                                         `(lambda (undefine &rest arguments)
+                                            (let ((lines (removal-lines ',kind (nth place arguments)))
+                                                  (*file-definitions* nil))
+                                              (multiple-value-prog1 (apply (the function undefine) arguments)
+                                                (note-removal lines))))
+                                         `(lambda (define &rest arguments)
+                                            (multiple-value-prog1 (let ((*file-definitions* nil))
+                                                                    (apply (the function define) arguments))
+                                              (note-definition ,kind (definition-name ,kind (nth place arguments))
+                                                               ,@file-kind))))))
                             *patches*))))
 
 (define-definers
@@ -109,9 +115,9 @@ defines on the way counts as no definition of the file's: it is not made each ti
   (sb-impl::%defpackage :package name)
   (make-package :package name)
   ;; Not listed, but to be repeated when the image is restored.
-  (fmakunbound :other name)
-  (delete-package :other package-designator)
-  (unintern :other symbol)
+  (fmakunbound (:function :macro) name)
+  (delete-package (:package) package-designator)
+  (unintern (:function :macro :variable :class :type) symbol)
   (unexport :other symbols)
   (unuse-package :other packages-to-unuse)
   (set-pprint-dispatch :other type)

@@ -9,7 +9,8 @@
   :serial t
   :components ((:file "package")
                (:file "host") (:file "streams") (:file "printing")
-               (:file "evaluation") (:file "changed-files") (:file "source") (:file "loaded-files") (:file "definitions")
+               (:file "evaluation") (:file "changed-files") (:file "source") (:file "loaded-files") (:file "changes")
+               (:file "definitions")
                (:file "debugger") (:file "signalled-errors") (:file "inspection") (:file "hints")
                (:file "programs") (:file "interrupts") (:file "heap")
                (:file "compiler") (:file "operations") (:file "connections") (:file "find-symbols") (:file "find-references")

@@ -32,8 +32,6 @@ mod alarm;
 mod attach;
 mod busy_poll;
 pub mod check;
-#[cfg(feature = "mcp")]
-mod checkpoints;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;
@@ -41,8 +39,6 @@ mod confinement;
 mod durable;
 mod error;
 pub mod guide;
-#[cfg(feature = "mcp")]
-mod handover;
 mod helper_threads;
 #[cfg(feature = "mcp")]
 mod id_scanner;
@@ -52,6 +48,8 @@ mod lisp;
 mod listed;
 pub mod outcome;
 mod panics;
+#[cfg(feature = "mcp")]
+mod recovery;
 pub mod report;
 #[cfg(feature = "mcp")]
 mod rpc;

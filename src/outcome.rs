@@ -240,6 +240,62 @@ pub struct DefiningForm {
     pub package: String,
 }
 
+/// What a form changed in the image, as Lisp reported it while it made the definitions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Changes {
+    /// The names that it defined, each with the kind of definition: `FUNCTION APP::F`. None when there were more than Lisp
+    /// reports (50), or when a system defined them.
+    pub(crate) defined: Vec<String>,
+    /// The names that it removed, in the same form.
+    pub(crate) removed: Vec<String>,
+    /// The modules that its symbols belong to, as `require` takes them.
+    pub(crate) modules: Vec<String>,
+    pub(crate) role: FormRole,
+}
+
+/// What a form is, as far as a file of source may leave it out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FormRole {
+    /// Not known: version 0.1 recorded it.
+    #[default]
+    Unknown,
+    /// It only chooses a package.
+    PackageSelection,
+    /// A `defun` in which nothing runs before the function is called.
+    Function,
+    /// A `defgeneric` or `defmethod` in which nothing runs before the function is called.
+    GenericFunction,
+    /// Anything else.
+    Other,
+}
+
+impl Changes {
+    /// Parses what Lisp reports beside a form's place: lines that begin with `=` (its role), `+` (a name that it defined),
+    /// `-` (a name that it removed) or `?` (a module).
+    pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
+        let mut changes = Self { role: FormRole::Other, ..Self::default() };
+        for line in lines {
+            let Some((mark, text)) = line.split_at_checked(1) else { continue };
+            match mark {
+                "+" => changes.defined.push(text.to_owned()),
+                "-" => changes.removed.push(text.to_owned()),
+                "?" => changes.modules.push(text.to_owned()),
+                _ => {
+                    changes.role = match text {
+                        "in-package" => FormRole::PackageSelection,
+                        "defun" => FormRole::Function,
+                        "defmethod" => FormRole::GenericFunction,
+                        _ => FormRole::Other,
+                    }
+                }
+            }
+        }
+        changes
+    }
+}
+
 /// What one evaluation did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {

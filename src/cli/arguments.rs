@@ -11,8 +11,8 @@ use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
 use super::{say, sessions, version};
-use crate::checkpoints::Checkpoints;
 use crate::confinement::Confinement;
+use crate::recovery::checkpoint::store::Checkpoints;
 use crate::scratch::Scratch;
 use crate::{ImageConfig, Limits, Session, mcp};
 

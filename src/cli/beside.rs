@@ -7,9 +7,9 @@ use super::arguments::Options;
 use super::serve::{LAST_WORDS, clear_up, outlive_nobody};
 use super::{complain, start_logging};
 use crate::Outcome;
-use crate::checkpoints::Tried;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
+use crate::recovery::checkpoint::store::Tried;
 use crate::scratch::Scratch;
 use crate::session::observer::LastWords;
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::attach::NOTICE;
-use crate::checkpoints::this_program;
 use crate::mcp::{FOR_PERSON, PACKAGE};
+use crate::recovery::checkpoint::store::this_program;
 use crate::rpc::framing::MAX_LINE;
 
 /// The revision that it speaks.

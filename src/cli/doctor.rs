@@ -15,8 +15,9 @@ use serde_json::json;
 
 use super::client::{Client, Failure};
 use crate::image::address_space;
+use crate::recovery::checkpoint::store::state_directory;
 use crate::scratch::Scratch;
-use crate::{ImageConfig, checkpoints, mcp};
+use crate::{ImageConfig, mcp};
 
 /// Exit statuses: everything works; something would not.
 const WELL: i32 = 0;
@@ -297,7 +298,7 @@ fn files(findings: &mut Findings) {
             "set HOME: without, compiled files and checkpoints are temporary",
         ),
     }
-    let state = checkpoints::state_directory();
+    let state = state_directory();
     match state.as_deref().map(|directory| (directory, probe(directory))) {
         None => {}
         Some((directory, Ok(()))) => {

@@ -19,7 +19,7 @@ use serde_json::json;
 use super::client::Client;
 use super::repl::COMMANDS;
 use crate::check::{Part, is_unfinished, parts};
-use crate::checkpoints::state_directory;
+use crate::recovery::checkpoint::store::state_directory;
 
 /// Entries of the history.
 const HISTORY: usize = 2_000;

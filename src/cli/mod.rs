@@ -20,8 +20,8 @@ use clap::{CommandFactory, FromArgMatches};
 use once_cell::sync::Lazy;
 use tracing_subscriber::EnvFilter;
 
-use crate::checkpoints::Checkpoints;
 use crate::mcp::stdio::Stdio;
+use crate::recovery::checkpoint::store::Checkpoints;
 use crate::scratch::Scratch;
 use crate::supervisor::log::Log;
 use arguments::{Cli, Command};

@@ -12,12 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::arguments::{Restore, Serve, When};
 use super::{complain, say, sessions, start_logging, version};
 use crate::attach::Listener;
-use crate::checkpoints::{Checkpoints, remove_directory};
-use crate::handover;
-use crate::handover::shared_status::SharedStatus;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
+use crate::recovery::checkpoint::save::Saves;
+use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
+use crate::recovery::event::WorkerEvent;
+use crate::recovery::status_page::StatusPage;
 use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::frame;
 use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
@@ -155,7 +157,7 @@ pub(super) fn work(
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
     let supervisor = out_of_the_way(&stdio.input);
-    let shared = match SharedStatus::take(status_fd) {
+    let shared = match StatusPage::take(status_fd) {
         Ok(shared) => shared,
         Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
     };
@@ -169,14 +171,14 @@ pub(super) fn work(
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
             let status = complain(&reason);
-            let bye = handover::farewell(status, &reason);
-            let _ = std::fs::File::from(stdio.output).write_all(&bye);
+            let leaving = WorkerEvent::leaving(status, Some(&reason)).encode().unwrap_or_default();
+            let _ = std::fs::File::from(stdio.output).write_all(&frame::event(&leaving));
             return status;
         }
     };
     let offer = serve.offer();
     start_logging(serve.options.log);
-    let saves = mcp::Saves { automatic, at_end };
+    let saves = Saves { automatic, at_end };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());

@@ -14,11 +14,11 @@ use super::arguments::Restore;
 use super::say;
 use super::serve::has_hung_up;
 use crate::attach;
-use crate::checkpoints::{Draft, Made};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
 use crate::image::process::inherited;
-use crate::mcp::AtEnd;
+use crate::recovery::checkpoint::save::AtEnd;
+use crate::recovery::checkpoint::store::{Draft, Made};
 use crate::report;
 use crate::rpc::descriptors::out_of_the_way;
 

@@ -10,7 +10,7 @@ mod network;
 
 use clap::Args;
 
-use crate::checkpoints::Checkpoints;
+use crate::recovery::checkpoint::store::Checkpoints;
 
 /// What to take away.
 #[derive(Debug, Clone, Copy, Default, Args)]

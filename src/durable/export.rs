@@ -2,80 +2,54 @@
 
 use std::fmt::Write as _;
 
-use super::log::Loaded;
-use crate::handover::{Entry, Unrestored};
+use crate::outcome::FormRole;
+use std::collections::BTreeSet;
+
+use crate::recovery::definitions::{Definition, Definitions, Unrestored};
+use crate::recovery::state::RecoveryState;
 
 /// The package that a file begins in.
 const USER: &str = "COMMON-LISP-USER";
 
-/// What has to be required where a form names a package of it: packages, and their module. This program's image has
-/// them all.
-const MODULES: [(&[&str], &str); 14] = [
-    (&["asdf", "uiop"], "asdf"),
-    (&["sb-bsd-sockets"], "sb-bsd-sockets"),
-    (&["sb-cltl2"], "sb-cltl2"),
-    (&["sb-concurrency"], "sb-concurrency"),
-    (&["sb-cover"], "sb-cover"),
-    (&["sb-graph"], "sb-graph"),
-    (&["sb-grovel"], "sb-grovel"),
-    (&["sb-introspect"], "sb-introspect"),
-    (&["sb-manual"], "sb-manual"),
-    (&["sb-md5"], "sb-md5"),
-    (&["sb-posix"], "sb-posix"),
-    (&["sb-rotate-byte"], "sb-rotate-byte"),
-    (&["sb-rt"], "sb-rt"),
-    (&["sb-sprof"], "sb-sprof"),
-];
-
 /// The forms in their order, each in its package; what cannot be a form is said in comments.
-pub(super) fn export(name: &str, loaded: &Loaded) -> String {
+pub(super) fn export(name: &str, state: &RecoveryState) -> String {
+    let definitions: Vec<&Definition> = state.to_replay().collect();
+    let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped);
     let mut text = String::new();
     _ = writeln!(text, ";;;; The session {}: what its forms defined, in their order.", commented(name));
     _ = writeln!(text, ";;;; Values that were assigned later, threads and open files are not in a file of source.");
-    if loaded.dropped > 0 {
-        _ = writeln!(text, "\n;;; Missing: the {} oldest forms, for which there was no room.", loaded.dropped);
+    if dropped > 0 {
+        _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, for which there was no room.");
     }
-    for Unrestored { form, reason } in &loaded.unrestored {
+    for Unrestored { form, reason, .. } in &state.unrestored {
         _ = writeln!(text, "\n;;; Missing: it could not be restored ({}).", commented(reason));
         form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }
-    let mut modules = MODULES.iter().filter(|(packages, _)| packages.iter().any(|package| is_named(package, loaded)));
-    if let Some((_, first)) = modules.next() {
-        _ = write!(text, "\n(require :{first})");
-        modules.for_each(|(_, module)| _ = write!(text, "\n(require :{module})"));
+    let modules: BTreeSet<_> = definitions.iter().flat_map(|definition| &definition.changes.modules).collect();
+    for (index, module) in modules.iter().enumerate() {
+        _ = write!(text, "{}(require :{module})", if index == 0 { "\n" } else { "" });
         text.push('\n');
     }
     let mut package = USER;
-    for (index, entry) in loaded.entries.iter().enumerate() {
-        if is_in_package(&entry.form.code) || is_replaced(&loaded.entries[index..], &loaded.entries) {
+    for (index, definition) in definitions.iter().enumerate() {
+        if let Some(bytes) = definition.too_long {
+            _ = writeln!(text, "\n;;; Missing: a form of {bytes} bytes, too long to be kept. It begins:");
+            definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
             continue;
         }
-        if entry.form.package != package {
+        // Each form is in its package anyway.
+        if definition.changes.role == FormRole::PackageSelection || is_replaced(&definitions[index..], &definitions) {
+            continue;
+        }
+        if definition.form.package != package {
             // The package that is left may use nothing.
             let prefix = if package == USER { "" } else { "cl:" };
-            package = &entry.form.package;
+            package = &definition.form.package;
             _ = write!(text, "\n({prefix}in-package {})\n", designator(package));
         }
-        _ = writeln!(text, "\n{}", entry.form.code.trim());
+        _ = writeln!(text, "\n{}", definition.form.code.trim());
     }
     text
-}
-
-/// True when some form writes a symbol of this package with its prefix.
-fn is_named(package: &str, loaded: &Loaded) -> bool {
-    let prefix = format!("{package}:");
-    loaded.entries.iter().any(|entry| {
-        let code = entry.form.code.to_ascii_lowercase();
-        code.match_indices(&prefix).any(|(at, _)| {
-            !code[..at].ends_with(|before: char| before.is_alphanumeric() || matches!(before, '-' | ':' | '/'))
-        })
-    })
-}
-
-/// True for what only chooses a package: each form is in its own anyway.
-fn is_in_package(code: &str) -> bool {
-    let operator = code.trim_start().strip_prefix('(').and_then(|rest| rest.split_whitespace().next());
-    operator.is_some_and(|name| ["in-package", "cl:in-package"].iter().any(|known| name.eq_ignore_ascii_case(known)))
 }
 
 /// How a package is named in source.
@@ -93,54 +67,58 @@ fn commented(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// True when the first of these, a function, is defined again further on, and nothing before that can have called it:
-/// there are but functions between, and no macro in `all` whose expansion might.
-fn is_replaced(entries: &[Entry], all: &[Entry]) -> bool {
-    let Some((first, rest)) = entries.split_first() else { return false };
-    let Some(name) = function_name(first) else { return false };
-    let again =
-        rest.iter().position(|entry| function_name(entry) == Some(name) && entry.form.package == first.form.package);
-    let Some(again) = again else { return false };
-    let is_function =
-        |entry: &Entry| ["(defun ", "(defmethod ", "(defgeneric "].iter().any(|op| entry.form.code.starts_with(op));
-    let expands = |entry: &Entry| {
-        ["macro", "eval-when", "#."].iter().any(|word| entry.form.code.to_ascii_lowercase().contains(word))
+/// True when the first of these, a function, is defined again further on, and nothing before that can have called it: there
+/// are only functions between, and nothing in `all` that runs while they are compiled.
+fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
+    let Some((first, rest)) = definitions.split_first() else { return false };
+    let defines_same = |other: &&Definition| {
+        other.changes.role == FormRole::Function && other.changes.defined == first.changes.defined
     };
-    rest[..again].iter().all(is_function) && !all.iter().any(expands)
-}
-
-/// The name of the function that a form is the plain definition of.
-fn function_name(entry: &Entry) -> Option<&str> {
-    let rest = entry.form.code.strip_prefix("(defun ")?.trim_start();
-    let end = rest.find(|c: char| c.is_whitespace() || matches!(c, '(' | ')' | ';' | '"' | '|'))?;
-    rest.get(..end).filter(|name| !name.is_empty())
+    if first.changes.role != FormRole::Function || first.changes.defined.len() != 1 {
+        return false;
+    }
+    let Some(again) = rest.iter().position(defines_same) else { return false };
+    let is_function =
+        |definition: &&Definition| matches!(definition.changes.role, FormRole::Function | FormRole::GenericFunction);
+    let runs_early = |definition: &&Definition| {
+        let expands = |name: &String| name.starts_with("MACRO ") || name.starts_with("TYPE ");
+        definition.changes.role == FormRole::Unknown || definition.changes.defined.iter().any(expands)
+    };
+    rest[..again].iter().all(is_function) && !all.iter().any(runs_early)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::DefiningForm;
+    use crate::outcome::{Changes, DefiningForm};
+    use crate::recovery::event::SessionEvent;
 
-    fn exported(forms: &[(&str, &str)]) -> String {
-        let entry = |(package, code): &(&str, &str)| Entry {
-            form: DefiningForm { code: (*code).to_owned(), package: (*package).to_owned() },
-            local: false,
-            evaluation: 1,
-            took: 0,
-        };
-        let text = export("x", &Loaded { entries: forms.iter().map(entry).collect(), ..Loaded::default() });
+    /// The text of definitions: package, code, and the changes as Lisp reports them.
+    fn exported(forms: &[(&str, &str, &str)]) -> String {
+        let mut state = RecoveryState::new(true);
+        for (package, code, changes) in forms {
+            state.apply(SessionEvent::Defined(Definition {
+                form: DefiningForm { code: (*code).to_owned(), package: (*package).to_owned() },
+                changes: Changes::parse(changes.lines()),
+                local: false,
+                evaluation: 1,
+                took: 0,
+                too_long: None,
+            }));
+        }
+        let text = export("x", &state);
         text.lines().skip(2).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
     }
 
     #[test]
     fn forms_are_in_their_packages_and_modules_required() {
         let text = exported(&[
-            (USER, "(defpackage :app (:use :cl))"),
-            (USER, "(in-package :app)"),
-            ("APP", "(defun pid () (sb-posix:getpid))"),
-            ("APP", "(defvar *x* 1)"),
-            ("My \"own\"", "(cl:defvar x 2)"),
-            (USER, "(defun my-asdf:f () \"my-uiop: none\")"),
+            (USER, "(defpackage :app (:use :cl))", "+PACKAGE APP"),
+            (USER, "(in-package :app)", "=in-package"),
+            ("APP", "(defun pid () (sb-posix:getpid))", "=defun\n+FUNCTION APP::PID\n?sb-posix"),
+            ("APP", "(defvar *x* 1)", "+VARIABLE APP::*X*"),
+            ("My \"own\"", "(cl:defvar x 2)", ""),
+            (USER, "(defun my-asdf:f () \"my-uiop: none\")", "=defun\n+FUNCTION MY-ASDF::F"),
         ]);
         assert_eq!(
             text,
@@ -154,11 +132,11 @@ mod tests {
     #[test]
     fn a_package_is_left_that_does_not_use_common_lisp() {
         let text = exported(&[
-            (USER, "(defpackage :bare (:use))"),
-            ("BARE", "(cl:defvar x 1)"),
-            (USER, "(defvar *y* 1)"),
-            ("BARE", "(cl:defvar z 1)"),
-            ("APP", "(defvar *x* 1)"),
+            (USER, "(defpackage :bare (:use))", ""),
+            ("BARE", "(cl:defvar x 1)", ""),
+            (USER, "(defvar *y* 1)", ""),
+            ("BARE", "(cl:defvar z 1)", ""),
+            ("APP", "(defvar *x* 1)", ""),
         ]);
         assert_eq!(
             text,
@@ -169,12 +147,17 @@ mod tests {
 
     #[test]
     fn a_function_is_there_once_where_nothing_can_tell() {
-        let f1 = (USER, "(defun f () 1)");
-        let f2 = (USER, "(defun f () 2)");
-        let g = (USER, "(defun g () (f))");
+        let f = "=defun\n+FUNCTION COMMON-LISP-USER::F";
+        let f1 = (USER, "(defun f () 1)", f);
+        let f2 = (USER, "(defun f () 2)", f);
+        let g = (USER, "(defun g () (f))", "=defun\n+FUNCTION COMMON-LISP-USER::G");
         assert_eq!(exported(&[f1, g, f2]), "(defun g () (f))\n(defun f () 2)");
-        assert_eq!(exported(&[f1, (USER, "(defvar *x* (f))"), f2]).lines().count(), 3);
-        assert_eq!(exported(&[f1, g, f2, (USER, "(defmacro m () (g))")]).lines().count(), 4);
-        assert_eq!(exported(&[f1, ("APP", "(defun f () 2)")]).lines().count(), 3);
+        let x = (USER, "(defvar *x* (f))", "+VARIABLE COMMON-LISP-USER::*X*");
+        assert_eq!(exported(&[f1, x, f2]).lines().count(), 3);
+        let m = (USER, "(defmacro m () (g))", "+MACRO COMMON-LISP-USER::M");
+        assert_eq!(exported(&[f1, g, f2, m]).lines().count(), 4);
+        assert_eq!(exported(&[f1, ("APP", "(defun f () 2)", "=defun\n+FUNCTION APP::F")]).lines().count(), 3);
+        let method = (USER, "(defmethod f ((x t)) 2)", "=defmethod\n+FUNCTION COMMON-LISP-USER::F");
+        assert_eq!(exported(&[f1, method]).lines().count(), 2);
     }
 }

@@ -1,13 +1,12 @@
 //! Sessions that last: images that outlive their server, each in a directory of its own.
 //!
 //! There are its checkpoints ([`crate::checkpoints`]), the [`log`] of what must be known besides, a file that whoever
-//! serves or saves it has [locked](lock), and the numbers of its last [worker](crate::handover::shared_status). A
+//! serves or saves it has [locked](lock), and the numbers of its last [worker](crate::recovery::status_page). A
 //! process that is killed at any moment leaves what was there before or what is there now: a core counts once its
 //! manifest is there, and the log grows by lines or is replaced as a whole.
 
 mod export;
 pub(crate) mod lock;
-pub(crate) mod log;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,9 +15,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoints::{self, Checkpoint, MAX_NAME};
+use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME};
+use crate::recovery::log::{self, Loaded};
 use lock::Lock;
-use log::Loaded;
 
 /// The file with the numbers of a session's last worker.
 const STATUS: &str = "status";
@@ -111,29 +110,39 @@ impl Durable {
         self.directory.join(ERRORS)
     }
 
-    /// What it was when it was saved last, and the forms since. For whoever has locked it, or only looks.
-    pub(crate) fn load(&self) -> Loaded {
-        let mut loaded = log::load(&self.directory);
-        // One that was saved at the end has all of the log in it.
-        let last = checkpoints::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
-        if let Some(last) = last
-            && loaded.marks.iter().all(|(file, _)| *file != last.file)
-        {
-            loaded.evaluations = loaded.evaluations.max(last.evaluation);
-            loaded.marks.push((last.file, loaded.entries.len()));
+    /// Its state when it was saved last, and the changes since. For whoever has locked it, or only looks.
+    ///
+    /// # Errors
+    /// A sentence: a newer program wrote its log.
+    pub(crate) fn load(&self) -> Result<Loaded, String> {
+        let loaded = log::load(&self.directory);
+        let mut loaded = loaded.map_err(|reason| {
+            format!("The session {:?} cannot be used here: {reason}. Use that one, or a newer one.", self.name)
+        })?;
+        // A save at the end contains all of the log, which says nothing of it.
+        let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
+        if let Some(last) = last {
+            loaded.state.saved_at_end(&last);
         }
-        loaded
+        Ok(loaded)
+    }
+
+    /// Its name as an argument in a shell.
+    pub(crate) fn shell_name(&self) -> String {
+        let is_plain = self.name.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
+        if is_plain { self.name.clone() } else { format!("'{}'", self.name.replace('\'', r"'\''")) }
     }
 
     /// Its last checkpoint, whatever program saved it.
     fn last_checkpoint(&self, loaded: &Loaded) -> Option<Checkpoint> {
-        let all = checkpoints::manifests(&self.directory);
-        loaded.marks.iter().rev().find_map(|(file, _)| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
+        let all = store::manifests(&self.directory);
+        let files = loaded.state.saved_files();
+        files.iter().rev().find_map(|file| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
     }
 
     /// What there is to be known of it.
     pub(crate) fn describe(&self) -> Description {
-        let loaded = self.load();
+        let loaded = self.load().unwrap_or_default();
         let checkpoint = self.last_checkpoint(&loaded);
         let files = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let metadata: Vec<_> = files.filter_map(|file| file.metadata().ok()).collect();
@@ -141,8 +150,8 @@ impl Durable {
             name: self.name.clone(),
             bytes: metadata.iter().map(fs::Metadata::len).sum(),
             changed: metadata.iter().filter_map(|file| file.modified().ok()).max().and_then(|at| at.try_into().ok()),
-            forms: loaded.entries.len(),
-            evaluations: loaded.evaluations,
+            forms: loaded.state.to_replay().count(),
+            evaluations: loaded.state.evaluations,
             checkpoint,
             holder: lock::holder(&self.directory),
         }
@@ -172,7 +181,7 @@ impl Durable {
         if !self.exists() {
             return Err(self.missing());
         }
-        Ok(export::export(&self.name, &self.load()))
+        Ok(export::export(&self.name, &self.load()?.state))
     }
 
     fn missing(&self) -> String {
@@ -197,7 +206,7 @@ fn is_ours(path: &Path) -> bool {
         let name = path.file_name();
         name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
     };
-    checkpoints::is_ours(path) || [log::LOG, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
+    store::is_ours(path) || [log::LOG, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
 }
 
 /// A session as `sbcl-mcp sessions` lists it.
@@ -220,7 +229,7 @@ pub(crate) struct Description {
 
 /// Where sessions are.
 fn root() -> Result<PathBuf, String> {
-    let state = checkpoints::state_directory();
+    let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
         "There is no place for sessions: neither XDG_STATE_HOME nor a home directory. `--session` takes a path, too.".to_owned()
     })

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
-use crate::checkpoints::this_program;
+use crate::recovery::checkpoint::store::this_program;
 use crate::scratch::Scratch;
 use crate::session::Operation;
 use crate::supervisor::processes::end_tree;

@@ -14,10 +14,10 @@ use super::incoming::{Fault, Incoming, Message, decode};
 use super::peer::{Peer, fitted};
 use super::tools::{self, Call, ToolContext};
 use crate::attach;
-use crate::handover::frame::Kind;
-use crate::handover::job_number;
+use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::framing::{Line, too_long};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
+use crate::rpc::route::job_number;
 use crate::session::Operation;
 
 /// The revisions that are tested. The last one has no handshake.
@@ -94,7 +94,7 @@ impl Conversation {
             }
         }
         // Not before it is known whether he listens.
-        self.tools.tell_of_before();
+        self.tools.tell_of_replacement();
     }
 
     /// The client is gone: what it has asked for is cancelled, and its connection ends.
@@ -158,15 +158,17 @@ impl Conversation {
                 }
             }
             "notifications/initialized" if self.opened.lock().is_some() => {
-                self.keep(place.line, &json!({"jsonrpc": "2.0", "method": method}));
+                self.keep(place.line, json!({"jsonrpc": "2.0", "method": method}).to_string());
             }
             _ => {}
         }
     }
 
-    /// Has the supervisor know what opens the conversation with another worker, too.
-    fn keep(&self, line: u64, message: &Value) {
-        self.inflight().output.tell(Kind::Keep, line, message);
+    /// Reports a message of the handshake, which opens the conversation with the next worker, too.
+    fn keep(&self, call: u64, message: String) {
+        if let Some(recovery) = &self.tools.recovery {
+            recovery.reporter.changed(SessionEvent::Handshake { call, message });
+        }
     }
 
     fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
@@ -179,13 +181,17 @@ impl Conversation {
     /// Does what a request asks for, or says why not.
     fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
         let result = if method == "initialize" {
-            let kept = self.inflight().output.is_framed().then(|| params.clone());
-            let result = self.initialize(params);
-            if let (Ok(_), Some(params)) = (&result, kept) {
-                let id = id.into_json_value();
-                self.keep(place.line, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+            let id = id.into_json_value();
+            let kept = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": &params}).to_string();
+            if kept.len() > MAX_HANDSHAKE_MESSAGE {
+                Err(too_large_handshake(kept.len()))
+            } else {
+                let result = self.initialize(params);
+                if result.is_ok() {
+                    self.keep(place.line, kept);
+                }
+                result.map(ServerResult::InitializeResult)
             }
-            result.map(ServerResult::InitializeResult)
         } else if method == attach::STATUS {
             return responder.answer(json!({"clients": self.tools.session().connection_names()}));
         } else if method == attach::PACKAGES {
@@ -306,6 +312,13 @@ impl Conversation {
         let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
         Ok(Some(Peer { version, meta, capabilities }))
     }
+}
+
+/// Why `initialize` is refused: the next worker could not be given it.
+fn too_large_handshake(bytes: usize) -> ErrorData {
+    let limit = MAX_HANDSHAKE_MESSAGE;
+    let reason = format!("initialize takes {bytes} bytes, and {limit} is the limit: send smaller capabilities");
+    ErrorData::invalid_params(reason, None)
 }
 
 /// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.

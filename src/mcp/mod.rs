@@ -1,20 +1,16 @@
 //! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
 pub(crate) mod beside;
-mod checkpointing;
 mod conversation;
 mod embedded;
 mod incoming;
-mod keeper;
-mod loss;
 mod peer;
+mod recovery_context;
 mod reply;
-mod restoring;
 mod server;
 pub(crate) mod stdio;
 mod structured;
 mod tools;
-mod worker;
 
 use std::io;
 use std::sync::Arc;
@@ -26,17 +22,18 @@ use rustix::process::Pid;
 
 use crate::Session;
 use crate::attach::Listener;
-use crate::checkpoints::Checkpoints;
-use crate::handover::WorkerInit;
-use crate::handover::frame::Kind;
-use crate::handover::shared_status::SharedStatus;
+use crate::recovery::checkpoint::autosave::save_now_and_then;
+use crate::recovery::checkpoint::save::{Saver, Saves};
+use crate::recovery::checkpoint::store::Checkpoints;
+use crate::recovery::event::WorkerEvent;
+use crate::recovery::reporter::Reporter;
+use crate::recovery::state::RecoveryState;
+use crate::recovery::status_page::StatusPage;
 use crate::rpc::driver::{Driver, Service};
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
 use crate::session::idle::Idle;
-use checkpointing::Saver;
-pub(crate) use checkpointing::{AtEnd, Saves};
 pub(crate) use conversation::revisions;
 use conversation::{Conversation, first_request};
 pub use embedded::{Served, Stream, spawn};
@@ -70,8 +67,8 @@ impl Connection {
         Ok(Self { driver: Arc::new(driver), inflight: Inflight::new(output) })
     }
 
-    /// What the supervisor says first.
-    fn handover(&self) -> io::Result<WorkerInit> {
+    /// The recovery state, which the supervisor sends first.
+    fn recovery_state(&self) -> io::Result<RecoveryState> {
         self.driver.first_line(HANDOVER, |line| Some(serde_json::from_slice(line)))?.map_err(io::Error::from)
     }
 
@@ -83,7 +80,7 @@ impl Connection {
 
     /// Tells the supervisor that this worker ends.
     fn leave(&self, status: i32) {
-        self.inflight.output.tell(Kind::Bye, u64::try_from(status).unwrap_or(1), &());
+        Reporter::new(self.inflight.output.clone()).report(&WorkerEvent::leaving(status, None));
         self.driver.drain(FAREWELL);
     }
 
@@ -129,23 +126,25 @@ pub(crate) fn serve(
     session: &Session,
     checkpoints: Checkpoints,
     saves: Saves,
-    status: SharedStatus,
+    status: StatusPage,
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
     // What became of the image before is worded before there are tools.
     offer.tools.list();
     let connection = Connection::open(stdio, output::Reader::Supervisor)?;
-    let init = connection.handover()?;
+    let state = connection.recovery_state()?;
+    let (calls, handshakes) = (state.calls.clone(), server::handshakes(&state));
     let output = connection.inflight.output.clone();
-    let worker = worker::take_over(session, &init, output, connection.driver.clone(), status);
-    let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), worker: Some(worker.clone()) };
+    let recovery = recovery_context::resume(session, state, output, connection.driver.clone(), status);
+    let reports = Some(recovery.saves.clone());
+    let saver = Saver { session: session.clone(), checkpoints: checkpoints.clone(), reports };
     if let Some(space) = saves.automatic {
-        let (saver, activity) = (saver.clone(), worker.activity.clone());
-        worker.once_restored(move || checkpointing::save_now_and_then(saver, activity, space));
+        let (saver, activity) = (saver.clone(), recovery.activity.clone());
+        recovery.once_restored(move || save_now_and_then(saver, activity, space));
     }
     let inflight = connection.inflight.clone();
-    let tools = ToolContext::new(session.clone(), inflight, Some(worker.clone()), Some(checkpoints), offer);
-    let server = Arc::new(Server::new(tools, &init, status));
+    let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), offer);
+    let server = Arc::new(Server::new(tools, calls, handshakes, status));
     let status = connection.serve(session, server.clone());
     let is_heard = !server.is_orphaned();
     if is_heard {
@@ -153,9 +152,9 @@ pub(crate) fn serve(
         connection.inflight.abandon(SHUTTING_DOWN);
     }
     let deadline = connection.driver.unwinding_deadline();
-    if worker.is_restoring() {
+    if recovery.is_restoring() {
         // The form that is being restored has not failed: it stays where it was, and so do those after it.
-        worker.restoring.give_up(|| ());
+        recovery.restoring.give_up(|| ());
         session.abandon();
         session.await_unwound(deadline);
     } else {
@@ -164,13 +163,13 @@ pub(crate) fn serve(
     if is_heard {
         connection.leave(status);
     }
-    let at_end = saves.at_end.filter(|_| !worker.is_restoring());
+    let at_end = saves.at_end.filter(|_| !recovery.is_restoring());
     let saved = at_end.map_or(Ok(None), |at_end| saver.save_at_end(at_end)).unwrap_or_else(|reason| {
         tracing::error!("the session was not saved: {reason}");
         None
     });
     if let Some(saver) = saved {
-        worker.leaves(saver);
+        recovery.leaves(saver);
         connection.driver.drain(FAREWELL);
     }
     Ok((status, saved))

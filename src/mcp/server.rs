@@ -10,13 +10,13 @@ use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
 use super::tools::ToolContext;
-use crate::handover::WorkerInit;
-use crate::handover::route::{self, Part};
-use crate::handover::shared_status::{SharedStatus, Status};
 use crate::panics;
+use crate::recovery::state::{OpenCalls, RecoveryState};
+use crate::recovery::status_page::{Status, StatusPage};
 use crate::rpc::driver::Service;
 use crate::rpc::framing::Line;
 use crate::rpc::inflight::Inflight;
+use crate::rpc::route::{self, Part};
 
 /// The client of stdin and stdout, and those that have joined by its supervisor.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Server {
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
     /// Lines that wait, by connection, while a thread takes a long line of that connection.
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
-    status: SharedStatus,
+    status: StatusPage,
     /// The supervisor.
     parent: Option<Pid>,
 }
@@ -45,10 +45,15 @@ struct Numbers {
 }
 
 impl Server {
-    /// Goes on where another image stopped.
-    pub(super) fn new(tools: Arc<ToolContext>, init: &WorkerInit, status: SharedStatus) -> Self {
+    /// A server that continues the conversations of another image: `calls` are still open, `handshakes` are done.
+    pub(super) fn new(
+        tools: Arc<ToolContext>,
+        calls: OpenCalls,
+        handshakes: Vec<(u64, Vec<String>)>,
+        status: StatusPage,
+    ) -> Self {
         let parent = getppid();
-        let lines = Numbers { resent: init.resent.iter().copied().collect(), next: init.next };
+        let lines = Numbers { resent: calls.numbers.into(), next: calls.next };
         let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
         let server = Self {
             main,
@@ -59,9 +64,8 @@ impl Server {
             status,
             parent,
         };
-        server.main.go_on(&init.handshake);
-        for (connection, guest) in &init.guests {
-            server.guest(*connection).go_on(&guest.handshake);
+        for (connection, handshake) in handshakes {
+            server.conversation(connection).go_on(&handshake);
         }
         server
     }
@@ -121,6 +125,13 @@ impl Server {
             (Part::Line(line), None) => {
                 let number = self.number();
                 self.in_turn(connection, number, line);
+            }
+            (Part::Notice(text), begun) => {
+                if let Some(begun) = begun {
+                    self.pieces.lock().insert(connection, begun);
+                }
+                let conversation = self.conversation(connection);
+                conversation.tools().session().tell(String::from_utf8_lossy(text).into_owned());
             }
             (Part::End, begun) => {
                 let number = self.number();
@@ -212,6 +223,11 @@ impl Service for Server {
     fn heeds_signals(&self) -> bool {
         self.is_orphaned()
     }
+}
+
+/// The handshakes of the clients that were attached to the image before, by the numbers of their connections.
+pub(super) fn handshakes(state: &RecoveryState) -> Vec<(u64, Vec<String>)> {
+    state.clients.iter().map(|(number, client)| (*number, client.handshake.clone())).collect()
 }
 
 /// One client that has a stream of its own.

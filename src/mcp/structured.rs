@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::reply::Reply;
 use super::tools::CheckpointReply;
-use crate::checkpoints::Checkpoint;
 use crate::outcome::{
     Clipped, Definition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
 };
+use crate::recovery::checkpoint::store::Checkpoint;
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
 
 /// The structured content of a reply whose text has at most `max` characters. Where there is nothing to tell of, the

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::Sections;
 use crate::attach::Running;
-use crate::checkpoints::Checkpoint;
 use crate::durable::Description;
+use crate::recovery::checkpoint::store::Checkpoint;
 
 /// A duration as people say it: `40 seconds`, `3 minutes`.
 #[must_use]

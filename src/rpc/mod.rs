@@ -2,10 +2,12 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod driver;
+pub(crate) mod frame;
 pub(crate) mod framing;
 pub(crate) mod inflight;
 pub(crate) mod output;
 pub(crate) mod recorder;
+pub(crate) mod route;
 pub(crate) mod signals;
 pub(crate) mod stream;
 pub(crate) mod waker;

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::WriteBuffer;
 use super::descriptors::nonblocking_writer;
+use super::frame::{self, HEADER, Kind};
 use super::recorder::Recorder;
 use super::waker::Waker;
-use crate::handover::frame::{self, HEADER, Kind};
 
 /// Who reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,16 +83,11 @@ impl Output {
         }
     }
 
-    /// Tells the supervisor something; a client is told nothing.
-    pub(crate) fn tell(&self, kind: Kind, line: u64, content: &impl Serialize) {
-        if !self.is_framed() {
-            return;
+    /// Sends the supervisor an event, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes; a client gets none.
+    pub(crate) fn event(&self, payload: &[u8]) {
+        if self.is_framed() {
+            self.write(&frame::event(payload));
         }
-        let payload = match serde_json::to_vec(content) {
-            Ok(payload) => payload,
-            Err(error) => return tracing::error!(%error, "word for the supervisor is lost"),
-        };
-        self.write(&frame::frame(kind, line, &payload));
     }
 
     /// Writes what is left, as far as it goes.

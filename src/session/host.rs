@@ -238,8 +238,8 @@ impl Host for Inner {
             Event::Defined(..) => {
                 running.reply.event(event);
                 let form = running.reply.outcome().and_then(|builder| builder.last_defined());
-                if let (Some(observer), Some(form)) = (self.observer.get(), form) {
-                    observer.defined(form, running.local, running.evaluation);
+                if let (Some(observer), Some((form, changes))) = (self.observer.get(), form) {
+                    observer.defined(form, changes, running.local, running.evaluation);
                 }
             }
             event => {

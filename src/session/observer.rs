@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::Limits;
 use crate::interruption::Stuck;
-use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Outcome};
+use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
 /// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
 /// that it belongs to: nothing may block.
@@ -27,7 +27,7 @@ pub(crate) trait Observer: Send + Sync {
     /// The error that an evaluation added to a connection's history, and the error state after it, changed or not.
     fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
     /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.
-    fn defined(&self, _form: &DefiningForm, _local: bool, _evaluation: u64) {}
+    fn defined(&self, _form: &DefiningForm, _changes: &Changes, _local: bool, _evaluation: u64) {}
     /// A connection has ended.
     fn disconnected(&self, _connection: u64) {}
     /// An evaluation got this number.

@@ -5,7 +5,6 @@
 //! line than where it ends: the worker says which line it answers, and what is worth remembering.
 
 mod guests;
-mod journal;
 pub(crate) mod log;
 mod messages;
 pub(crate) mod processes;
@@ -23,11 +22,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::attach::Listener;
-use crate::checkpoints::Checkpoints;
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
+use crate::recovery::checkpoint::store::Checkpoints;
 use crate::rpc::recorder::Recorder;
-use recovery::RecoveryState;
+use recovery::Recovery;
 use relay::Relay;
 
 /// How to supervise.
@@ -55,7 +54,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     options: Options,
-    recovery: RecoveryState,
+    recovery: Recovery,
 }
 
 impl Supervisor {
@@ -64,9 +63,9 @@ impl Supervisor {
     /// # Errors
     /// A sentence: that session cannot be gone on with.
     pub(crate) fn new(options: Options) -> Result<Self, String> {
-        let mut recovery = RecoveryState::new(&options);
+        let mut recovery = Recovery::new(&options);
         if let Some((durable, _)) = &options.durable {
-            recovery.go_on(durable)?;
+            recovery.continue_session(durable)?;
         }
         Ok(Self { options, recovery })
     }

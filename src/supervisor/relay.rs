@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, getpid};
 
 use super::guests::{self, Event, Guests};
-use super::recovery::{Crash, RecoveryState};
+use super::recovery::Recovery;
 use super::restart_policy::{RestartPolicy, Stage};
 use super::shutdown::Shutdown;
 use super::watchdog::Watchdog;
@@ -17,12 +17,14 @@ use super::worker_process::{self, WorkerProcess, cause, may_be_from_outside};
 use super::{Options, messages, processes};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
-use crate::handover::Return;
-use crate::handover::frame::{Kind, Malformed};
-use crate::handover::route::marked;
 use crate::image::heap::LOST_TO_HEAP;
+use crate::recovery::checkpoint::store::Checkpoint;
+use crate::recovery::event::WorkerEvent;
+use crate::recovery::state::Crash;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
+use crate::rpc::frame::{Kind, Malformed};
 use crate::rpc::framing::{Line, LineReader, Read};
+use crate::rpc::route::{marked, notice};
 use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
@@ -38,10 +40,10 @@ const MAX_ANSWERS: usize = 1 << 20;
 enum Verdict {
     /// The worker is lost, or to be given up: another one takes its place.
     Replace(Crash),
-    /// This line asks for a fresh image; the present one had this to say yet.
+    /// This call asks for a fresh image, with notices of the present one.
     Reset(u64, Vec<String>),
-    /// This line asks for the image of a checkpoint.
-    Return(u64, Box<Return>),
+    /// This call asks for the image of a checkpoint, with notices of the present one.
+    Return(u64, Box<Checkpoint>, Vec<String>),
     /// The server cannot start, for this reason.
     Fail(String),
     /// All is over.
@@ -65,7 +67,7 @@ pub(super) struct Relay {
     has_served: bool,
     watchdog: Watchdog,
     restarts: RestartPolicy,
-    recovery: RecoveryState,
+    recovery: Recovery,
     shutdown: Option<Shutdown>,
     /// The status that the last worker said it would end with.
     bye: Option<i32>,
@@ -76,7 +78,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options, recovery: RecoveryState) -> io::Result<Self> {
+    pub(super) fn new(input: OwnedFd, output: OwnedFd, options: Options, recovery: Recovery) -> io::Result<Self> {
         Ok(Self {
             input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
             output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
@@ -103,11 +105,11 @@ impl Relay {
                 Ok(()) => {}
                 Err(Verdict::Replace(crash)) => self.replace(crash),
                 Err(Verdict::Reset(line, notices)) => {
-                    self.put_aside(|recovery, worker| recovery.forget(&worker.status, line, notices));
+                    self.put_aside(|recovery, worker| recovery.reset(&worker.status, line, notices));
                 }
-                Err(Verdict::Return(line, to)) => {
-                    self.put_aside(|recovery, worker| recovery.go_back(&worker.status, line, *to))
-                }
+                Err(Verdict::Return(line, checkpoint, notices)) => self.put_aside(|recovery, worker| {
+                    recovery.return_to(&worker.status, line, *checkpoint, notices);
+                }),
                 Err(Verdict::Fail(reason)) => self.fail(reason),
                 Err(Verdict::End) => break,
             }
@@ -220,48 +222,20 @@ impl Relay {
 
     /// Reads once what the worker says.
     fn read_worker(&mut self) -> Step {
-        let Self { worker, output, guests, recovery, restarts, .. } = self;
-        let Some(worker) = worker else { return Ok(()) };
+        let Some(worker) = &mut self.worker else { return Ok(()) };
         worker.read();
-        let malformed =
-            |_: Malformed| Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"));
         loop {
-            let (is_ready, is_restored) = (worker.ready, worker.restored);
-            let Some(frame) = worker.next_frame().map_err(malformed)? else { break };
-            let (kind, line, payload) = frame;
+            let Self { worker: Some(worker), output, guests, recovery, restarts, .. } = self else { return Ok(()) };
+            let is_ready = worker.ready;
+            let Some((kind, call, payload)) = worker.next_frame().map_err(malformed)? else { break };
             match kind {
-                Kind::Ready if !is_ready => {
-                    worker.ready = true;
-                    self.has_served = true;
-                    recovery.requests.apply_cancellations();
-                    if let Some(input) = &mut worker.input {
-                        for (_, connection, line) in recovery.requests.iter() {
-                            // One that is gone already is noticed elsewhere.
-                            let _ = input.put(&marked(connection, line));
-                        }
-                    }
-                }
-                Kind::Bye => {
-                    let reason: Option<String> = serde_json::from_slice(payload).unwrap_or_default();
-                    worker.bye = Some(i32::try_from(line).unwrap_or(1));
-                    match reason {
-                        _ if self.shutdown.is_some() => {}
-                        Some(reason) if !self.has_served => return Err(Verdict::Fail(reason)),
-                        Some(reason) => {
-                            return Err(Verdict::Replace(Crash::new(format!("cannot be started: {reason}"))));
-                        }
-                        // Nobody asked it to leave.
-                        None => return Err(Verdict::Replace(Crash::new("lost its connection and was ended"))),
-                    }
-                }
-                Kind::Saver => self.saver = i32::try_from(line).ok().and_then(Pid::from_raw),
+                Kind::Event => match WorkerEvent::decode(payload) {
+                    Ok(event) => self.take_event(event)?,
+                    Err(error) => report_unreadable(worker, &error),
+                },
                 _ if !is_ready => return Err(malformed(Malformed)),
-                Kind::Restored if !is_restored => {
-                    recovery.resume(&serde_json::from_slice(payload).unwrap_or_default());
-                    worker.restored = true;
-                }
                 Kind::Answer => {
-                    match recovery.finished(line) {
+                    match recovery.finished(call) {
                         Some(0) => output.put(payload).map_err(|_| Verdict::End)?,
                         Some(connection) => guests.send(connection, payload),
                         // Somebody was told already, or does not want to be.
@@ -269,28 +243,63 @@ impl Relay {
                     }
                     restarts.answered();
                 }
-                Kind::Message if line == 0 => output.put(payload).map_err(|_| Verdict::End)?,
-                Kind::Message => guests.send(line, payload),
-                Kind::Done => drop(recovery.finished(line)),
-                Kind::Reset if recovery.may_reset(line) => {
-                    return Err(Verdict::Reset(line, serde_json::from_slice(payload).unwrap_or_default()));
-                }
-                Kind::Return if recovery.may_reset(line) => {
-                    let to = serde_json::from_slice(payload).map_err(|_| malformed(Malformed))?;
-                    return Err(Verdict::Return(line, Box::new(to)));
-                }
-                Kind::Reset | Kind::Return | Kind::Restored | Kind::Ready => return Err(malformed(Malformed)),
-                Kind::Stuck => {
-                    return Err(Verdict::Replace(Crash::stuck(payload, is_restored)));
-                }
-                Kind::Keep | Kind::Defined | Kind::Error | Kind::Limits | Kind::Saving | Kind::Saved => {
-                    recovery.note(frame);
-                }
+                Kind::Message if call == 0 => output.put(payload).map_err(|_| Verdict::End)?,
+                Kind::Message => guests.send(call, payload),
+                Kind::Done => drop(recovery.finished(call)),
             }
         }
-        if !worker.open && worker.bye.is_none() {
+        if let Some(worker) = self.worker.as_ref().filter(|worker| !worker.open && worker.bye.is_none()) {
             // If it lives, it cannot speak: its descriptors were closed under it.
             processes::kill(worker.pid, getpid());
+        }
+        Ok(())
+    }
+
+    /// Takes an event of the worker's.
+    fn take_event(&mut self, event: WorkerEvent) -> Step {
+        let Self { worker: Some(worker), recovery, .. } = self else { return Ok(()) };
+        match event {
+            WorkerEvent::Ready if !worker.ready => {
+                worker.ready = true;
+                self.has_served = true;
+                recovery.requests.apply_cancellations();
+                if let Some(input) = &mut worker.input {
+                    for (_, connection, line) in recovery.requests.iter() {
+                        // One that is gone already is noticed elsewhere.
+                        let _ = input.put(&marked(connection, line));
+                    }
+                }
+            }
+            WorkerEvent::Leaving { status, reason } => {
+                worker.bye = Some(status);
+                match reason {
+                    _ if self.shutdown.is_some() => {}
+                    Some(reason) if !self.has_served => return Err(Verdict::Fail(reason)),
+                    Some(reason) => return Err(Verdict::Replace(Crash::new(format!("cannot be started: {reason}")))),
+                    // Nobody asked it to leave.
+                    None => return Err(Verdict::Replace(Crash::new("lost its connection and was ended"))),
+                }
+            }
+            WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),
+            _ if !worker.ready => return Err(malformed(Malformed)),
+            WorkerEvent::Restored { failed } if !worker.restored => {
+                recovery.restored(&failed);
+                worker.restored = true;
+            }
+            WorkerEvent::ResetRequested { call, notices } if recovery.may_replace(call) => {
+                return Err(Verdict::Reset(call, notices));
+            }
+            WorkerEvent::RestoreRequested { call, checkpoint, notices } if recovery.may_replace(call) => {
+                return Err(Verdict::Return(call, checkpoint, notices));
+            }
+            WorkerEvent::Stuck { outcome, why } => {
+                return Err(Verdict::Replace(Crash::stuck(outcome, why, worker.restored)));
+            }
+            WorkerEvent::Changed(event) => recovery.record(event),
+            WorkerEvent::ResetRequested { .. }
+            | WorkerEvent::RestoreRequested { .. }
+            | WorkerEvent::Restored { .. }
+            | WorkerEvent::Ready => return Err(malformed(Malformed)),
         }
         Ok(())
     }
@@ -446,7 +455,7 @@ impl Relay {
             _ => Stage::Unstarted,
         };
         if let Some(worker) = worker
-            && self.recovery.lose(&worker.status, worker.restored, &crash)
+            && self.recovery.lost(&worker.status, worker.restored, &crash)
         {
             self.start_at = Instant::now();
             return;
@@ -462,7 +471,7 @@ impl Relay {
     }
 
     /// Another image in place of this one, of which that is remembered.
-    fn put_aside(&mut self, remember: impl FnOnce(&mut RecoveryState, &WorkerProcess)) {
+    fn put_aside(&mut self, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(worker) = self.worker.take() {
             remember(&mut self.recovery, &worker);
         }
@@ -471,8 +480,23 @@ impl Relay {
     }
 }
 
+/// Reports an event that cannot be read, on stderr and to the server's client: the next image may lack what it said.
+fn report_unreadable(worker: &mut WorkerProcess, error: &serde_json::Error) {
+    tracing::error!("the worker reported an event that cannot be read: {error}");
+    let text = format!("The supervisor could not read what the image reported ({error}): the next image may lack it.");
+    if let Some(input) = &mut worker.input {
+        // A worker that is gone already is noticed elsewhere.
+        let _ = input.put(&notice(0, &text));
+    }
+}
+
+/// A worker that wrote what no worker writes.
+fn malformed(_: Malformed) -> Verdict {
+    Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"))
+}
+
 /// Takes a line that was just read, and hands it on. A worker that is not ready gets all lines when it is.
-fn hand_on(worker: &mut Option<WorkerProcess>, recovery: &mut RecoveryState, connection: u64, line: &[u8]) {
+fn hand_on(worker: &mut Option<WorkerProcess>, recovery: &mut Recovery, connection: u64, line: &[u8]) {
     recovery.requests.add(connection, line);
     if let Some(worker) = worker.as_mut().filter(|worker| worker.ready) {
         worker.hand_on(connection, recovery.requests.next() - 1, line);

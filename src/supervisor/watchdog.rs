@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use super::processes;
-use super::recovery::Crash;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
-use crate::handover::shared_status::{Status, monotonic};
+use crate::recovery::state::Crash;
+use crate::recovery::status_page::{Status, monotonic};
 use crate::session::recovery::failed;
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as

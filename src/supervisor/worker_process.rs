@@ -12,15 +12,15 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, WaitStatus};
 
 use super::requests::Requests;
-use crate::checkpoints::this_program;
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
-use crate::handover::frame::{Frame, Malformed, parse};
-use crate::handover::route;
-use crate::handover::shared_status::WorkerStatus;
 use crate::image::heap;
+use crate::recovery::checkpoint::store::this_program;
+use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
+use crate::rpc::frame::{Frame, Malformed, parse};
+use crate::rpc::route;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;

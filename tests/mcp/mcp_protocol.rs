@@ -68,6 +68,21 @@ fn initialize_offers_2025_11_25_for_an_unsupported_revision(mode: Mode) {
     }
 }
 
+/// The next worker could not be given it.
+#[apply(both_modes)]
+fn initialize_of_more_than_a_mebibyte_is_refused(mode: Mode) {
+    let mut server = mode.start();
+    let capabilities = json!({"experimental": {"x": {"y": "x".repeat(1 << 20)}}});
+    let client = json!({"name": "test", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
+    let error = &server.request("initialize", params)["error"];
+    assert_eq!(error["code"], -32602);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.ends_with("and 1048576 is the limit: send smaller capabilities"), "{message}");
+    server.initialize("2025-11-25");
+    assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
+}
+
 #[apply(both_modes)]
 fn revision_2026_07_28_works_without_initialize(mode: Mode) {
     let meta = json!({

@@ -99,10 +99,43 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
     server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "x".repeat(9 << 20)));
     kill_worker(&server);
     let text = server.evaluate("(list (f) (boundp '*long*))");
-    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("no room"), "{text}");
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("- (defparameter *long* (length \"xx"), "{text}");
+    let reason = format!("(it takes {} bytes, more than are kept)", (9 << 20) + 33);
+    assert!(text.contains(&reason), "{text}");
     // Nothing ran.
     assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
     assert!(text.ends_with("=> (7 NIL)"), "{text}");
+    assert!(good(&mut server, "list-definitions", json!({})).contains(&reason));
+    server.evaluate("(defparameter *long* 1)");
+    assert!(!good(&mut server, "list-definitions", json!({})).contains("Not restored"));
+}
+
+#[test]
+fn unrestored_form_is_listed_until_all_that_it_defined_is_defined_again_or_removed() {
+    let mut server = Server::ready();
+    let scratch = Scratch::new();
+    let path = scratch.join("there");
+    std::fs::write(&path, "").unwrap();
+    server.evaluate("(defpackage :app (:use :cl)) (in-package :app)");
+    server.evaluate(
+        "(defmacro define-both (path) (unless (probe-file path) (error \"gone\"))
+           '(progn (defun both () 1) (defun (setf both) (x) x)))",
+    );
+    server.evaluate(&format!("(define-both {:?})", path.to_str().unwrap()));
+    std::fs::remove_file(&path).unwrap();
+    kill_worker(&server);
+    let text = server.evaluate("1");
+    assert!(text.contains("- (define-both "), "{text}");
+    let is_listed = |server: &mut Server| good(server, "list-definitions", json!({})).contains("(define-both ");
+    assert!(is_listed(&mut server));
+    // By another operator, and from another package.
+    server.evaluate("(in-package :cl-user) (setf (fdefinition 'app::both) (lambda () 2))");
+    assert!(is_listed(&mut server));
+    server.evaluate("(fmakunbound '(setf app::both))");
+    assert!(!is_listed(&mut server));
+    kill_worker(&server);
+    let text = server.evaluate("1");
+    assert!(!text.contains("define-both (") && !text.contains("Not restored earlier"), "{text}");
 }
 
 // ---- Cancelled requests
@@ -377,7 +410,8 @@ const FORGE: &str = r#"
                  (when (and (= 1 (logand 3 (sb-posix:fcntl fd sb-posix:f-getfl)))
                             (= #o010000 (logand #o170000 (sb-posix:stat-mode (sb-posix:fstat fd)))))
                    (sb-unix:unix-write fd (coerce frame '(simple-array (unsigned-byte 8) (*))) 0 (length frame)))
-               (error ())))))"#;
+               (error ())))))
+(defun event (json) (forge 4 0 (length json) json))"#;
 
 #[test]
 fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
@@ -387,15 +421,16 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
         ("more than there may be", "(forge 1 1 (ash 1 30))"),
         ("more than comes", "(forge 1 1 (ash 1 27))"),
         ("an unknown kind", "(forge 99 1 0)"),
-        ("a handshake without end", "(dotimes (i 100) (forge 4 0 4 \"null\"))"),
-        ("a definition that is none", "(forge 5 0 4 \"null\")"),
-        ("an error that is none", "(forge 6 0 4 \"null\")"),
-        ("no limits", "(forge 7 0 4 \"null\")"),
-        ("readiness", "(forge 8 0 2 \"{}\")"),
-        ("a reset for nobody", "(forge 9 1000000 2 \"[]\")"),
-        ("a stuck evaluation", "(forge 10 0 4 \"null\")"),
-        ("a goodbye", "(forge 11 3 4 \"null\")"),
-        ("a reason not to serve", "(forge 11 3 8 \"\\\"reason\\\"\")"),
+        (
+            "a handshake without end",
+            r#"(dotimes (i 100) (event "{\"changed\":{\"handshake\":{\"call\":0,\"message\":\"null\"}}}"))"#,
+        ),
+        ("readiness", r#"(event "\"ready\"")"#),
+        ("the end of a replay", r#"(event "{\"restored\":{\"failed\":[[9,\"x\"]]}}")"#),
+        ("a reset for nobody", r#"(event "{\"reset_requested\":{\"call\":1000000,\"notices\":[]}}")"#),
+        ("a stuck evaluation", r#"(event "{\"stuck\":{\"outcome\":null,\"why\":\"Unmoved\"}}")"#),
+        ("a goodbye", r#"(event "{\"leaving\":{\"status\":3,\"reason\":null}}")"#),
+        ("a reason not to serve", r#"(event "{\"leaving\":{\"status\":3,\"reason\":\"reason\"}}")"#),
     ] {
         let mut server = Server::start_with(&["--watch-interval", "50"]);
         server.initialize("2025-11-25");
@@ -410,6 +445,29 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
         let end = server.finish();
         assert!(end.status.success(), "{what}: {}", end.stderr);
     }
+}
+
+/// Nothing is replaced by a default: limits that cannot be read leave the limits as they are.
+#[test]
+fn events_that_cannot_be_read_are_reported_and_change_nothing() {
+    let mut server = Server::ready();
+    good(&mut server, "configure-limits", json!({"timeout": 77}));
+    server.evaluate(FORGE);
+    for payload in ["null", "{}", "[1", r#"{\"changed\":{\"limits\":null}}"#, r#"{\"changed\":{\"defined\":{}}}"#] {
+        server.evaluate(&format!("(event \"{payload}\")"));
+        let mut text = String::new();
+        until("the client is told", || {
+            text = server.evaluate("1");
+            text.contains("The supervisor could not read what the image reported (")
+        });
+        assert!(text.contains("the next image may lack it."), "{text}");
+    }
+    kill_worker(&server);
+    let text = server.evaluate("(not (null (fboundp 'event)))");
+    assert!(text.contains("Restored: all 2 forms") && text.ends_with("=> T"), "{text}");
+    assert!(good(&mut server, "configure-limits", json!({})).contains("77"));
+    let end = server.finish();
+    assert!(end.stderr.contains("the worker reported an event that cannot be read: "), "{}", end.stderr);
 }
 
 #[test]

@@ -198,6 +198,78 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
     assert!(export.contains("(defvar *x* 1)"), "{export}");
 }
 
+/// A session of version 0.1 that has no image: its log, and nothing else.
+fn old_session(state: &State) {
+    std::fs::create_dir_all(state.directory("old")).unwrap();
+    let lines = [
+        r#"{"from":{"evaluations":7,"dropped":0}}"#,
+        r#"{"errors":{"last":null,"history":{"errors":[],"bytes":0},"count":4}}"#,
+        r#"{"unrestored":[{"form":{"code":"(load \"gone\")","package":"COMMON-LISP-USER"},"reason":"it failed"}]}"#,
+        r#"{"form":{"form":{"code":"(defvar *x* 1)","package":"COMMON-LISP-USER"},"local":false,"evaluation":3,"took":1}}"#,
+        r#"{"saving":"gone.core"}"#,
+        r#"{"form":{"form":{"code":"(defun f () *x*)","package":"COMMON-LISP-USER"},"local":true,"evaluation":9}}"#,
+        r#"{"error":{"added":null,"last":null}}"#,
+    ];
+    std::fs::write(state.directory("old").join("log"), lines.join("\n") + "\n").unwrap();
+}
+
+#[test]
+fn session_of_version_0_1_is_continued_and_exported() {
+    let state = State::new();
+    old_session(&state);
+    assert!(state.list().starts_with("old"), "{}", state.list());
+    let export = String::from_utf8(state.sessions(&["export", "old"]).stdout).unwrap();
+    assert!(export.contains("(defun f () *x*)") && export.contains(";; (load \"gone\")"), "{export}");
+    let mut server = state.serve("old");
+    let text = server.evaluate("(f)");
+    assert!(text.contains("The session \"old\" goes on. Restored: all 2 forms that defined something."), "{text}");
+    assert!(text.contains("- (load \"gone\") (it failed)") && text.ends_with("=> 1"), "{text}");
+    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    assert!(good(&mut server, "describe-last-error", json!({"error-id": "E5"})).contains("DIVISION-BY-ZERO"));
+    assert!(server.finish().status.success());
+    // From here on its log has the present format.
+    state.is_free("old");
+    assert!(std::fs::read_to_string(state.directory("old").join("log")).unwrap().starts_with("{\"snapshot\":"));
+    let mut server = state.serve("old");
+    assert!(server.evaluate("(f)").ends_with("=> 1"));
+}
+
+#[test]
+fn session_of_a_newer_version_is_refused_and_left_as_it_is() {
+    let state = State::new();
+    old_session(&state);
+    let mut server = state.serve("old");
+    assert!(server.evaluate("(f)").ends_with("=> 1"));
+    assert!(server.finish().status.success());
+    state.is_free("old");
+    let log = state.directory("old").join("log");
+    let text = std::fs::read_to_string(&log).unwrap().replacen("\"format\":2", "\"format\":3", 1);
+    std::fs::write(&log, &text).unwrap();
+    let end = state.start(&["--session", "old"]).end();
+    assert!(!end.status.success());
+    let reason = "The session \"old\" cannot be used here: a newer sbcl-mcp wrote its log (";
+    assert!(end.stderr.contains(reason), "{}", end.stderr);
+    let export = state.sessions(&["export", "old"]);
+    assert!(!export.status.success() && String::from_utf8_lossy(&export.stderr).contains(reason));
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), text);
+}
+
+#[test]
+fn lines_of_a_session_log_that_cannot_be_read_are_reported() {
+    let state = State::new();
+    old_session(&state);
+    let log = state.directory("old").join("log");
+    let text = std::fs::read_to_string(&log)
+        .unwrap()
+        .replace("{\"form\":{\"form\":{\"code\":\"(defvar", "{\"form\":{\"code\":\"(defvar");
+    std::fs::write(&log, text).unwrap();
+    let mut server = state.serve("old");
+    let text = server.evaluate("(fboundp 'f)");
+    assert!(text.contains("A line of its log could not be read: some definitions may be missing."), "{text}");
+    let end = server.finish();
+    assert!(end.stderr.contains("a line of the session's log cannot be read"), "{}", end.stderr);
+}
+
 #[test]
 fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     let state = State::new();
@@ -216,7 +288,8 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     assert!(
         text.starts_with(
             "[notice]\nThe session \"old\" goes on. Its image was saved by another build of sbcl-mcp: 0.0.1, with SBCL \
-             2.0.0. It cannot be booted here: only definitions come back. Restored: all 2 forms that defined something."
+             2.0.0. It cannot be booted here: only definitions come back, values do not. (`sbcl-mcp sessions export old` \
+             writes the definitions as a file.) Restored: all 2 forms that defined something."
         ),
         "{text}"
     );

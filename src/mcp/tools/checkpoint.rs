@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::schema::{choice, text};
 use super::{Arguments, Call, Fault, Reply, Step, define, later, now, with_package};
-use crate::checkpoints::{Checkpoint, MAX_NAME};
-use crate::handover::line_of_job;
-use crate::mcp::checkpointing::Saved;
+use crate::recovery::checkpoint::save::Saved;
+use crate::recovery::checkpoint::store::{Checkpoint, MAX_NAME};
+use crate::rpc::route::call_of_job;
 
 pub(super) const NAME: &str = "checkpoint";
 
@@ -106,7 +106,7 @@ fn save(call: Call, name: String) {
 
 fn restore(call: Call, checkpoint: Checkpoint) {
     let session = call.session().clone();
-    let Some(worker) = call.context.worker.clone() else {
+    let Some(recovery) = call.context.recovery.clone() else {
         return refuse(
             call,
             "Nothing was restored: a process without a supervisor (--no-supervisor) is its image, and cannot go back to \
@@ -114,8 +114,8 @@ fn restore(call: Call, checkpoint: Checkpoint) {
                 .to_owned(),
         );
     };
-    let line = line_of_job(call.number);
-    match worker.returned_for(line) {
+    let line = call_of_job(call.number);
+    match recovery.returned_for(line) {
         Some(Ok(returned)) => {
             let (checkpoint, forgotten) = (returned.checkpoint.clone(), returned.forgotten);
             with_package(&session, move |package| {
@@ -132,7 +132,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             call.leave();
             session.abandon();
             inflight.withdraw_all(WITHDRAWN);
-            worker.go_back(line, checkpoint, &session);
+            recovery.request_restore(line, checkpoint, &session);
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::schema::{choice, text, whole};
 use super::{Arguments, Fault, Reply, Step, define, inspection, later};
-use crate::mcp::worker::Worker;
+use crate::mcp::recovery_context::RecoveryContext;
 use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions};
 
 pub(super) const NAME: &str = "list-definitions";
@@ -50,7 +50,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
     later(move |call| {
         let session = call.session().clone();
         session.definitions(&query, move |definitions| {
-            let unrestored = call.context.worker.as_ref().filter(|_| is_all).map(Worker::unrestored);
+            let unrestored = call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored);
             let unrestored = unrestored.unwrap_or_default();
             call.answer(definitions.map(|definitions| Reply::Definitions(Definitions { unrestored, ..definitions })));
         });

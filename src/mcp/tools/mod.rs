@@ -31,17 +31,17 @@ use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool
 use serde_json::{Value, json};
 
 use super::Offer;
-use super::checkpointing::Saver;
-use super::loss::replaced;
+use super::recovery_context::RecoveryContext;
 use super::reply::Reply;
-use super::restoring::Restoration;
 use super::structured;
-use super::worker::Worker;
 use crate::Session;
-use crate::checkpoints::Checkpoints;
-use crate::handover::line_of_job;
 use crate::outcome::Record;
+use crate::recovery::checkpoint::save::Saver;
+use crate::recovery::checkpoint::store::Checkpoints;
+use crate::recovery::messages::replaced;
+use crate::recovery::restore::Restoration;
 use crate::rpc::inflight::Inflight;
+use crate::rpc::route::call_of_job;
 use crate::session::Operation;
 use arguments::Arguments;
 pub(crate) use arguments::parted;
@@ -57,7 +57,7 @@ pub(super) struct ToolContext {
     session: Session,
     inflight: Arc<Inflight>,
     /// Present where a supervisor replaces the image when it is lost.
-    worker: Option<Worker>,
+    pub(super) recovery: Option<RecoveryContext>,
     /// Absent where none are kept.
     checkpoints: Option<Checkpoints>,
     offer: Offer,
@@ -70,7 +70,7 @@ impl ToolContext {
     pub(super) fn new(
         session: Session,
         inflight: Arc<Inflight>,
-        worker: Option<Worker>,
+        recovery: Option<RecoveryContext>,
         checkpoints: Option<Checkpoints>,
         offer: Offer,
     ) -> Arc<Self> {
@@ -78,13 +78,13 @@ impl ToolContext {
         if !offer.tools.has(reset::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }
-        Arc::new(Self { session, inflight, worker, checkpoints, offer, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, recovery, checkpoints, offer, questions: Mutex::default() })
     }
 
     /// The same for another client, by a connection of its own.
     pub(super) fn beside(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
-        let worker = self.worker.as_ref().map(|worker| worker.beside(&session));
-        Self::new(session, inflight, worker, self.checkpoints.clone(), self.offer.clone())
+        let recovery = self.recovery.as_ref().map(|recovery| recovery.beside(&session));
+        Self::new(session, inflight, recovery, self.checkpoints.clone(), self.offer.clone())
     }
 
     /// What the server tells a model of itself.
@@ -101,23 +101,24 @@ impl ToolContext {
     }
 
     /// Has the client be told what became of the image before.
-    pub(super) fn tell_of_before(&self) {
-        if let Some(worker) = &self.worker {
-            worker.tell_of_before(&self.session);
+    pub(super) fn tell_of_replacement(&self) {
+        if let Some(recovery) = &self.recovery {
+            recovery.tell_of_replacement(&self.session);
         }
     }
 
     /// Has the thread that reads look what is due.
     pub(super) fn look_again(&self) {
-        if let Some(worker) = &self.worker {
-            worker.driver.look_again();
+        if let Some(recovery) = &self.recovery {
+            recovery.look_again();
         }
     }
 
     /// What saves checkpoints, where there are any.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
-        Some(Saver { session: self.session.clone(), checkpoints, worker: self.worker.clone() })
+        let reports = self.recovery.as_ref().map(|recovery| recovery.saves.clone());
+        Some(Saver { session: self.session.clone(), checkpoints, reports })
     }
 
     /// Characters that an answer may have.
@@ -233,7 +234,7 @@ fn is_about_errors(tool: &str) -> bool {
 
 /// Calls a tool, as soon as the image is as it was.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
-    match call.context.worker.clone() {
+    match call.context.recovery.clone() {
         Some(worker)
             if worker.is_restoring()
                 && (!MEANWHILE.contains(&&*request.name)
@@ -257,11 +258,11 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
 fn call_now(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
-    if let Some(worker) = &call.context.worker {
+    if let Some(worker) = &call.context.recovery {
         if let Some(lost) = worker.lost_question(call.number) {
             return call.refuse(Fault::Value(lost));
         }
-        let returns = name == checkpoint::NAME && worker.returned_for(line_of_job(call.number)).is_some();
+        let returns = name == checkpoint::NAME && worker.returned_for(call_of_job(call.number)).is_some();
         if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
             let lost = worker.lost(&session);
             return call.reply(lost);

@@ -4,7 +4,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
 use super::{Arguments, Call, Fault, Reply, Step, ask, define, later};
-use crate::handover::line_of_job;
+use crate::rpc::route::call_of_job;
 
 pub(super) const NAME: &str = "reset-session";
 
@@ -31,18 +31,18 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             let notices = ended.into_iter().chain(call.session().take_notices()).collect();
             call.reply(Reply::Reset(notices));
         };
-        if let Some(worker) = call.context.worker.clone() {
-            let line = line_of_job(call.number);
-            if worker.is_fresh_for(line) {
+        if let Some(recovery) = call.context.recovery.clone() {
+            let line = call_of_job(call.number);
+            if recovery.is_fresh_for(line) {
                 return answer(call, Vec::new());
             }
             // The next worker answers.
             let context = call.context.clone();
             call.leave();
-            worker.give_up_restoring(&session);
+            recovery.give_up_restoring(&session);
             session.abandon();
             ask::withdraw(&context, WITHDRAWN);
-            return worker.make_way(line, &session);
+            return recovery.request_reset(line, &session);
         }
         let ended = session.end_all();
         ask::withdraw(&call.context, WITHDRAWN);

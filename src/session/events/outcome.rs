@@ -9,7 +9,7 @@ use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_w
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
 use crate::listed;
-use crate::outcome::{Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
+use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
 
 /// Notices of an evaluation in the background, and characters of one.
@@ -69,6 +69,8 @@ pub(crate) struct OutcomeBuilder {
     /// What it does that has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
+    /// What the last of these forms changed.
+    last_changes: Changes,
     notices: Vec<String>,
     records: RecordsBuilder,
 }
@@ -254,8 +256,11 @@ impl OutcomeBuilder {
                     self.notices.push(on_one_line(&beginning(text, MAX_NOTICE)));
                 }
             }
-            Event::Defined(start, end_and_package) => {
-                self.defined.extend(defining_form(&self.code, start, &end_and_package.to_owned()));
+            Event::Defined(start, description) => {
+                if let Some((form, changes)) = defining_form(&self.code, start, &description.to_owned()) {
+                    self.defined.push(form);
+                    self.last_changes = changes;
+                }
             }
             event @ Event::Record(_) => {
                 let enough = self.records.event(event);
@@ -286,9 +291,9 @@ impl OutcomeBuilder {
         Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
-    /// The last form that defined something.
-    pub(crate) fn last_defined(&self) -> Option<&DefiningForm> {
-        self.defined.last()
+    /// The last form that defined something, and what.
+    pub(crate) fn last_defined(&self) -> Option<(&DefiningForm, &Changes)> {
+        Some((self.defined.last()?, &self.last_changes))
     }
 
     /// What operations said so far of how far they are, in lines.
@@ -423,13 +428,15 @@ impl OutcomeBuilder {
     }
 }
 
-/// The form of `code` that begins at character `start`; where it ends and its package are as Lisp tells them.
-fn defining_form(code: &str, start: u64, end_and_package: &str) -> Option<DefiningForm> {
-    let (end, package) = end_and_package.split_once(' ')?;
+/// The form of `code` that begins at character `start`, and what it changed. Lisp describes it in lines: where it ends, its
+/// [changes](Changes::parse), and, after an `@`, the name of its package, which may have lines of its own.
+fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
+    let (lines, package) = description.split_once("\n@")?;
+    let mut lines = lines.lines();
     let start = usize::try_from(start).ok()?;
-    let end: usize = end.parse().ok()?;
+    let end: usize = lines.next()?.parse().ok()?;
     let code = code.chars().skip(start).take(end.checked_sub(start)?).collect();
-    Some(DefiningForm { code, package: package.to_owned() })
+    Some((DefiningForm { code, package: package.to_owned() }, Changes::parse(lines)))
 }
 
 /// The kind of an error that Lisp has said nothing of.

@@ -21,12 +21,6 @@ mod id_scanner;
 #[path = "../../../src/panics.rs"]
 mod panics;
 
-#[path = "../../../src/handover"]
-mod handover {
-    #[allow(dead_code, reason = "see above")]
-    pub(crate) mod frame;
-}
-
 mod alarm {
     //! An alarm that rings at some time after it was set.
 
@@ -58,6 +52,7 @@ mod alarm {
 mod rpc {
     pub(crate) mod descriptors;
     pub(crate) mod driver;
+    pub(crate) mod frame;
     pub(crate) mod framing;
     pub(crate) mod inflight;
     pub(crate) mod output;

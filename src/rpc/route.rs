@@ -24,6 +24,11 @@ pub(crate) fn last(connection: u64, bytes: &[u8]) -> Vec<u8> {
     [format!("@{connection} ").as_bytes(), bytes].concat()
 }
 
+/// Marks a text of the supervisor's own for a client, which its session is to report. The text is cut to one line.
+pub(crate) fn notice(connection: u64, text: &str) -> Vec<u8> {
+    format!("@{connection}!{}\n", text.replace(['\n', '\r'], " ")).into_bytes()
+}
+
 /// The content of a line that the worker reads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
@@ -31,6 +36,8 @@ pub(crate) enum Part<'a> {
     Line(&'a [u8]),
     /// A piece of a line, which more will follow.
     Piece(&'a [u8]),
+    /// A text of the supervisor's own for this client.
+    Notice(&'a [u8]),
     /// The client is gone.
     End,
 }
@@ -45,10 +52,27 @@ pub(crate) fn parse(line: &[u8]) -> (u64, Part<'_>) {
             b"\n" => Some((connection, Part::End)),
             [b' ', line @ ..] => Some((connection, Part::Line(line))),
             [b'+', piece @ .., b'\n'] => Some((connection, Part::Piece(piece))),
+            [b'!', text @ .., b'\n'] => Some((connection, Part::Notice(text))),
             _ => None,
         }
     };
     split().unwrap_or((0, Part::Line(line)))
+}
+
+/// Bits of a job's number that are not its call's.
+const CALL_SHIFT: u32 = 28;
+/// Bits that leave room for jobs that no call asked for.
+const PART_SHIFT: u32 = 8;
+
+/// The least number for the job that the `part`th message of a call asks for. Numbers rise with calls, and within a batch.
+pub(crate) fn job_number(call: u64, part: usize) -> u64 {
+    let parts = 1 << (CALL_SHIFT - PART_SHIFT);
+    (call << CALL_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
+}
+
+/// The number of the call that asked for a job.
+pub(crate) fn call_of_job(number: u64) -> u64 {
+    number >> CALL_SHIFT
 }
 
 #[cfg(test)]
@@ -66,6 +90,18 @@ mod tests {
             let piece = piece(connection, text);
             prop_assert_eq!(parse(&piece), (connection, Part::Piece(text)));
         }
+    }
+
+    #[test]
+    fn notices_are_lines_of_their_own() {
+        assert_eq!(parse(&notice(3, "two\nlines")), (3, Part::Notice(b"two lines")));
+    }
+
+    #[test]
+    fn job_numbers_rise_with_calls_and_parts() {
+        let numbers = [job_number(1, 0), job_number(1, 1), job_number(1, 1 << 30), job_number(2, 0)];
+        assert!(numbers.is_sorted_by(|a, b| a < b));
+        assert_eq!(numbers.map(call_of_job), [1, 1, 1, 2]);
     }
 
     #[test]

@@ -1,187 +1,21 @@
-//! Saving checkpoints: when the client asks for one, and of the server's own accord.
+//! Automatic checkpoints: when the image is saved without being asked to.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::process::Pid;
 
-use super::worker::Worker;
-use crate::Session;
-use crate::checkpoints::{Checkpoint, Checkpoints, Made};
-use crate::listed;
-use crate::outcome::Record;
-use crate::session::Operation;
+use super::save::Saver;
+use super::store::Checkpoints;
 
-/// How long nothing must have been evaluated before the image is saved of the server's own accord, and how long after
-/// the last time that may be.
+/// How long nothing must have been evaluated before an automatic save, and the least time between two of them.
 const QUIET: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Bytes that may be written in a minute.
+/// Bytes that automatic saves may write in a minute.
 const RATE: u64 = 500 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Bytes of disk and of memory that must be free beyond what the image takes.
 const RESERVE: u64 = 512 << 20;
-
-/// How long what is evaluated may take to end when its session is to be saved at the end.
-const LAST_SAVE: Duration = Duration::from_secs(10);
-
-/// A checkpoint and how it came about.
-#[derive(Debug)]
-pub(super) struct Saved {
-    pub(super) checkpoint: Checkpoint,
-    /// How long the session stood still, in microseconds.
-    pub(super) stopped: i64,
-    /// Threads that are not in it.
-    pub(super) threads: Vec<String>,
-    /// How many timers are not.
-    pub(super) timers: i64,
-}
-
-impl Saved {
-    fn new(checkpoint: Checkpoint, records: &[Record]) -> Self {
-        let number = |name| records.iter().find_map(|record| record.number(name)).unwrap_or(0);
-        let threads = records.iter().filter(|record| record.kind == "thread");
-        Self {
-            checkpoint,
-            stopped: number("stopped"),
-            timers: number("timers"),
-            threads: threads.filter_map(|record| record.text("name").map(str::to_owned)).collect(),
-        }
-    }
-}
-
-/// What saving works with.
-#[derive(Debug, Clone)]
-pub(super) struct Saver {
-    pub(super) session: Session,
-    pub(super) checkpoints: Checkpoints,
-    /// Whoever begins another image with the last checkpoint.
-    pub(super) worker: Option<Worker>,
-}
-
-impl Saver {
-    /// Saves the image under `name` while the session goes on; `done` gets the checkpoint, or a sentence that says why
-    /// there is none.
-    pub(super) fn save(
-        &self,
-        name: String,
-        automatic: bool,
-        done: impl FnOnce(Result<Saved, String>) + Send + 'static,
-    ) {
-        if self.session.is_anything_held() {
-            return done(Err(format!(
-                "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort it{} first.",
-                listed::with(&["abort-evaluation"], " (abort-evaluation)")
-            )));
-        }
-        if self.session.is_busy() {
-            return done(Err(
-                "Nothing was saved: an evaluation runs, and its stack cannot be saved. Wait for it (the \
-                             tool evaluation), or cancel it, first."
-                    .to_owned(),
-            ));
-        }
-        let draft = match self.checkpoints.begin(automatic) {
-            Ok(draft) => draft,
-            Err(reason) => return done(Err(reason)),
-        };
-        let path = draft.path().to_string_lossy().into_owned();
-        let operation = Operation::new("save-image").with("path", path).with("name", &*name);
-        let evaluation = self.session.evaluations_so_far();
-        let made = Made { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
-        let (worker, checkpoints) = (self.worker.clone(), self.checkpoints.clone());
-        self.session.query_in_order(&operation, move |records| {
-            let records = match records {
-                Ok(records) => records,
-                Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
-            };
-            // Before anything else is evaluated: what is defined from here on is not in it.
-            let saving = worker.as_ref().map(|worker| worker.saving(draft.file()));
-            let child = records.iter().find_map(|record| record.number("process"));
-            let Some(child) = child.and_then(|child| Pid::from_raw(i32::try_from(child).ok()?)) else {
-                return done(Err("Nothing was saved: the process that would do it did not start.".to_owned()));
-            };
-            let finish = move || {
-                let saved = draft.finish(child, made);
-                match (&worker, &saved) {
-                    (Some(worker), Ok(checkpoint)) => worker.saved(checkpoint),
-                    (None, Ok(checkpoint)) => checkpoints.delete_replaced(checkpoint),
-                    _ => {}
-                }
-                done(match saved {
-                    Ok(checkpoint) => Ok(Saved::new(checkpoint, &records)),
-                    Err(reason) => Err(format!("Nothing was saved: {reason}.")),
-                });
-                drop(saving);
-            };
-            // Should there be no thread for it, whoever waits is answered as what they wait with is dropped.
-            let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
-        });
-    }
-}
-
-/// When the image is saved of the server's own accord.
-#[derive(Debug, Default)]
-pub(crate) struct Saves {
-    /// Now and then; checkpoints may take so many bytes together.
-    pub(crate) automatic: Option<u64>,
-    /// At the end.
-    pub(crate) at_end: Option<AtEnd>,
-}
-
-/// How the image of a session that lasts is saved as its server ends.
-#[derive(Debug)]
-pub(crate) struct AtEnd {
-    /// The session's lock, which the process that saves it keeps.
-    pub(crate) lock: OwnedFd,
-    /// Where that says what goes wrong.
-    pub(crate) errors: PathBuf,
-}
-
-impl Saver {
-    /// Saves the image of the server's own accord, and waits for that; `None` when it failed.
-    fn save_automatically(&self) -> Option<Checkpoint> {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
-        Some(receiver.recv().ok()?.ok()?.checkpoint)
-    }
-
-    /// Saves the image, if anything was evaluated since it was saved or booted, by a process that outlives this one. What
-    /// runs is ended. That process' number.
-    pub(super) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
-        if self.worker.as_ref().is_some_and(|worker| worker.is_saved(&self.session)) {
-            return Ok(None);
-        }
-        let mut errors = std::fs::OpenOptions::new();
-        let errors = errors.write(true).create(true).truncate(true).mode(0o600);
-        let errors = errors.open(&at_end.errors).map_err(|error| error.to_string())?;
-        let draft = self.checkpoints.begin(true)?;
-        let name = self.checkpoints.automatic_name();
-        let evaluation = self.session.evaluations_so_far();
-        let program = draft.finisher(&name, evaluation);
-        self.session.end_all();
-        self.session.abort_held(|_| ());
-        let descriptor = |fd: &dyn AsRawFd| u64::from(fd.as_raw_fd().unsigned_abs());
-        let operation = Operation::new("save-image")
-            .with("path", draft.path().to_string_lossy().into_owned())
-            .with("name", name)
-            .with("finisher", program)
-            .with("lock", descriptor(&at_end.lock))
-            .with("errors", descriptor(&errors));
-        let (sender, receiver) = std::sync::mpsc::channel();
-        self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "what is evaluated does not end".to_owned())?;
-        let records = records.map_err(|error| error.to_string())?;
-        let saver = records.iter().find_map(|record| record.number("process"));
-        // From here on it is that process'.
-        draft.leave();
-        Ok(saver.and_then(|saver| Pid::from_raw(i32::try_from(saver).ok()?)))
-    }
-}
 
 /// What is to be done about saving the image of the server's own accord.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,14 +62,14 @@ impl Pace {
 
 /// When something was evaluated last.
 #[derive(Debug, Default)]
-pub(super) struct Activity {
+pub(crate) struct Activity {
     last: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
 impl Activity {
     /// Something was evaluated.
-    pub(super) fn ended(&self) {
+    pub(crate) fn ended(&self) {
         let first = self.last.lock().replace(Instant::now()).is_none();
         if first {
             self.changed.notify_one();
@@ -265,7 +99,7 @@ impl Activity {
 
 /// Saves the image now and then, from a thread of its own, after `activity`; checkpoints take at most `space` bytes
 /// together.
-pub(super) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
+pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
     // Now: what is evaluated before the thread begins is to be saved.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {

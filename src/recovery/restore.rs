@@ -1,14 +1,13 @@
-//! Making an image as the one before was, form by form, while others wait for that or are answered meanwhile.
+//! The replay: evaluates the definitions again, form by form, while calls wait for its end or are answered meanwhile.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::keeper::due;
-use super::loss::shortened;
-use crate::handover::Entry;
-use crate::handover::shared_status::{SharedStatus, Status};
+use super::definitions::Definition;
+use super::messages::shortened;
+use super::status_page::{Status, StatusPage, deadline};
 use crate::outcome::ErrorRecord;
 use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
@@ -19,7 +18,7 @@ const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
 
 /// How restoring an image has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Restoration {
+pub(crate) enum Restoration {
     /// The image is as it was, as far as it could be.
     Over,
     /// Another one takes its place.
@@ -38,7 +37,7 @@ enum Stage {
 }
 
 /// An image that is being made as the one before was.
-pub(super) struct Restoring {
+pub(crate) struct Restoring {
     stage: Mutex<Stage>,
     /// The form that is being evaluated, from 1, and how many there are.
     at: AtomicUsize,
@@ -52,22 +51,22 @@ impl std::fmt::Debug for Restoring {
 }
 
 impl Restoring {
-    pub(super) fn new(forms: usize) -> Self {
+    pub(crate) fn new(forms: usize) -> Self {
         Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), at: AtomicUsize::new(0), forms }
     }
 
     /// True while what is evaluated is what was evaluated in the image before.
-    pub(super) fn evaluates(&self) -> bool {
+    pub(crate) fn evaluates(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Evaluating(_))
     }
 
     /// True once the image is as it was, and all that waited for that has gone on.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Ended(Restoration::Over))
     }
 
     /// Has `then` called when this ends: on this thread if it has, else on the one that ends it.
-    pub(super) fn when_ended(&self, then: impl FnOnce(Restoration) + Send + 'static) {
+    pub(crate) fn when_ended(&self, then: impl FnOnce(Restoration) + Send + 'static) {
         let mut stage = self.stage.lock();
         match &mut *stage {
             Stage::Evaluating(waiting) | Stage::Releasing(waiting) => waiting.push(Box::new(then)),
@@ -80,31 +79,40 @@ impl Restoring {
     }
 
     /// How far it is, in words.
-    pub(super) fn progress(&self) -> String {
+    pub(crate) fn progress(&self) -> String {
         let at = self.at.load(Ordering::Relaxed);
         format!("waiting for the image, which is being restored: form {at} of {}", self.forms)
     }
 
-    /// Evaluates the forms of `journal` again. How that went; `None` when it was given up.
-    pub(super) fn evaluate(&self, session: &Session, journal: &[Entry], status: SharedStatus) -> Option<Report> {
+    /// Evaluates the definitions again. Returns how that went; `None` when it was given up.
+    pub(crate) fn evaluate<'a>(
+        &self,
+        session: &Session,
+        definitions: impl Iterator<Item = &'a Definition>,
+        status: StatusPage,
+    ) -> Option<Report> {
         let mut report = Report::default();
-        for (index, entry) in journal.iter().enumerate() {
+        for (index, definition) in definitions.enumerate() {
             if !self.evaluates() {
                 return None;
             }
             self.at.store(index + 1, Ordering::Relaxed);
-            let limit = time_for(entry.took);
-            status.set(Status::Due, due(limit));
+            if let Some(bytes) = definition.too_long {
+                report.failed.push((index, format!("it takes {bytes} bytes, more than are kept")));
+                continue;
+            }
+            let limit = time_for(definition.took);
+            status.set(Status::Due, deadline(limit));
             status.set(Status::Restoring, index as u64 + 1);
-            let mut evaluation = Evaluation::new(&*entry.form.code);
+            let mut evaluation = Evaluation::new(&*definition.form.code);
             evaluation.timeout = TimeLimit::Of(limit);
-            let operation = if entry.local {
-                evaluation.package = Some(entry.form.package.clone());
+            let operation = if definition.local {
+                evaluation.package = Some(definition.form.package.clone());
                 None
             } else {
-                Some(Operation::new("restore-form").with("package", &*entry.form.package))
+                Some(Operation::new("restore-form").with("package", &*definition.form.package))
             };
-            match &session.evaluate_as(Some(entry.evaluation), evaluation, operation.as_ref()).result {
+            match &session.evaluate_as(Some(definition.evaluation), evaluation, operation.as_ref()).result {
                 Ok(_) => report.restored += 1,
                 Err(error) => report.failed.push((index, reason(error))),
             }
@@ -123,7 +131,7 @@ impl Restoring {
     }
 
     /// Lets all go on that waits.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         loop {
             let mut stage = self.stage.lock();
             let Stage::Releasing(waiting) = &mut *stage else { return };
@@ -138,7 +146,7 @@ impl Restoring {
     }
 
     /// Ends it before it is over, and calls `told` before all that waits goes on. Nothing happens when it is over.
-    pub(super) fn give_up(&self, told: impl FnOnce()) {
+    pub(crate) fn give_up(&self, told: impl FnOnce()) {
         let mut stage = self.stage.lock();
         let (Stage::Evaluating(waiting) | Stage::Releasing(waiting)) = &mut *stage else { return };
         let waiting = std::mem::take(waiting);
@@ -156,10 +164,10 @@ fn time_for(took: u64) -> Duration {
 
 /// How restoring went.
 #[derive(Debug, Default)]
-pub(super) struct Report {
-    pub(super) restored: usize,
-    /// Indices into the journal, each with the reason.
-    pub(super) failed: Vec<(usize, String)>,
+pub(crate) struct Report {
+    pub(crate) restored: usize,
+    /// Indices of the definitions that failed, each with the reason.
+    pub(crate) failed: Vec<(usize, String)>,
 }
 
 fn reason(error: &ErrorRecord) -> String {

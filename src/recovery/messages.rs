@@ -1,10 +1,11 @@
-//! What is told of the image before: how it was lost or replaced, and what of it is restored.
+//! Messages that a client sees after its image was replaced: how the image was lost, and what of it was restored.
 
 use std::sync::Arc;
 
-use super::restoring::Report;
-use super::worker::Returned;
-use crate::handover::{CrashReport, Resumed, Unrestored, WorkerInit};
+use super::checkpoint::store::Checkpoint;
+use super::definitions::{Definition, Unrestored};
+use super::restore::Report;
+use super::state::{CrashReport, RecoveryState, Resumed};
 use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
@@ -15,55 +16,69 @@ const NAMED: usize = 10;
 /// Characters of a form that a message shows.
 const SHOWN: usize = 100;
 
-/// What every connection is told of the image before.
-#[derive(Debug)]
-pub(super) struct Before {
-    pub(super) crash: Option<CrashReport>,
-    pub(super) lost: Outcome,
-    /// Who asked for this image in place of that, and what it had to say to him yet.
-    pub(super) reset_by: u64,
-    pub(super) notices: Vec<String>,
-    /// What the others are told of that.
-    pub(super) reset: Option<String>,
-    /// How the checkpoint is told of that the reset went back to.
-    pub(super) returned: Option<Result<Returned, String>>,
-    /// What is said of a session that goes on with another server.
-    pub(super) resumed: Option<String>,
+/// A checkpoint that the session went back to, and how many evaluations were forgotten.
+#[derive(Debug, Clone)]
+pub(crate) struct Returned {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) forgotten: u64,
 }
 
-/// What is told of the image before.
-pub(super) fn before(init: &WorkerInit, report: &Report) -> Before {
-    let returned = init.returned.as_ref().map(|(checkpoint, forgotten)| {
-        if init.checkpoint.as_ref().is_some_and(|base| base.file == checkpoint.file) {
-            Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
-        } else {
-            Err(format!("The checkpoint {:?} did not come up. {}", checkpoint.name, restored_since(init, report, &[])))
-        }
-    });
-    let reset = init.reset.filter(|_| init.crash.is_none()).map(|_| match &init.returned {
+/// The messages for all clients.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    pub(crate) crash: Option<CrashReport>,
+    /// The outcome of an evaluation that the replaced image did not finish.
+    pub(crate) lost: Outcome,
+    /// The client that asked for this image, and the notices that it has not seen yet.
+    pub(crate) requested_by: u64,
+    pub(crate) notices: Vec<String>,
+    /// The message about that request for the other clients.
+    pub(crate) reset: Option<String>,
+    /// The outcome of the restore that was asked for.
+    pub(crate) returned: Option<Result<Returned, String>>,
+    /// The message about a persistent session that a new server continues.
+    pub(crate) resumed: Option<String>,
+}
+
+/// The messages about the image that was replaced, once this one has replayed its definitions.
+pub(crate) fn messages(state: &RecoveryState, report: &Report) -> Messages {
+    let replacement = state.replacement.as_ref();
+    let returned =
+        replacement.and_then(|replacement| replacement.checkpoint.as_ref()).map(|(checkpoint, forgotten)| {
+            if state.checkpoint().is_some_and(|booted| booted.file == checkpoint.file) {
+                Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
+            } else {
+                Err(format!(
+                    "The checkpoint {:?} did not come up. {}",
+                    checkpoint.name,
+                    restored_since(state, report, &[])
+                ))
+            }
+        });
+    let reset = replacement.filter(|_| state.crash.is_none()).map(|replacement| match &replacement.checkpoint {
         Some((checkpoint, _)) => format!("Another connection restored the checkpoint {:?}.", checkpoint.name),
         None => "Another connection reset the session: all definitions are gone.".to_owned(),
     });
-    Before {
-        crash: init.crash.clone(),
-        lost: lost(init, report),
-        reset_by: init.reset_by,
-        notices: init.notices.clone(),
+    Messages {
+        crash: state.crash.clone(),
+        lost: lost(state, report),
+        requested_by: replacement.map_or(0, |replacement| replacement.client),
+        notices: replacement.map_or(Vec::new(), |replacement| replacement.notices.clone()),
         reset,
         returned,
-        resumed: init.resumed.as_ref().map(|which| resumed(which, init, report)),
+        resumed: state.resumed.as_ref().map(|which| resumed(which, state, report)),
     }
 }
 
 /// The forms that this image could not restore.
-pub(super) fn failures(init: &WorkerInit, report: &Report) -> Vec<Unrestored> {
-    let journal = init.journal.as_deref().unwrap_or_default();
-    let deadly = init.crash.as_ref().map_or(&[][..], |crash| &crash.deadly).iter().cloned();
-    let failed = report.failed.iter().map(|(index, reason)| Unrestored::new(&journal[*index], reason));
-    deadly.chain(failed).collect()
+pub(crate) fn failures(state: &RecoveryState, report: &Report) -> Vec<Unrestored> {
+    let replayed: Vec<&Definition> = state.to_replay().collect();
+    let poisoned = state.crash.as_ref().map_or(&[][..], |crash| &crash.poisoned).iter().cloned();
+    let failed = report.failed.iter().map(|(index, reason)| Unrestored::new(replayed[*index], reason));
+    poisoned.chain(failed).collect()
 }
 
-pub(super) fn unrestored_line(unrestored: &Unrestored) -> String {
+pub(crate) fn unrestored_line(unrestored: &Unrestored) -> String {
     format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)
 }
 
@@ -76,16 +91,16 @@ fn push_unrestored(text: &mut String, unrestored: &[Unrestored]) {
     }
 }
 
-/// What is said of a session that goes on with another server.
-fn resumed(resumed: &Resumed, init: &WorkerInit, report: &Report) -> String {
+/// The message about a persistent session that a new server continues.
+fn resumed(resumed: &Resumed, state: &RecoveryState, report: &Report) -> String {
     let mut text = format!("The session {:?} goes on. ", resumed.session);
-    if let Some(unusable) = &resumed.unusable {
-        text += &format!("{unusable} ");
+    if let Some(remark) = &resumed.remark {
+        text += &format!("{remark} ");
     }
-    text + &restored_since(init, report, &[])
+    text + &restored_since(state, report, &[])
 }
 
-pub(super) fn shortened(text: &str) -> String {
+pub(crate) fn shortened(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(SHOWN) {
         Some((cut, _)) => format!("{}…", &line[..cut]),
@@ -94,17 +109,18 @@ pub(super) fn shortened(text: &str) -> String {
 }
 
 /// The outcome of an evaluation that has not begun in an image that is replaced.
-pub(super) fn replaced() -> Outcome {
+pub(crate) fn replaced() -> Outcome {
     failed("CANCELLED", "The evaluation ended with its image, which a reset has replaced.".to_owned())
 }
 
 /// What is said of an evaluation that the last image did not finish.
-fn lost(init: &WorkerInit, report: &Report) -> Outcome {
-    let Some(crash) = &init.crash else {
-        let by = if init.returned.is_some() { "a checkpoint" } else { "a reset" };
+fn lost(state: &RecoveryState, report: &Report) -> Outcome {
+    let Some(crash) = &state.crash else {
+        let returned = state.replacement.as_ref().is_some_and(|replacement| replacement.checkpoint.is_some());
+        let by = if returned { "a checkpoint" } else { "a reset" };
         return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
     };
-    let restored = restored(init, report, crash);
+    let restored = restored(state, report, crash);
     let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
         return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", crash.cause));
@@ -115,14 +131,14 @@ fn lost(init: &WorkerInit, report: &Report) -> Outcome {
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
-fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
+fn restored(state: &RecoveryState, report: &Report, crash: &CrashReport) -> String {
     let mut text = "A new image has taken its place.\n".to_owned();
-    if init.journal.is_none() {
+    if state.definitions.is_none() {
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
         return text;
     }
-    text += &restored_since(init, report, &crash.deadly);
-    let (values, hint) = match &init.checkpoint {
+    text += &restored_since(state, report, &crash.poisoned);
+    let (values, hint) = match state.checkpoint() {
         Some(_) => ("\nLost: values that were assigned since the checkpoint", ""),
         None => (
             "\nNot kept: values that were assigned after their definition",
@@ -138,11 +154,10 @@ fn restored(init: &WorkerInit, report: &Report, crash: &CrashReport) -> String {
 }
 
 /// What was restored: the checkpoint, and the forms since.
-fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Unrestored]) -> String {
-    let journal = init.journal.as_deref().unwrap_or_default();
-    let dropped = if init.checkpoint.is_some() { 0 } else { init.dropped };
-    let total = journal.len() + deadly.len() + dropped;
-    let mut text = match &init.checkpoint {
+fn restored_since(state: &RecoveryState, report: &Report, poisoned: &[Unrestored]) -> String {
+    let dropped = state.dropped();
+    let total = state.to_replay().count() + poisoned.len() + dropped;
+    let mut text = match state.checkpoint() {
         Some(checkpoint) => {
             let age = report::age(jiff::Timestamp::now().duration_since(checkpoint.saved));
             let since = match total {
@@ -163,13 +178,13 @@ fn restored_since(init: &WorkerInit, report: &Report, deadly: &[Unrestored]) -> 
             _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
         },
     };
-    push_unrestored(&mut text, &failures(init, report));
+    push_unrestored(&mut text, &failures(state, report));
     if dropped > 0 {
         text += &format!("\n- the {dropped} oldest ones, for which there was no room");
     }
-    if !init.unrestored.is_empty() {
+    if !state.unrestored.is_empty() {
         text += "\nNot restored earlier, and not defined again since:";
-        push_unrestored(&mut text, &init.unrestored);
+        push_unrestored(&mut text, &state.unrestored);
     }
     text
 }
@@ -188,17 +203,18 @@ mod tests {
             connection: 0,
             background: Vec::new(),
             stuck: Some(Box::new(stuck)),
-            deadly: Vec::new(),
+            poisoned: Vec::new(),
         };
         let idle = CrashReport { in_flight: false, stuck: None, ..crash.clone() };
-        let init = WorkerInit { journal: Some(Vec::new()), crash: Some(idle), ..WorkerInit::default() };
-        let error = lost(&init, &Report::default()).result.unwrap_err();
+        let mut state = RecoveryState::new(true);
+        state.crash = Some(idle);
+        let error = lost(&state, &Report::default()).result.unwrap_err();
         let text = error.message.text.clone();
         assert!(
             text.contains("\nNot kept: values that were assigned after their definition, threads and open files. (")
         );
-        let init = WorkerInit { journal: Some(Vec::new()), crash: Some(crash), ..WorkerInit::default() };
-        let error = lost(&init, &Report::default()).result.unwrap_err();
+        state.crash = Some(crash);
+        let error = lost(&state, &Report::default()).result.unwrap_err();
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not react to being \

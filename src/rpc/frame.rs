@@ -14,76 +14,37 @@ pub(crate) const HEADER: usize = 16;
 /// What every frame begins with. Anything else was not written by a worker.
 const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 
-/// What a frame is about. `line` is the number in its header.
+/// The largest answer or message of a worker, in bytes.
+const MAX_LINE_PAYLOAD: usize = 256 << 20;
+/// The largest event of a worker, in bytes.
+pub(crate) const MAX_EVENT: usize = 8 << 20;
+
+/// What a frame carries. `call` is the number in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// For the client: all that `line` asked for.
+    /// The answer to `call`, for its client.
     Answer = 1,
-    /// For the client whose connection has the number in `line`: anything else.
+    /// Any other line, for the client whose connection has the number in `call`.
     Message,
-    /// `line` wants no answer, or none any more.
+    /// Nothing: `call` wants no answer, or none any more.
     Done,
-    /// The payload belongs to the handshake, once `line` is answered or done.
-    Keep,
-    /// An [`Entry`](super::Entry) for the journal.
-    Defined,
-    /// An [`ErrorChange`](super::ErrorChange) of the connection with the number in `line`.
-    Error,
-    /// The limits, as JSON.
-    Limits,
-    /// The image is as it was: a [`Restored`](super::Restored).
-    Restored,
-    /// `line` asks for a fresh image, which says what this one had to say yet: a list of texts.
-    Reset,
-    /// The image is being saved from here on, in a file of this name: a string.
-    Saving,
-    /// That is a [`Checkpoint`](crate::checkpoints::Checkpoint) now.
-    Saved,
-    /// `line` asks for the image of a checkpoint: a [`Return`](super::Return).
-    Return,
-    /// Process number `line` saves a session that lasts, and goes on when all others end.
-    Saver,
-    /// An evaluation, or something else that Lisp does, cannot be stopped: an `Option<Outcome>`.
-    Stuck,
-    /// The worker ends, with `line` as its status: an `Option<String>`, why it cannot serve.
-    Bye,
-    /// The worker serves, though it may have something to restore yet. The first frame of every worker, unless it is a
-    /// `Bye`.
-    Ready,
+    /// A [`WorkerEvent`](crate::recovery::event::WorkerEvent), as JSON.
+    Event,
 }
 
 impl Kind {
-    const ALL: [Self; 16] = [
-        Self::Answer,
-        Self::Message,
-        Self::Done,
-        Self::Keep,
-        Self::Defined,
-        Self::Error,
-        Self::Limits,
-        Self::Restored,
-        Self::Reset,
-        Self::Saving,
-        Self::Saved,
-        Self::Return,
-        Self::Saver,
-        Self::Stuck,
-        Self::Bye,
-        Self::Ready,
-    ];
+    const ALL: [Self; 4] = [Self::Answer, Self::Message, Self::Done, Self::Event];
 
     fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
-    /// The longest payload, in bytes: for lines, more than a worker writes; of all that the next one is given together,
-    /// no more than that reads as one line.
+    /// The longest payload, in bytes.
     const fn max_payload(self) -> usize {
         match self {
-            Self::Answer | Self::Message => 256 << 20,
-            Self::Keep => 1 << 20,
-            _ => 8 << 20,
+            Self::Answer | Self::Message => MAX_LINE_PAYLOAD,
+            Self::Done | Self::Event => MAX_EVENT,
         }
     }
 }
@@ -98,10 +59,9 @@ pub(crate) fn header(kind: Kind, line: u64, length: usize) -> [u8; HEADER] {
     header
 }
 
-/// A whole frame. A payload that is too long is left out: what the frame says beyond its kind is lost.
-pub(crate) fn frame(kind: Kind, line: u64, payload: &[u8]) -> Vec<u8> {
-    let payload = if payload.len() > kind.max_payload() { &[] } else { payload };
-    [&header(kind, line, payload.len()), payload].concat()
+/// A frame with an event, which has at most [`MAX_EVENT`] bytes.
+pub(crate) fn event(payload: &[u8]) -> Vec<u8> {
+    [&header(Kind::Event, 0, payload.len()), payload].concat()
 }
 
 /// A frame that was read: its kind, line and payload.
@@ -140,7 +100,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         for kind in Kind::ALL {
-            let bytes = frame(kind, u64::MAX - 1, b"text\n");
+            let bytes = [&header(kind, u64::MAX - 1, 5)[..], b"text\n"].concat();
             let read = (kind, u64::MAX - 1, &b"text\n"[..]);
             assert_eq!(parse(&[&*bytes, b"more"].concat()), Ok(Some((read, HEADER + 5))));
             assert!((0..bytes.len()).all(|end| parse(&bytes[..end]) == Ok(None)));
@@ -149,13 +109,13 @@ mod tests {
 
     #[test]
     fn what_no_worker_writes_is_found_at_once() {
-        for bytes in [&b"{"[..], b"\xfeS{", &header(Kind::Answer, 1, 1 << 30), &header(Kind::Bye, 1, 1 << 26)] {
+        for bytes in [&b"{"[..], b"\xfeS{", &header(Kind::Answer, 1, 1 << 30), &header(Kind::Event, 1, 1 << 26)] {
             assert_eq!(parse(bytes), Err(Malformed));
         }
         for text in [&b""[..], b"no newline", b"two\nlines\n"] {
-            assert_eq!(parse(&frame(Kind::Answer, 1, text)), Err(Malformed));
+            assert_eq!(parse(&[&header(Kind::Answer, 1, text.len())[..], text].concat()), Err(Malformed));
         }
-        let long = frame(Kind::Stuck, 1, &vec![0; 9 << 20]);
-        assert_eq!(parse(&long), Ok(Some(((Kind::Stuck, 1, &b""[..]), HEADER))));
+        let event = event(b"{}");
+        assert_eq!(parse(&event), Ok(Some(((Kind::Event, 0, &b"{}"[..]), HEADER + 2))));
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::io::FdFlags;
 
@@ -48,11 +49,19 @@ pub(crate) fn monotonic() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
+/// How long after its deadline an evaluation may take to end, or to be given up by the worker itself.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The [deadline](Status::Due) of an evaluation that has so much time from now on.
+pub(crate) fn deadline(time: Duration) -> u64 {
+    u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
+}
+
 /// The worker's side.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SharedStatus(SharedPage);
+pub(crate) struct StatusPage(SharedPage);
 
-impl SharedStatus {
+impl StatusPage {
     /// Takes over what the supervisor left open under this number.
     pub(crate) fn take(number: i32) -> io::Result<Self> {
         share(number).map(Self)

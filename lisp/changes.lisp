@@ -1,0 +1,111 @@
+;;;; The changes that a form makes: the names that it defines and removes, as SBCL makes the definitions; what it is; and the
+;;;; modules that its symbols belong to. The host records them with the form, to know later which forms make up for others.
+
+(in-package "SBCL-HOST")
+
+(defvar *loading-system* nil
+  "The name of the system that ASDF is compiling or loading, or NIL.")
+
+(defconstant +changes+ 50
+  "How many names are reported of a form. Of one that defines or removes more, none are.")
+
+(defun change-line (sign kind name)
+  "Return the line about NAME, which is defined (SIGN is #\\+) or removed (#\\-) as KIND."
+  (with-server-syntax (:length nil)
+    (let ((*package* (load-time-value (find-package "KEYWORD"))))
+      (substitute #\Space #\Newline (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))))
+
+(defun recording-changes-p ()
+  "True when the changes of a form are recorded: what a system defines is not, for the form that loads it stands for all."
+  (and *evaluation*
+       (not *loading-system*)
+       (<= (length (evaluation-changes *evaluation*)) +changes+)))
+
+(defun note-change (line)
+  "Record LINE with the form that is being evaluated."
+  ;; The threads of an evaluation may define at once.
+  (sb-ext:atomic-update (evaluation-changes *evaluation*)
+                        (lambda (changes)
+                          (if (member line changes :test #'equal)
+                              changes
+                              (cons line changes)))))
+
+(defun forget-changes ()
+  "Begin to record the changes of another form."
+  (setf (evaluation-changes *evaluation*) '()))
+
+;;; What a form is
+
+(defconstant +visited+ 10000
+  "How many conses and atoms of a form are visited: it may be circular.")
+
+(defun map-symbols (function form)
+  "Call FUNCTION with the symbols in FORM, within lists and backquotes. Return true if all of it was visited."
+  (declare (type function function))
+  (let ((pending (list form)))
+    (loop repeat +visited+
+          while pending
+          do (let ((object (pop pending)))
+               (cond ((symbolp object) (funcall function object))
+                     ((consp object)
+                      (push (cdr object) pending)
+                      (push (car object) pending))
+                     ((sb-int:comma-p object) (push (sb-int:comma-expr object) pending)))))
+    (null pending)))
+
+(defun runs-when-called-p (form text)
+  "True when nothing in FORM, a function's definition that was read from TEXT, runs before the function is called, but for
+macros that are defined elsewhere."
+  (let ((early nil))
+    (and (map-symbols (lambda (symbol)
+                        (when (member symbol '(eval-when load-time-value macrolet symbol-macrolet))
+                          (setf early t)))
+                      form)
+         (not early)
+         (not (search "#." (the text text))))))
+
+(defun form-role (form text)
+  "Return what FORM, which was read from TEXT, is, as the host knows it."
+  (let ((role (case (and (consp form) (first form))
+                (in-package "in-package")
+                (defun "defun")
+                ((defgeneric defmethod) "defmethod"))))
+    (cond ((null role) "other")
+          ((or (string= role "in-package") (runs-when-called-p form text)) role)
+          (t "other"))))
+
+;;; Modules
+
+(defparameter *module-packages*
+  '(("ASDF" . "asdf") ("UIOP" . "asdf") ("SB-BSD-SOCKETS" . "sb-bsd-sockets") ("SB-CLTL2" . "sb-cltl2")
+    ("SB-CONCURRENCY" . "sb-concurrency") ("SB-COVER" . "sb-cover") ("SB-GRAPH" . "sb-graph") ("SB-GROVEL" . "sb-grovel")
+    ("SB-INTROSPECT" . "sb-introspect") ("SB-MANUAL" . "sb-manual") ("SB-MD5" . "sb-md5") ("SB-POSIX" . "sb-posix")
+    ("SB-ROTATE-BYTE" . "sb-rotate-byte") ("SB-RT" . "sb-rt") ("SB-SPROF" . "sb-sprof"))
+  "Packages of this image that a plain SBCL has after REQUIRE only, each with the module. Packages of ASDF's are named
+after these, with a slash and more.")
+
+(defun symbol-module (symbol)
+  "Return the module that SYMBOL belongs to, or, if it is a keyword, names a package of; NIL for none."
+  (let ((package (symbol-package symbol)))
+    (unless (or (null package) (eq package (load-time-value (find-package "COMMON-LISP"))))
+      (let ((name (if (keywordp symbol) (symbol-name symbol) (package-name package))))
+        (cdr (assoc (subseq name 0 (position #\/ name)) *module-packages* :test #'string=))))))
+
+(defun form-modules (form)
+  "Return the modules that symbols of FORM belong to."
+  (let ((modules '()))
+    (map-symbols (lambda (symbol)
+                   (let ((module (symbol-module symbol)))
+                     (when module
+                       (pushnew module modules :test #'string=))))
+                 form)
+    modules))
+
+(defun changes-text (form text)
+  "Return what the host is told of FORM, which was read from TEXT and has just been evaluated: lines that begin with = (its
+role), + (a name that it defined), - (one that it removed) and ? (a module)."
+  (let ((changes (evaluation-changes *evaluation*)))
+    (format nil "=~A~{~%~A~}~{~%?~A~}"
+            (form-role form text)
+            (and (<= (length changes) +changes+) (reverse changes))
+            (form-modules form))))

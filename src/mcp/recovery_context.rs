@@ -1,0 +1,303 @@
+//! The recovery context: what a worker and its clients know of the image before, and how another image is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::Pid;
+
+use crate::Session;
+use crate::outcome::Outcome;
+use crate::recovery::checkpoint::autosave::Activity;
+use crate::recovery::checkpoint::save::SaveReports;
+use crate::recovery::checkpoint::store::Checkpoint;
+use crate::recovery::definitions::Unrestored;
+use crate::recovery::event::WorkerEvent;
+use crate::recovery::messages::{Messages, Returned, failures, messages, replaced, unrestored_line};
+use crate::recovery::reporter::{EventReporter, Reporter};
+use crate::recovery::restore::{Restoration, Restoring};
+use crate::recovery::state::RecoveryState;
+use crate::recovery::status_page::StatusPage;
+use crate::rpc::driver::Driver;
+use crate::rpc::output::Output;
+use crate::rpc::route::call_of_job;
+use crate::session::recovery::{Errors, in_background};
+
+/// Time in which running and held evaluations unwind before another image replaces theirs.
+const UNWINDING: Duration = Duration::from_millis(700);
+
+/// The recovery context of one client.
+#[derive(Debug, Clone)]
+pub(super) struct RecoveryContext {
+    pub(super) reporter: Reporter,
+    driver: Arc<Driver>,
+    status: StatusPage,
+    /// Jobs with numbers up to this one have begun in an image that is gone.
+    begun: u64,
+    /// The call that asked for this image.
+    requested_by: Option<u64>,
+    /// The call whose inspection lost the last two images.
+    fatal_inspection: Option<u64>,
+    pub(super) restoring: Arc<Restoring>,
+    /// The last image was lost, not replaced because somebody asked for that.
+    crashed: bool,
+    pub(super) activity: Arc<Activity>,
+    pub(super) saves: SaveReports,
+    /// The forms that could not be restored and have not been defined again.
+    unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    /// The errors of the clients that were attached to the image before.
+    errors: Arc<BTreeMap<u64, Errors>>,
+    /// Known once the definitions are replayed.
+    messages: Arc<OnceLock<Messages>>,
+    /// The client whose cancelled evaluation did not end, so that the image before was replaced.
+    cancelled: Option<u64>,
+    /// The outcome of this client's lost evaluations, if that is an error with a number of its own.
+    lost: Arc<OnceLock<Outcome>>,
+    /// An answer has reported the loss.
+    told: Arc<AtomicBool>,
+}
+
+impl RecoveryContext {
+    /// The recovery context of another client, which may have been attached to the image before.
+    pub(super) fn beside(&self, session: &Session) -> Self {
+        if let Some(errors) = self.errors.get(&session.connection_number()) {
+            session.set_errors(errors.clone());
+        }
+        Self { lost: Arc::default(), told: Arc::default(), ..self.clone() }
+    }
+
+    /// Tells a client of the image before what became of that, once it is known.
+    pub(super) fn tell_of_replacement(&self, session: &Session) {
+        let (context, session) = (self.clone(), session.clone());
+        self.once_restored(move || {
+            if let Some(messages) = context.messages.get() {
+                context.tell(messages, &session);
+            }
+        });
+    }
+
+    fn tell(&self, messages: &Messages, session: &Session) {
+        let connection = session.connection_number();
+        let Messages { requested_by, notices, reset, .. } = messages;
+        if *requested_by == connection {
+            notices.iter().for_each(|notice| session.add_notice(notice.clone()));
+        } else if let Some(reset) = reset {
+            session.tell(reset.clone());
+        }
+        if let (Some(crash), Err(error)) = (&messages.crash, &messages.lost.result) {
+            let waits = crash.in_flight && crash.connection == connection;
+            // The answer to what ran tells of it, unless that wants none any more.
+            let tell = if waits { Session::add_notice } else { Session::tell };
+            tell(session, error.message.text.clone());
+            if let Some(those) = in_background(crash.background.iter().copied()) {
+                tell(session, format!("{those} lost with its image."));
+            }
+            if waits {
+                let mut lost = messages.lost.clone();
+                session.fail(&mut lost);
+                let _ = self.lost.set(lost);
+            }
+        }
+        if connection == 0 {
+            messages.resumed.iter().for_each(|resumed| session.add_notice(resumed.clone()));
+        }
+    }
+
+    /// True when the image before was replaced because a cancelled evaluation of this client's did not end: once the definitions
+    /// are replayed, that is the last error.
+    pub(super) fn has_cancelled(&self, session: &Session) -> bool {
+        self.cancelled == Some(session.connection_number())
+    }
+
+    /// Has the event loop look what is due.
+    pub(super) fn look_again(&self) {
+        self.driver.look_again();
+    }
+
+    /// True until the image is as it was.
+    pub(super) fn is_restoring(&self) -> bool {
+        !self.restoring.is_over()
+    }
+
+    /// Has `then` called as soon as the image is as it was, or given up: on this thread if it is, else on the one that
+    /// restores it.
+    pub(super) fn when_restored(&self, then: impl FnOnce(Restoration) + Send + 'static) {
+        self.restoring.when_ended(then);
+    }
+
+    /// The same for what an image that is given up has no need of.
+    pub(super) fn once_restored(&self, then: impl FnOnce() + Send + 'static) {
+        self.when_restored(move |restoration| match restoration {
+            Restoration::Over => then(),
+            Restoration::GivenUp => {}
+        });
+    }
+
+    /// How far restoring is, in words.
+    pub(super) fn progress(&self) -> Option<String> {
+        self.is_restoring().then(|| self.restoring.progress())
+    }
+
+    /// Restores no more, since another image takes this one's place, and has `session` say so.
+    pub(super) fn give_up_restoring(&self, session: &Session) {
+        self.restoring.give_up(|| {
+            session.forget_said();
+            session.add_notice("The image before was still being restored; that has been ended.".to_owned());
+        });
+    }
+
+    /// The forms that could not be restored and have not been defined again: a line each.
+    pub(super) fn unrestored(&self) -> Vec<String> {
+        self.unrestored.lock().iter().map(unrestored_line).collect()
+    }
+
+    /// This process saves the image, and goes on when all others end.
+    pub(super) fn leaves(&self, saver: Pid) {
+        self.reporter.report(&WorkerEvent::SaverStarted { pid: saver.as_raw_nonzero().get() });
+    }
+
+    /// True for a job that another image has begun.
+    pub(super) fn has_begun(&self, number: u64) -> bool {
+        number <= self.begun
+    }
+
+    /// The outcome of such a job, which is an error like any other.
+    pub(super) fn lost(&self, session: &Session) -> Outcome {
+        let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
+        let mut outcome = lost.cloned().unwrap_or_else(replaced);
+        if !self.crashed {
+            // It was asked for before the reset, which has cleared the error state.
+            return outcome;
+        }
+        if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
+            session.withdraw_notice(error.message.text.clone());
+            if error.id > 0 {
+                return outcome;
+            }
+        }
+        session.fail(&mut outcome);
+        outcome
+    }
+
+    /// Why a question that asks for jobs from this number on is not answered: images were lost while they did so. What it
+    /// came to is no error of the session's.
+    pub(super) fn lost_question(&self, number: u64) -> Option<String> {
+        let lost = &self.messages.get()?.lost;
+        let told = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
+        Some(format!("[ERROR] {}\nTwice the image was lost while this was answered.\n{}", told.kind, told.message.text))
+    }
+
+    /// True when this image is the one that a call asked for.
+    pub(super) fn is_fresh_for(&self, call: u64) -> bool {
+        self.requested_by == Some(call)
+    }
+
+    /// The outcome of the restore that a call requested, if this worker serves it.
+    pub(super) fn returned_for(&self, call: u64) -> Option<&Result<Returned, String>> {
+        self.messages.get()?.returned.as_ref().filter(|_| self.is_fresh_for(call))
+    }
+
+    /// Asks the supervisor for a checkpoint's image, which tells `session` what this one has not told it yet.
+    pub(super) fn request_restore(&self, call: u64, checkpoint: Checkpoint, session: &Session) {
+        self.leave_image(session, move |notices| WorkerEvent::restore_requested(call, checkpoint, notices));
+    }
+
+    /// Asks the supervisor for a fresh image, which tells `session` what this one has not told it yet.
+    pub(super) fn request_reset(&self, call: u64, session: &Session) {
+        self.leave_image(session, move |notices| WorkerEvent::reset_requested(call, notices));
+    }
+
+    /// Asks for another image, once what was abandoned is unwound; `request` gets the notices that `session` has not seen yet.
+    fn leave_image(&self, session: &Session, request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static) {
+        self.driver.pause();
+        let is_unwinding = session.is_unwinding();
+        let (reporter, session, deadline) = (self.reporter.clone(), session.clone(), Instant::now() + UNWINDING);
+        let leave = move || {
+            session.await_unwound(deadline);
+            reporter.report(&request(&session.take_notices()));
+        };
+        if !is_unwinding {
+            return leave();
+        }
+        // What unwinds may want this thread.
+        if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(leave.clone()).is_err() {
+            leave();
+        }
+    }
+}
+
+/// Makes `session` continue where the last image stopped, and reports what happens in it to the supervisor.
+pub(super) fn resume(
+    session: &Session,
+    state: RecoveryState,
+    output: Arc<Output>,
+    driver: Arc<Driver>,
+    status: StatusPage,
+) -> RecoveryContext {
+    if let Some(limits) = state.limits {
+        session.set_limits(limits);
+    }
+    session.count_evaluations_from(state.evaluations);
+    session.lose_evaluations(state.crash.as_ref().map_or(&[], |crash| &crash.background));
+    if let Some(client) = state.clients.get(&0) {
+        session.set_errors(client.errors.clone());
+    }
+    let forms = state.to_replay().count();
+    let reporter = Reporter::new(output);
+    let errors = state.clients.iter().map(|(number, client)| (*number, client.errors.clone())).collect();
+    let context = RecoveryContext {
+        reporter: reporter.clone(),
+        driver: driver.clone(),
+        status,
+        begun: state.begun,
+        requested_by: state.replacement.as_ref().map(|replacement| replacement.call),
+        fatal_inspection: state.inspected.filter(|(_, losses)| *losses > 1).map(|(call, _)| call),
+        restoring: Arc::new(Restoring::new(forms)),
+        crashed: state.crash.is_some(),
+        activity: Arc::default(),
+        // Definitions that are replayed are in no checkpoint.
+        saves: SaveReports::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
+        unrestored: Arc::new(Mutex::new(state.unrestored.clone())),
+        errors: Arc::new(errors),
+        messages: Arc::default(),
+        cancelled: state.crash.as_ref().filter(|crash| crash.was_cancelled()).map(|crash| crash.connection),
+        lost: Arc::default(),
+        told: Arc::default(),
+    };
+    let last_error = session.last_error().map(|error| error.id);
+    let (restoring, activity, unrestored) =
+        (context.restoring.clone(), context.activity.clone(), context.unrestored.clone());
+    let events = EventReporter::new(reporter.clone(), status, driver, restoring, activity, unrestored, last_error);
+    session.observe(Arc::new(events));
+    reporter.report(&WorkerEvent::Ready);
+    if forms == 0 {
+        context.replay(session, &state);
+        return context;
+    }
+    // Meanwhile questions are answered.
+    let (replayed, session) = (context.clone(), session.clone());
+    let run = move || replayed.replay(&session, &state);
+    if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-restore".to_owned()).spawn(run) {
+        tracing::error!("nothing can be restored: {error}");
+        crate::exit_now(1);
+    }
+    context
+}
+
+impl RecoveryContext {
+    /// Replays the definitions, and lets all calls continue that wait for that.
+    fn replay(&self, session: &Session, state: &RecoveryState) {
+        // What the image said as it was booted.
+        let notices = session.take_notices();
+        let Some(report) = self.restoring.evaluate(session, state.to_replay(), self.status) else { return };
+        session.forget_said();
+        notices.into_iter().for_each(|notice| session.add_notice(notice));
+        self.unrestored.lock().extend(failures(state, &report));
+        let _ = self.messages.set(messages(state, &report));
+        self.reporter.report(&WorkerEvent::restored(&report.failed));
+        self.restoring.end();
+        self.driver.look_again();
+    }
+}

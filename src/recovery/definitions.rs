@@ -1,0 +1,336 @@
+//! The definitions of a session: the forms that make a fresh image like the one that was lost.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::outcome::{Changes, DefiningForm};
+
+/// The number of forms up to which all are kept as they were evaluated, repetitions included.
+const EXACT: usize = 2_000;
+/// Bytes that the forms may take as JSON.
+const MAX_BYTES: usize = 16 << 20;
+/// Bytes that one form may take as JSON: what a frame holds, and room for the rest of the event.
+const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
+/// Characters that are kept of a longer one.
+const BEGINNING: usize = 200;
+/// Bytes that a form takes besides its texts.
+const OVERHEAD: usize = 64;
+
+/// A form that defined something.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Definition {
+    /// The form and the package it was read in.
+    pub(crate) form: DefiningForm,
+    /// What it defined and removed, as Lisp reported it.
+    #[serde(default)]
+    pub(crate) changes: Changes,
+    /// The package was bound for its evaluation alone.
+    pub(crate) local: bool,
+    /// The number of the evaluation that it was part of.
+    pub(crate) evaluation: u64,
+    /// How long it took at first, in milliseconds, at most.
+    #[serde(default)]
+    pub(crate) took: u64,
+    /// The form's length in bytes, when that exceeds what is kept: `form` has only its beginning then, and cannot be replayed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) too_long: Option<usize>,
+}
+
+impl Definition {
+    /// The definition, its form cut to its beginning when it is too long to be kept.
+    pub(crate) fn bounded(mut self) -> Self {
+        if json_size(&self.form.code) > MAX_FORM {
+            self.too_long = Some(self.form.code.len());
+            self.form.code = self.form.code.chars().take(BEGINNING).collect();
+        }
+        self
+    }
+
+    /// What is equal for repetitions of a form.
+    fn key(&self) -> (&DefiningForm, bool) {
+        (&self.form, self.local)
+    }
+
+    /// Bytes that it takes as JSON, at most.
+    fn size(&self) -> usize {
+        let changes = self.changes.defined.iter().chain(&self.changes.removed).chain(&self.changes.modules);
+        let changes: usize = changes.map(|name| json_size(name) + 3).sum();
+        OVERHEAD + json_size(&self.form.code) + json_size(&self.form.package) + changes
+    }
+}
+
+/// A form that could not be restored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unrestored {
+    pub(crate) form: DefiningForm,
+    /// The names that are missing without it, as [`Changes::defined`] has them.
+    #[serde(default)]
+    missing: Vec<String>,
+    /// Why, in a line.
+    pub(crate) reason: String,
+}
+
+impl Unrestored {
+    pub(crate) fn new(definition: &Definition, reason: &str) -> Self {
+        let Definition { form, changes, .. } = definition;
+        Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
+    }
+
+    /// Records that a form was evaluated. Returns true when nothing is missing any more: it was the same form, or every
+    /// name has been defined again or removed since.
+    pub(crate) fn is_resolved_by(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
+        let had_names = !self.missing.is_empty();
+        self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
+        self.form == *form || had_names && self.missing.is_empty()
+    }
+}
+
+/// Definitions in the order of their evaluation, within bounds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "Stored")]
+pub(crate) struct Definitions {
+    /// Each with its position: how many had come before it.
+    entries: Vec<(u64, Definition)>,
+    /// How many have come.
+    count: u64,
+    /// How many were dropped for want of room.
+    dropped: usize,
+    #[serde(skip)]
+    bytes: usize,
+    /// How many entries there may be before repetitions are looked for again.
+    #[serde(skip)]
+    limit: usize,
+}
+
+/// What is serialized of [`Definitions`].
+#[derive(Deserialize)]
+struct Stored {
+    entries: Vec<(u64, Definition)>,
+    count: u64,
+    dropped: usize,
+}
+
+impl From<Stored> for Definitions {
+    fn from(Stored { entries, count, dropped }: Stored) -> Self {
+        let bytes = entries.iter().map(|(_, definition)| definition.size()).sum();
+        let limit = entries.len();
+        Self { entries, count, dropped, bytes, limit }
+    }
+}
+
+impl Definitions {
+    /// Adds a definition.
+    pub(crate) fn add(&mut self, definition: Definition) {
+        self.bytes += definition.size();
+        self.entries.push((self.count, definition));
+        self.count += 1;
+        if self.entries.len() > self.limit.max(EXACT) || self.bytes > MAX_BYTES {
+            self.compact();
+            self.limit = self.entries.len() * 2;
+        }
+    }
+
+    /// Drops repetitions, but for each form's first time, on which others may rest, and its last; then, if there is still
+    /// too much, the oldest forms.
+    fn compact(&mut self) {
+        let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
+        for (index, (_, definition)) in self.entries.iter().enumerate() {
+            last.insert(definition.key(), index);
+        }
+        let mut seen: HashSet<(&DefiningForm, bool)> = HashSet::new();
+        let keep: Vec<bool> = self
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(index, (_, entry))| seen.insert(entry.key()) || last[&entry.key()] == index)
+            .collect();
+        let mut keep = keep.into_iter();
+        self.entries.retain(|_| keep.next().unwrap_or(true));
+        self.bytes = self.entries.iter().map(|(_, definition)| definition.size()).sum();
+        let mut excess = 0;
+        // With room for some more, lest every form from here on is work.
+        let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
+        while self.bytes > room && excess < self.entries.len() {
+            self.bytes -= self.entries[excess].1.size();
+            excess += 1;
+        }
+        self.entries.drain(..excess);
+        self.dropped += excess;
+    }
+
+    /// Records that `count` more were dropped.
+    pub(crate) fn count_dropped(&mut self, count: usize) {
+        self.dropped += count;
+    }
+
+    /// Removes the definitions at these indices from `position` on.
+    pub(crate) fn remove(&mut self, position: u64, indices: &HashSet<usize>) {
+        let first = self.first_since(position);
+        let indices: HashSet<usize> = indices.iter().map(|index| index.saturating_add(first)).collect();
+        let mut index = 0;
+        self.entries.retain(|(_, definition)| {
+            let stays = !indices.contains(&index);
+            index += 1;
+            if !stays {
+                self.bytes -= definition.size();
+            }
+            stays
+        });
+    }
+
+    /// Takes out the definition at an index from `position` on.
+    pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
+        let index = self.first_since(position).saturating_add(index);
+        let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
+        self.bytes -= definition.size();
+        Some(definition)
+    }
+
+    /// How many were dropped for want of room.
+    pub(crate) fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// The position of the next definition.
+    pub(crate) fn end(&self) -> u64 {
+        self.count
+    }
+
+    fn first_since(&self, position: u64) -> usize {
+        self.entries.partition_point(|(place, _)| *place < position)
+    }
+
+    /// The definitions in their order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Definition> {
+        self.entries.iter().map(|(_, definition)| definition)
+    }
+
+    /// A copy of those from `position` on.
+    pub(crate) fn since(&self, position: u64) -> Self {
+        let entries = self.entries[self.first_since(position)..].to_vec();
+        Stored { entries, count: self.count, dropped: self.dropped }.into()
+    }
+
+    /// Forgets those from `position` on.
+    pub(crate) fn truncate(&mut self, position: u64) {
+        for (_, definition) in self.entries.drain(self.first_since(position)..) {
+            self.bytes -= definition.size();
+        }
+    }
+}
+
+/// Bytes that a text takes as JSON.
+fn json_size(text: &str) -> usize {
+    let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
+    text.bytes().map(escaped).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(code: String) -> Definition {
+        Definition {
+            form: DefiningForm { code, package: "COMMON-LISP-USER".to_owned() },
+            changes: Changes::default(),
+            local: false,
+            evaluation: 1,
+            took: 0,
+            too_long: None,
+        }
+    }
+
+    fn codes(definitions: &Definitions) -> Vec<&str> {
+        definitions.iter().map(|definition| &*definition.form.code).collect()
+    }
+
+    fn bytes(definitions: &Definitions) -> usize {
+        definitions.iter().map(Definition::size).sum()
+    }
+
+    #[test]
+    fn repeated_definitions_do_not_accumulate() {
+        let mut definitions = Definitions::default();
+        for round in 0..100_000 {
+            definitions.add(definition(format!("(defun f{} ())", round % 10)));
+        }
+        assert!(definitions.entries.len() <= 2 * EXACT);
+        definitions.compact();
+        assert_eq!(definitions.entries.len(), 20);
+        assert_eq!(codes(&definitions)[19], "(defun f9 ())");
+        definitions.remove(0, &HashSet::from([0, 18]));
+        assert_eq!(definitions.take(0, 16).unwrap().form.code, "(defun f7 ())");
+        assert_eq!(definitions.take(0, 17), None);
+        assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    #[test]
+    fn definitions_since_a_position_can_be_taken_and_forgotten() {
+        let mut definitions = Definitions::default();
+        (0..5).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        let position = definitions.end();
+        (5..8).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        assert_eq!(definitions.since(position).entries.len(), 3);
+        assert_eq!(definitions.take(position, 1).unwrap().form.code, "(defun f6 ())");
+        definitions.remove(position, &HashSet::from([0]));
+        assert_eq!(codes(&definitions.since(position)), ["(defun f7 ())"]);
+        assert_eq!(definitions.entries.len(), 6);
+        definitions.truncate(position);
+        assert_eq!((definitions.entries.len(), definitions.since(position).entries.len()), (5, 0));
+        assert_eq!(definitions.bytes, bytes(&definitions));
+    }
+
+    #[test]
+    fn the_oldest_definitions_are_dropped_when_all_together_are_too_large() {
+        let mut definitions = Definitions::default();
+        for round in 0..40 {
+            definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20))));
+        }
+        assert!(definitions.bytes <= MAX_BYTES);
+        assert_eq!(definitions.dropped() + definitions.entries.len(), 40);
+        assert!(codes(&definitions).last().unwrap().contains("*v39*"));
+        // Six bytes a character, as JSON.
+        definitions.add(definition("\u{1}".repeat(4 << 20)));
+        assert!(serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn definitions_are_the_same_after_serialization() {
+        let mut definitions = Definitions::default();
+        (0..5).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        definitions.count_dropped(3);
+        let read: Definitions = serde_json::from_slice(&serde_json::to_vec(&definitions).unwrap()).unwrap();
+        assert_eq!((codes(&read), read.end(), read.dropped()), (codes(&definitions), 5, 3));
+        assert_eq!(read.bytes, definitions.bytes);
+    }
+
+    #[test]
+    fn a_form_that_is_too_long_is_kept_by_its_beginning() {
+        let long = definition(format!("(defvar *long* \"{}\")", "x".repeat(MAX_FORM))).bounded();
+        assert_eq!(long.too_long, Some(MAX_FORM + 18));
+        assert_eq!(long.form.code.len(), BEGINNING);
+        assert_eq!(definition("(f)".to_owned()).bounded(), definition("(f)".to_owned()));
+    }
+
+    #[test]
+    fn an_unrestored_form_is_resolved_once_all_its_names_are_defined_or_removed() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let form = |code: &str| DefiningForm { code: code.to_owned(), package: "APP".to_owned() };
+        let defining = |defined: &[&str]| Changes { defined: names(defined), ..Changes::default() };
+        let missing = |defined: &[&str]| {
+            let changes = defining(defined);
+            Unrestored::new(&Definition { changes, ..definition("(define-both)".to_owned()) }, "it failed")
+        };
+        let mut both = missing(&["FUNCTION APP::F", "VARIABLE APP::F"]);
+        assert!(!both.is_resolved_by(&form("(defun f ())"), &defining(&["FUNCTION APP::F"])));
+        assert!(!both.is_resolved_by(&form("(defun g ())"), &defining(&["FUNCTION APP::G"])));
+        let removing = Changes { removed: names(&["VARIABLE APP::F"]), ..Changes::default() };
+        assert!(both.is_resolved_by(&form("(unintern 'f)"), &removing));
+        // Without a name only the same form resolves it.
+        let mut load = missing(&[]);
+        assert!(!load.is_resolved_by(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
+        let same = definition("(define-both)".to_owned()).form;
+        assert!(load.is_resolved_by(&same, &Changes::default()));
+    }
+}

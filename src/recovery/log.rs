@@ -1,0 +1,287 @@
+//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, a line of JSON each.
+//!
+//! The supervisor appends the events that a new server must know, and compacts the log to a snapshot when a reset, a restore
+//! or a replay has changed more than events tell, and when the log has grown. A last line that a crash has cut off is
+//! ignored. A session that does not outlive its server needs no log: its state is kept in memory.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::store::write_whole;
+use super::event::SessionEvent;
+use super::old_log::OldLine;
+use super::state::RecoveryState;
+use crate::rpc::framing::MAX_LINE;
+
+/// The name of the log's file.
+pub(crate) const LOG: &str = "log";
+/// A log that has grown by so many bytes is compacted.
+const GROWTH: u64 = 64 << 20;
+/// The version of the format: a log of a higher one is not read.
+const FORMAT: u32 = 2;
+
+/// A line of the log.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LogLine {
+    /// The state so far. The first line, and no other.
+    Snapshot {
+        /// The version of the format.
+        format: u32,
+        /// The program that wrote it.
+        build: String,
+        state: Box<RecoveryState>,
+    },
+    /// A change since.
+    Event(SessionEvent),
+}
+
+/// What was read from a log.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// The fold over the log.
+    pub(crate) state: RecoveryState,
+    /// The program that wrote the snapshot; `None` for logs of version 0.1 and for a session without one.
+    pub(crate) build: Option<String>,
+    /// Lines that could not be read, but for a last one that was cut off.
+    pub(crate) unreadable: usize,
+}
+
+/// Reads the log in a session's directory; a session without one has an empty state.
+///
+/// # Errors
+/// A sentence: a newer program wrote the log.
+pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
+    File::open(directory.join(LOG)).map_or_else(|_| Ok(Loaded::default()), |file| read(BufReader::new(file)))
+}
+
+/// True when there is a log in a directory.
+pub(crate) fn is_in(directory: &Path) -> bool {
+    let mut line = Vec::new();
+    let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
+    file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
+        && (matches!(serde_json::from_slice(&line), Ok(LogLine::Snapshot { .. }))
+            || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
+}
+
+/// Reads what a checkpoint contains, from the file beside it; `None` where there is none.
+pub(crate) fn load_content(path: &Path) -> Option<RecoveryState> {
+    Some(read(BufReader::new(File::open(path).ok()?)).ok()?.state)
+}
+
+fn read(mut file: impl BufRead) -> Result<Loaded, String> {
+    let mut loaded = Loaded::default();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match file.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return Ok(loaded),
+            Ok(_) => {}
+        }
+        match serde_json::from_slice(&line) {
+            Ok(LogLine::Snapshot { format, build, .. }) if format > FORMAT => {
+                return Err(format!("a newer sbcl-mcp wrote its log ({build})"));
+            }
+            Ok(LogLine::Snapshot { build, state, .. }) => (loaded.state, loaded.build) = (*state, Some(build)),
+            Ok(LogLine::Event(event)) => loaded.state.apply(event),
+            Err(_) => match serde_json::from_slice::<OldLine>(&line) {
+                Ok(old) => old.apply_to(&mut loaded.state),
+                // A line that was cut off, as the disk was full or the machine stopped.
+                Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a line of the session's log cannot be read");
+                    loaded.unreadable += 1;
+                }
+            },
+        }
+    }
+}
+
+/// Writes what a checkpoint contains, as a file of its own.
+pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<()> {
+    write_whole(path, &snapshot(content))
+}
+
+/// The first line of a log, in which histories of errors are left out if they make it too long. The definitions always fit.
+fn snapshot(state: &RecoveryState) -> Vec<u8> {
+    let encoded = |state: &RecoveryState| {
+        let state = Box::new(state.clone());
+        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state })
+    };
+    let whole = encoded(state);
+    if whole.len() < MAX_LINE { whole } else { encoded(&state.without_histories()) }
+}
+
+fn encoded(line: &LogLine) -> Vec<u8> {
+    // Strings, numbers, lists and maps with keys of text: serializing them cannot fail.
+    let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+    bytes.push(b'\n');
+    bytes
+}
+
+/// A log that is being written.
+#[derive(Debug)]
+pub(crate) struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    grown: u64,
+    /// The last line may be incomplete, and later ones may be missing.
+    is_incomplete: bool,
+}
+
+impl Log {
+    /// The log in a session's directory; it must be [compacted](Self::compact) before an event is appended.
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self { path: directory.join(LOG), file: None, grown: 0, is_incomplete: false }
+    }
+
+    /// Replaces the log with a snapshot of `state`.
+    ///
+    /// # Errors
+    /// The file cannot be written; it is as it was.
+    pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
+        self.is_incomplete = self.file.is_some();
+        write_whole(&self.path, &snapshot(state))?;
+        self.file = Some(OpenOptions::new().append(true).mode(0o600).open(&self.path)?);
+        (self.grown, self.is_incomplete) = (0, false);
+        Ok(())
+    }
+
+    /// Appends an event. Returns true when it is time to compact the log: it has grown, or events before could not be written.
+    pub(crate) fn append(&mut self, event: SessionEvent) -> bool {
+        let mut line = encoded(&LogLine::Event(event));
+        let was_incomplete = self.is_incomplete;
+        if was_incomplete {
+            line.insert(0, b'\n');
+        }
+        if let Some(file) = &mut self.file {
+            self.grown += line.len() as u64;
+            let written = file.write_all(&line);
+            if let (false, Err(error)) = (was_incomplete, &written) {
+                tracing::warn!("the session's log cannot be written: {error}");
+            }
+            self.is_incomplete = written.is_err();
+        }
+        self.grown > GROWTH || was_incomplete && !self.is_incomplete
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Changes, DefiningForm};
+    use crate::recovery::definitions::Definition;
+
+    fn defined(code: &str, evaluation: u64) -> SessionEvent {
+        let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
+        let changes = Changes::default();
+        SessionEvent::Defined(Definition { form, changes, local: false, evaluation, took: 1, too_long: None })
+    }
+
+    fn state(events: impl IntoIterator<Item = SessionEvent>) -> RecoveryState {
+        let mut state = RecoveryState::new(true);
+        events.into_iter().for_each(|event| state.apply(event));
+        state
+    }
+
+    fn codes(directory: &Path) -> Vec<String> {
+        load(directory).unwrap().state.to_replay().map(|definition| definition.form.code.clone()).collect()
+    }
+
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("sbcl-mcp-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        directory
+    }
+
+    #[test]
+    fn a_log_that_was_cut_off_is_read_up_to_there() {
+        let directory = directory("log");
+        let mut log = Log::new(&directory);
+        log.compact(&state([defined("(a)", 3)])).unwrap();
+        log.append(SessionEvent::Saving { file: "x.core".to_owned() });
+        log.append(defined("(b)", 9));
+        let content = std::fs::read(&log.path).unwrap();
+        let mut seen = 0;
+        for end in 0..=content.len() {
+            std::fs::write(&log.path, &content[..end]).unwrap();
+            let loaded = load(&directory).unwrap();
+            let count = loaded.state.to_replay().count();
+            assert!(count >= seen && loaded.unreadable == 0, "{end}");
+            seen = count;
+        }
+        assert_eq!(codes(&directory), ["(a)", "(b)"]);
+        let loaded = load(&directory).unwrap();
+        assert_eq!(loaded.state.saved_files(), ["x.core"]);
+        assert_eq!((loaded.state.evaluations, loaded.build), (9, Some(crate::build())));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn events_that_a_full_disk_has_cost_are_written_later() {
+        let directory = directory("full-log");
+        let mut log = Log::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        assert!(!log.append(defined("(b)", 2)));
+        let file = log.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
+        assert!(!log.append(defined("(c)", 3)) && !log.append(defined("(d)", 4)));
+        log.file = file;
+        // There is room again, perhaps for a line and no more.
+        assert!(log.append(defined("(e)", 5)));
+        let draft = log.path.with_extension("draft");
+        std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
+        assert!(log.compact(&state((1..6).map(|number| defined("(f)", number)))).is_err());
+        assert_eq!(codes(&directory).len(), 3);
+        assert!(log.append(defined("(g)", 6)));
+        log.compact(&state((1..8).map(|number| defined("(h)", number)))).unwrap();
+        assert_eq!(codes(&directory).len(), 7);
+        assert!(!log.append(defined("(i)", 8)));
+        assert_eq!(codes(&directory).len(), 8);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn lines_that_cannot_be_read_are_counted_and_a_newer_log_is_refused() {
+        let directory = directory("strange-log");
+        let mut log = Log::new(&directory);
+        log.compact(&state([defined("(a)", 1)])).unwrap();
+        log.append(defined("(b)", 2));
+        let text = std::fs::read_to_string(&log.path).unwrap();
+        let unknown = text.replace("\"event\"", "\"happening\"");
+        std::fs::write(&log.path, format!("{unknown}{}\n", text.lines().nth(1).unwrap())).unwrap();
+        let loaded = load(&directory).unwrap();
+        assert_eq!((loaded.unreadable, loaded.state.to_replay().count()), (1, 2));
+        std::fs::write(&log.path, text.replace("\"format\":2", "\"format\":3")).unwrap();
+        assert!(load(&directory).unwrap_err().starts_with("a newer sbcl-mcp wrote its log (0."));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_log_of_version_0_1_is_read() {
+        let directory = directory("old-log");
+        let lines = [
+            r#"{"from":{"evaluations":7,"dropped":1}}"#,
+            r#"{"errors":{"last":null,"history":{"errors":[],"bytes":0},"count":4}}"#,
+            r#"{"unrestored":[{"form":{"code":"(c)","package":"APP"},"reason":"it failed"}]}"#,
+            r#"{"form":{"form":{"code":"(a)","package":"APP"},"local":false,"evaluation":3,"took":1}}"#,
+            r#"{"saving":"x.core"}"#,
+            r#"{"form":{"form":{"code":"(b)","package":"APP"},"local":true,"evaluation":9}}"#,
+            r#"{"error":{"added":null,"last":null}}"#,
+        ];
+        std::fs::write(directory.join(LOG), lines.join("\n") + "\n").unwrap();
+        assert!(is_in(&directory));
+        let Loaded { state, build, unreadable } = load(&directory).unwrap();
+        let codes: Vec<_> = state.to_replay().map(|definition| &*definition.form.code).collect();
+        assert_eq!(
+            (codes, state.saved_files(), unreadable, build),
+            (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0, None)
+        );
+        assert_eq!((state.evaluations, state.dropped(), state.clients[&0].errors.count), (9, 1, 4));
+        assert_eq!(state.unrestored.len(), 1);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,145 @@
+//! The replay policy: which form is suspected when images are lost during a replay, and when it is given up.
+
+use serde::{Deserialize, Serialize};
+
+use super::state::Suspicion;
+
+/// The form that was being replayed when the last image was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Suspect {
+    /// Its index among the definitions to replay.
+    index: usize,
+    /// How many images in a row were lost at it.
+    losses: u32,
+}
+
+/// Decides what the next image does after one was lost during its replay. Pure: no clock, no files, no processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReplayPolicy {
+    suspect: Option<Suspect>,
+}
+
+/// What the next image does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It replays the same definitions again.
+    Retry {
+        /// A form became a suspect that was none before, or is closer to its last try.
+        progress: bool,
+    },
+    /// It leaves out the definition at this index, which is poisoned.
+    Skip {
+        index: usize,
+        /// Why, in a line.
+        reason: String,
+    },
+    /// It is booted from the checkpoint before this one, which did not come up.
+    PreviousCheckpoint,
+}
+
+impl Suspicion {
+    /// How many images may be lost at a form before the form is left out.
+    fn tries(self) -> u32 {
+        match self {
+            Self::Certain => 1,
+            Self::Likely => 2,
+            Self::Possible => 3,
+        }
+    }
+}
+
+impl ReplayPolicy {
+    /// An image was lost before it had replayed its definitions, at the one with this index; `None` when it had not begun to.
+    pub(crate) fn lost(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> Step {
+        let Some(index) = replaying else { return Step::PreviousCheckpoint };
+        let before = self.suspect.filter(|suspect| suspect.index == index).map_or(0, |suspect| suspect.losses);
+        let losses = before + 1;
+        if losses < suspicion.tries() {
+            let progress = before > 0 || self.suspect.is_none();
+            self.suspect = Some(Suspect { index, losses });
+            return Step::Retry { progress };
+        }
+        self.suspect = None;
+        let reason = match suspicion {
+            Suspicion::Possible => format!("the image was killed {losses} times while it was evaluated again"),
+            Suspicion::Certain | Suspicion::Likely => "it takes the image down".to_owned(),
+        };
+        Step::Skip { index, reason }
+    }
+
+    /// An image has replayed its definitions.
+    pub(crate) fn replayed(&mut self) {
+        self.suspect = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn suspicion() -> impl Strategy<Value = Suspicion> {
+        prop_oneof![Just(Suspicion::Certain), Just(Suspicion::Likely), Just(Suspicion::Possible)]
+    }
+
+    proptest! {
+        /// Images in which the forms at `poisoned` indices always crash end up replaying all the others, each poisoned form
+        /// having been tried no more often than its suspicion allows.
+        #[test]
+        fn a_replay_ends_without_the_poisoned_forms(
+            poisoned in prop::collection::vec(any::<bool>(), 0..30),
+            suspicion in suspicion(),
+        ) {
+            let mut policy = ReplayPolicy::default();
+            let mut forms = poisoned.clone();
+            let mut losses = 0;
+            while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
+                losses += 1;
+                match policy.lost(Some(index), suspicion) {
+                    // The supervisor counts a loss without progress against the server.
+                    Step::Retry { progress } => prop_assert!(progress),
+                    Step::Skip { index: skipped, .. } => {
+                        prop_assert_eq!(skipped, index);
+                        forms.remove(index);
+                    }
+                    Step::PreviousCheckpoint => prop_assert!(false, "the checkpoint came up"),
+                }
+            }
+            let bad = poisoned.iter().filter(|poisoned| **poisoned).count();
+            prop_assert_eq!(losses, bad * suspicion.tries() as usize);
+            prop_assert_eq!(forms.len(), poisoned.len() - bad);
+        }
+
+        /// Whatever happens, only the form at which images were lost is left out, and never at a first loss that somebody else
+        /// may have caused.
+        #[test]
+        fn only_a_form_that_images_were_lost_at_is_left_out(
+            losses in prop::collection::vec((prop::option::of(0..4_usize), suspicion()), 0..60),
+        ) {
+            let mut policy = ReplayPolicy::default();
+            let mut in_a_row: Option<(usize, u32)> = None;
+            for (replaying, suspicion) in losses {
+                let step = policy.lost(replaying, suspicion);
+                let Some(index) = replaying else {
+                    prop_assert_eq!(step, Step::PreviousCheckpoint);
+                    continue;
+                };
+                let count = in_a_row.filter(|(known, _)| *known == index).map_or(0, |(_, count)| count) + 1;
+                match step {
+                    Step::Skip { index: skipped, .. } => {
+                        prop_assert!(skipped == index && count >= suspicion.tries());
+                        in_a_row = None;
+                    }
+                    Step::Retry { progress } => {
+                        prop_assert!(count < suspicion.tries());
+                        // Two forms that take turns make no progress: the restart policy ends that.
+                        prop_assert_eq!(progress, count > 1 || in_a_row.is_none());
+                        in_a_row = Some((index, count));
+                    }
+                    Step::PreviousCheckpoint => prop_assert!(false, "a form was being replayed"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The worker's reports: session events to the supervisor, and numbers on the status page.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::checkpoint::autosave::Activity;
+use super::definitions::{Definition, Unrestored};
+use super::event::{SessionEvent, WorkerEvent};
+use super::restore::Restoring;
+use super::status_page::{Status, StatusPage, deadline};
+use crate::interruption::Stuck;
+use crate::outcome::{Changes, DefiningForm, ErrorRecord, Outcome};
+use crate::rpc::driver::Driver;
+use crate::rpc::output::Output;
+use crate::session::observer::Observer;
+use crate::{Limits, report};
+
+/// The way to the supervisor. Where there is none, reports go nowhere.
+#[derive(Debug, Clone)]
+pub(crate) struct Reporter {
+    output: Arc<Output>,
+}
+
+impl Reporter {
+    pub(crate) fn new(output: Arc<Output>) -> Self {
+        Self { output }
+    }
+
+    /// Sends an event. One that is too large is reported on stderr, and not sent.
+    pub(crate) fn report(&self, event: &WorkerEvent) {
+        match event.encode() {
+            Ok(bytes) => self.output.event(&bytes),
+            Err(error) => {
+                let begin: String = format!("{event:?}").chars().take(100).collect();
+                tracing::error!("an event is not reported to the supervisor: {error}: {begin}");
+            }
+        }
+    }
+
+    /// Sends a change of the session.
+    pub(crate) fn changed(&self, event: SessionEvent) {
+        self.report(&WorkerEvent::Changed(event));
+    }
+}
+
+/// Forwards what the session observes to the supervisor.
+#[derive(Debug)]
+pub(crate) struct EventReporter {
+    reporter: Reporter,
+    status: StatusPage,
+    driver: Arc<Driver>,
+    restoring: Arc<Restoring>,
+    activity: Arc<Activity>,
+    /// The forms that could not be restored and have not been defined again.
+    unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    /// The number of each client's last error as the supervisor knows it.
+    last_errors: Mutex<HashMap<u64, Option<u64>>>,
+    /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
+    since: Mutex<Instant>,
+}
+
+impl EventReporter {
+    /// Reports by `reporter` and `status`. `last_error` is the number of the last error of the server's own client.
+    pub(crate) fn new(
+        reporter: Reporter,
+        status: StatusPage,
+        driver: Arc<Driver>,
+        restoring: Arc<Restoring>,
+        activity: Arc<Activity>,
+        unrestored: Arc<Mutex<Vec<Unrestored>>>,
+        last_error: Option<u64>,
+    ) -> Self {
+        let last_errors = Mutex::new(HashMap::from([(0, last_error)]));
+        let since = Mutex::new(Instant::now());
+        Self { reporter, status, driver, restoring, activity, unrestored, last_errors, since }
+    }
+}
+
+impl Observer for EventReporter {
+    fn restores(&self) -> bool {
+        self.restoring.evaluates()
+    }
+
+    fn begun(&self, job: u64, timeout: Option<Duration>) {
+        if self.restores() {
+            return;
+        }
+        *self.since.lock() = Instant::now();
+        self.status.set_step(None);
+        self.status.set(Status::Due, timeout.map_or(0, deadline));
+        self.status.set(Status::Begun, job);
+    }
+
+    fn extended(&self, more: Option<Duration>) {
+        self.status.set(Status::Due, more.map_or(0, deadline));
+    }
+
+    fn step(&self, step: Option<&str>) {
+        self.status.set_step(step);
+    }
+
+    fn asks(&self, yes: bool) {
+        self.status.count(Status::Asked, yes);
+    }
+
+    fn ended(&self, job: u64) {
+        if self.restores() {
+            return;
+        }
+        // A job that was cancelled in the queue never began.
+        if self.status.get(Status::Begun) == job {
+            self.status.set(Status::Ended, job);
+        }
+        self.activity.ended();
+    }
+
+    fn in_background(&self, evaluations: &mut dyn Iterator<Item = u64>) {
+        self.status.set_background(evaluations);
+    }
+
+    fn inspects(&self, job: Option<u64>) {
+        self.status.set(Status::Inspecting, job.unwrap_or(0));
+    }
+
+    fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
+        let last = last.map(|error| error.id);
+        let mut last_errors = self.last_errors.lock();
+        let known = last_errors.entry(connection).or_default();
+        if added.is_some() || *known != last {
+            *known = last;
+            self.reporter.changed(SessionEvent::Errors { client: connection, added: added.cloned(), last });
+        }
+    }
+
+    fn disconnected(&self, connection: u64) {
+        self.last_errors.lock().remove(&connection);
+    }
+
+    fn defined(&self, form: &DefiningForm, changes: &Changes, local: bool, evaluation: u64) {
+        if self.restores() {
+            return;
+        }
+        let now = Instant::now();
+        let took = now - std::mem::replace(&mut *self.since.lock(), now);
+        let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.unrestored.lock().retain_mut(|unrestored| !unrestored.is_resolved_by(form, changes));
+        let (form, changes) = (form.clone(), changes.clone());
+        let definition = Definition { form, changes, local, evaluation, took, too_long: None };
+        self.reporter.changed(SessionEvent::Defined(definition.bounded()));
+    }
+
+    fn numbered(&self, evaluation: u64) {
+        self.status.set(Status::Numbered, evaluation);
+    }
+
+    fn limits(&self, limits: &Limits) {
+        self.reporter.changed(SessionEvent::Limits(*limits));
+    }
+
+    fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
+        // No answer will have more of it.
+        let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
+        let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
+        self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });
+        self.driver.pause();
+    }
+}

@@ -1,0 +1,549 @@
+//! The recovery state: what the next worker is given to continue where the last one stopped.
+//!
+//! The state is the fold over [session events](SessionEvent) and the few things that happen to workers from outside: a
+//! crash, a reset, a return to a checkpoint. Nothing here touches a file, a process or the clock.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::store::Checkpoint;
+use super::definitions::{Definition, Definitions, Unrestored};
+use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
+use super::replay_policy::{ReplayPolicy, Step};
+use crate::Limits;
+use crate::interruption::Stuck;
+use crate::outcome::Outcome;
+use crate::session::recovery::Errors;
+
+/// Messages of a client's handshake, at most.
+const MAX_HANDSHAKE: usize = 4;
+/// Handshake messages whose calls are not answered yet, of all clients, at most.
+const MAX_UNANSWERED_HANDSHAKES: usize = 64;
+/// Saves in progress, at most: of the oldest nobody hears any more.
+pub(crate) const MAX_SAVING: usize = 64;
+/// Checkpoints that the next image may be booted from, at most.
+const MAX_RESTORABLE: usize = 8;
+/// Forms that could not be restored and are remembered: the last ones.
+const MAX_UNRESTORED: usize = 100;
+
+/// What outlives an image.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct RecoveryState {
+    /// The calls that no worker has answered yet.
+    pub(crate) calls: OpenCalls,
+    /// The clients by the number of their connections; 0 is the client of the server's stdin and stdout.
+    pub(crate) clients: BTreeMap<u64, Client>,
+    /// Handshake messages whose calls are not answered yet, each with its call's number.
+    handshakes: Vec<(u64, String)>,
+    /// The limits; `None` for those of the command line.
+    pub(crate) limits: Option<Limits>,
+    /// The definitions to replay after the checkpoint; `None` when nothing is restored.
+    pub(crate) definitions: Option<Definitions>,
+    /// The forms that could not be restored and have not been defined again.
+    pub(crate) unrestored: Vec<Unrestored>,
+    /// The saves that have begun and are not known to be complete.
+    saving: VecDeque<Save>,
+    /// The checkpoints that the next image may be booted from, oldest first.
+    restorable: VecDeque<Restorable>,
+    /// What is known of forms that may be poisoned.
+    replay: ReplayPolicy,
+    /// Jobs with numbers up to this one have begun in an image that is gone, and must not begin again.
+    pub(crate) begun: u64,
+    /// Evaluations had numbers up to this one.
+    pub(crate) evaluations: u64,
+    /// The call whose inspection ran when the last image was lost, and how many images were lost during it.
+    pub(crate) inspected: Option<(u64, u32)>,
+    /// The crash that the next image makes up for.
+    pub(crate) crash: Option<CrashReport>,
+    /// The reset or restore that the next image was asked for by.
+    pub(crate) replacement: Option<Replacement>,
+    /// The persistent session that the next image continues, on its first server-wide start.
+    pub(crate) resumed: Option<Resumed>,
+}
+
+/// The calls that no worker has answered yet, by number.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct OpenCalls {
+    /// Their numbers, in order: the worker reads them again first.
+    pub(crate) numbers: Vec<u64>,
+    /// The number of the call after those.
+    pub(crate) next: u64,
+}
+
+/// What a client sees of the session and may expect to find again.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Client {
+    /// The messages that opened its conversation; it has the answers.
+    pub(crate) handshake: Vec<String>,
+    /// Its error state and history.
+    pub(crate) errors: Errors,
+}
+
+/// A save in progress.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Save {
+    /// The name of the core's file.
+    file: String,
+    /// The position of the first definition that is not in it.
+    position: u64,
+}
+
+/// A checkpoint that the next image may be booted from.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Restorable {
+    checkpoint: Checkpoint,
+    /// The position of the first definition that is not in it.
+    position: u64,
+}
+
+/// A reset, or a return to a checkpoint, that a call asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Replacement {
+    /// The call's number.
+    pub(crate) call: u64,
+    /// The connection that it came by.
+    pub(crate) client: u64,
+    /// Notices of the replaced image that this client has not seen yet.
+    pub(crate) notices: Vec<String>,
+    /// The checkpoint that was asked for, and how many evaluations were forgotten; `None` for a reset.
+    pub(crate) checkpoint: Option<(Checkpoint, u64)>,
+}
+
+/// A persistent session that a new server continues.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Resumed {
+    /// The session's name.
+    pub(crate) session: String,
+    /// Why the session does not continue with the last image that was saved, or not with all that was logged, in sentences.
+    pub(crate) remark: Option<String>,
+}
+
+/// How an image was lost, as the client is told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct CrashReport {
+    /// The rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
+    pub(crate) cause: String,
+    /// An evaluation was running.
+    pub(crate) in_flight: bool,
+    /// The client that the evaluation was for.
+    #[serde(default)]
+    pub(crate) connection: u64,
+    /// The numbers of the evaluations in the background.
+    pub(crate) background: Vec<u64>,
+    /// The outcome of an evaluation that could not be stopped.
+    pub(crate) stuck: Option<Box<Outcome>>,
+    /// The poisoned forms: they took an image down when they were replayed, and are not tried again.
+    pub(crate) poisoned: Vec<Unrestored>,
+}
+
+impl CrashReport {
+    /// True when the image was replaced because an evaluation did not end that had been cancelled.
+    pub(crate) fn was_cancelled(&self) -> bool {
+        let error = self.stuck.as_ref().and_then(|outcome| outcome.result.as_ref().err());
+        self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
+    }
+}
+
+/// Why an image is lost, as its supervisor sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Crash {
+    /// The rest of a sentence about the image.
+    pub(crate) cause: String,
+    /// The outcome of the evaluation that ran.
+    pub(crate) outcome: Option<Box<Outcome>>,
+    /// Whom a form that was being replayed is suspected with.
+    pub(crate) suspicion: Suspicion,
+}
+
+/// How strongly a crash speaks against the form that was being replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    /// Only the form can have caused the crash.
+    Certain,
+    /// The image ended: the form, or something beside it, was the cause.
+    Likely,
+    /// The image was killed by a signal that others send, too.
+    Possible,
+}
+
+impl Crash {
+    pub(crate) fn new(cause: impl Into<String>) -> Self {
+        Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely }
+    }
+
+    /// The crash, with the outcome of the evaluation that ran.
+    pub(crate) fn during(self, outcome: impl Into<Option<Outcome>>) -> Self {
+        Self { outcome: outcome.into().map(Box::new), ..self }
+    }
+
+    /// The crash, when the form that was being replayed must have caused it.
+    pub(crate) fn by_form(self) -> Self {
+        Self { suspicion: Suspicion::Certain, ..self }
+    }
+
+    /// The crash, when somebody outside may have caused it.
+    pub(crate) fn killed(self) -> Self {
+        Self { suspicion: Suspicion::Possible, ..self }
+    }
+
+    /// The crash of an image in which something could not be interrupted: the evaluation with this outcome, or, unless the
+    /// image was `restored`, the form that was being replayed.
+    pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: Stuck, restored: bool) -> Self {
+        let crash = Self { outcome, ..Self::new(format!("{} and was ended", why.verb())) };
+        if restored { crash } else { crash.by_form() }
+    }
+}
+
+/// What a worker's status page said when the worker was gone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LastStatus {
+    /// The number of the last job that began, if a call asked for it; else 0.
+    pub(crate) begun: u64,
+    /// The job had not ended.
+    pub(crate) in_flight: bool,
+    /// The client that it was for.
+    pub(crate) client: u64,
+    /// The numbers of the evaluations in the background.
+    pub(crate) background: Vec<u64>,
+    /// What the foreground was doing in particular.
+    pub(crate) step: Option<String>,
+    /// The index of the definition that was being replayed.
+    pub(crate) replaying: Option<usize>,
+    /// The number of the newest evaluation.
+    pub(crate) evaluations: u64,
+    /// The open call whose inspection ran.
+    pub(crate) inspecting: Option<u64>,
+}
+
+impl Default for RecoveryState {
+    fn default() -> Self {
+        Self::new(true)
+    }
+}
+
+impl RecoveryState {
+    /// The state before the first worker. `restores`: definitions are kept and replayed.
+    pub(crate) fn new(restores: bool) -> Self {
+        Self {
+            calls: OpenCalls::default(),
+            clients: BTreeMap::from([(0, Client::default())]),
+            handshakes: Vec::new(),
+            limits: None,
+            definitions: restores.then(Definitions::default),
+            unrestored: Vec::new(),
+            saving: VecDeque::new(),
+            restorable: VecDeque::new(),
+            replay: ReplayPolicy::default(),
+            begun: 0,
+            evaluations: 0,
+            inspected: None,
+            crash: None,
+            replacement: None,
+            resumed: None,
+        }
+    }
+
+    /// Applies a change of the session.
+    pub(crate) fn apply(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Handshake { call, message } => {
+                if self.handshakes.len() < MAX_UNANSWERED_HANDSHAKES && message.len() <= MAX_HANDSHAKE_MESSAGE {
+                    self.handshakes.push((call, message));
+                }
+            }
+            SessionEvent::Defined(definition) => {
+                self.unrestored.retain_mut(|form| !form.is_resolved_by(&definition.form, &definition.changes));
+                self.evaluations = self.evaluations.max(definition.evaluation);
+                if let Some(definitions) = &mut self.definitions {
+                    definitions.add(definition);
+                }
+            }
+            SessionEvent::Errors { client, added, last } => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.errors.note(added, last);
+                }
+            }
+            SessionEvent::Limits(limits) => self.limits = Some(limits),
+            SessionEvent::Saving { file } => {
+                let position = self.definitions.as_ref().map_or(0, Definitions::end);
+                self.saving.push_back(Save { file, position });
+                if self.saving.len() > MAX_SAVING {
+                    self.saving.pop_front();
+                }
+            }
+            SessionEvent::Saved(checkpoint) => {
+                let index = self.saving.iter().position(|save| save.file == checkpoint.file);
+                if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
+                    self.restorable.retain(|one| one.checkpoint.name != checkpoint.name);
+                    self.add_restorable(Restorable { checkpoint: *checkpoint, position: save.position });
+                }
+            }
+        }
+    }
+
+    fn add_restorable(&mut self, new: Restorable) {
+        // A save that began before another may end after it.
+        let index = self.restorable.partition_point(|other| other.position <= new.position);
+        self.restorable.insert(index, new);
+        if self.restorable.len() > MAX_RESTORABLE {
+            self.restorable.pop_front();
+        }
+    }
+
+    /// The files of the saves that are not known to be complete, oldest first.
+    pub(crate) fn files_being_saved(&self) -> impl Iterator<Item = &str> {
+        self.saving.iter().map(|save| &*save.file)
+    }
+
+    /// The files of all saves, complete or not, in the order of what they contain.
+    pub(crate) fn saved_files(&self) -> Vec<String> {
+        let complete = self.restorable.iter().map(|one| (one.position, &one.checkpoint.file));
+        let mut files: Vec<_> = complete.chain(self.saving.iter().map(|save| (save.position, &save.file))).collect();
+        files.sort_by_key(|(position, _)| *position);
+        files.into_iter().map(|(_, file)| file.clone()).collect()
+    }
+
+    /// The checkpoint that the next image is booted from.
+    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.restorable.back().map(|one| &one.checkpoint)
+    }
+
+    /// Keeps the checkpoints that the next image may be booted from only if `keep` says so.
+    pub(crate) fn retain_checkpoints(&mut self, mut keep: impl FnMut(&Checkpoint) -> bool) {
+        self.restorable.retain(|one| keep(&one.checkpoint));
+    }
+
+    /// The position of the first definition that is not in the checkpoint.
+    fn position(&self) -> u64 {
+        self.restorable.back().map_or(0, |one| one.position)
+    }
+
+    /// True when the next image would be different from a new one.
+    pub(crate) fn has_content(&self) -> bool {
+        !self.restorable.is_empty() || self.definitions.as_ref().is_some_and(|definitions| definitions.end() > 0)
+    }
+
+    /// Records that a call of this client's is answered, or wants no answer.
+    pub(crate) fn answered(&mut self, call: u64, client: u64) {
+        let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
+        match self.clients.get_mut(&client) {
+            Some(client) => {
+                let room = MAX_HANDSHAKE.saturating_sub(client.handshake.len());
+                client.handshake.extend(messages.take(room));
+            }
+            None => messages.for_each(drop),
+        }
+    }
+
+    /// Records that a client has connected.
+    pub(crate) fn connected(&mut self, client: u64) {
+        self.clients.insert(client, Client::default());
+    }
+
+    /// Records that a client is gone.
+    pub(crate) fn disconnected(&mut self, client: u64) {
+        self.clients.remove(&client);
+    }
+
+    /// Records that the worker has replayed its definitions, but for those that failed: they will not be tried again.
+    /// Returns true when some failed.
+    pub(crate) fn restored(&mut self, failed: &[(usize, String)]) -> bool {
+        let position = self.position();
+        let mut unrestored = self.crash.as_ref().map_or(Vec::new(), |crash| crash.poisoned.clone());
+        if let Some(definitions) = self.definitions.as_mut().filter(|_| !failed.is_empty()) {
+            let replayed: Vec<Definition> = definitions.since(position).iter().cloned().collect();
+            let forms = failed.iter().filter_map(|(index, why)| Some(Unrestored::new(replayed.get(*index)?, why)));
+            unrestored.extend(forms);
+            definitions.remove(position, &failed.iter().map(|(index, _)| *index).collect::<HashSet<_>>());
+        }
+        self.replay.replayed();
+        let any = !unrestored.is_empty();
+        self.unrestored.append(&mut unrestored);
+        self.unrestored.drain(..self.unrestored.len().saturating_sub(MAX_UNRESTORED));
+        any
+    }
+
+    /// Records a crash: this is where it is turned into the next worker's state. `restored`: the image had replayed what there
+    /// was. Returns true when the replay got further than last time, or will.
+    pub(crate) fn lost(&mut self, last: LastStatus, restored: bool, crash: &Crash) -> bool {
+        self.handshakes.clear();
+        // Nobody has asked for what is replayed.
+        let stuck = crash.outcome.clone().filter(|_| restored);
+        let cause = match last.step.filter(|_| last.in_flight && restored && stuck.is_none()) {
+            Some(step) => format!("{}; it was at {step}", crash.cause),
+            None => crash.cause.clone(),
+        };
+        let (in_flight, connection, background) = (last.in_flight, last.client, last.background);
+        let mut report = CrashReport { cause, in_flight, connection, background, stuck, poisoned: Vec::new() };
+        let mut progress = false;
+        if restored {
+            if let Some(replacement) = &mut self.replacement {
+                replacement.notices.clear();
+            }
+            self.resumed = None;
+        } else {
+            // The client must hear of the crash that the lost image was to make up for.
+            report = self.crash.take().unwrap_or(report);
+            match self.replay.lost(last.replaying, crash.suspicion) {
+                Step::Retry { progress: further } => progress = further,
+                Step::Skip { index, reason } => {
+                    let position = self.position();
+                    let form = self.definitions.as_mut().and_then(|definitions| definitions.take(position, index));
+                    report.poisoned.extend(form.map(|form| Unrestored::new(&form, &reason)));
+                    progress = true;
+                }
+                Step::PreviousCheckpoint => drop(self.restorable.pop_back()),
+            }
+        }
+        self.count(last.begun, last.evaluations);
+        if let Some(call) = last.inspecting {
+            let before = self.inspected.filter(|(known, _)| *known == call).map_or(0, |(_, times)| times);
+            self.inspected = Some((call, before + 1));
+        }
+        self.crash = Some(report);
+        progress
+    }
+
+    fn count(&mut self, begun: u64, evaluations: u64) {
+        self.begun = self.begun.max(begun);
+        self.evaluations = self.evaluations.max(evaluations);
+    }
+
+    /// Records a reset: nothing remains but the limits, the clients and the history of errors of the others.
+    pub(crate) fn reset(&mut self, last: &LastStatus, replacement: Replacement) {
+        if let Some(client) = self.client_of(&replacement) {
+            client.errors.reset();
+        }
+        self.replace(last, replacement);
+        self.definitions = self.definitions.take().map(|_| Definitions::default());
+        self.restorable.clear();
+        self.unrestored.clear();
+    }
+
+    /// Records a return to a checkpoint: what came later is forgotten, but for the history of errors. `saved` is the content
+    /// of the checkpoint, for one that this session did not come through.
+    pub(crate) fn returned(&mut self, last: &LastStatus, replacement: Replacement, saved: RecoveryState) {
+        let Some((checkpoint, _)) = replacement.checkpoint.clone() else { return };
+        if let Some(client) = self.client_of(&replacement) {
+            client.errors.last = None;
+        }
+        self.replace(last, replacement);
+        let forgotten = self.evaluations.saturating_sub(checkpoint.evaluation);
+        self.unrestored = saved.unrestored;
+        match self.restorable.iter().position(|one| one.checkpoint.file == checkpoint.file) {
+            Some(index) => {
+                self.restorable.truncate(index + 1);
+                let position = self.position();
+                if let Some(definitions) = &mut self.definitions {
+                    definitions.truncate(position);
+                }
+            }
+            None => {
+                let definitions = saved.definitions.unwrap_or_default();
+                let position = definitions.end();
+                self.restorable = VecDeque::from([Restorable { checkpoint: checkpoint.clone(), position }]);
+                self.definitions = self.definitions.take().map(|_| definitions);
+            }
+        }
+        if let Some(replacement) = &mut self.replacement {
+            replacement.checkpoint = Some((checkpoint, forgotten));
+        }
+    }
+
+    fn client_of(&mut self, replacement: &Replacement) -> Option<&mut Client> {
+        let client = if self.clients.contains_key(&replacement.client) { replacement.client } else { 0 };
+        self.clients.get_mut(&client)
+    }
+
+    fn replace(&mut self, last: &LastStatus, replacement: Replacement) {
+        self.handshakes.clear();
+        self.saving.clear();
+        self.count(last.begun, last.evaluations);
+        (self.crash, self.resumed) = (None, None);
+        self.replacement = Some(replacement);
+    }
+
+    /// A new server's state, which continues this one's session: without clients, calls and crashes.
+    pub(crate) fn continued(mut self) -> Self {
+        let errors = self.clients.remove(&0).unwrap_or_default().errors;
+        let mut state = Self::new(true);
+        state.clients.insert(0, Client { handshake: Vec::new(), errors });
+        state.definitions = Some(self.definitions.unwrap_or_default());
+        (state.unrestored, state.evaluations) = (self.unrestored, self.evaluations);
+        (state.restorable, state.saving) = (self.restorable, self.saving);
+        state
+    }
+
+    /// Takes the saves of a session that a new server continues: of each file, in order, `look` says what became of it.
+    pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
+        let mut saves: Vec<_> = self.restorable.drain(..).map(|one| (one.checkpoint.file, one.position)).collect();
+        saves.extend(self.saving.drain(..).map(|save| (save.file, save.position)));
+        saves.sort_by_key(|(_, position)| *position);
+        for (file, position) in saves {
+            match look(&file) {
+                SavedFile::Usable(checkpoint) => {
+                    self.add_restorable(Restorable { checkpoint: *checkpoint, position });
+                }
+                SavedFile::OfOtherProgram => self.restorable.clear(),
+                SavedFile::Unusable => {}
+            }
+        }
+    }
+
+    /// Records that a save contains all that was defined, though its beginning was not reported.
+    pub(crate) fn saved_at_end(&mut self, checkpoint: &Checkpoint) {
+        if self.saved_files().contains(&checkpoint.file) {
+            return;
+        }
+        self.evaluations = self.evaluations.max(checkpoint.evaluation);
+        self.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
+    }
+
+    /// The state as the next worker is given it: of the definitions only those that are not in the checkpoint.
+    pub(crate) fn for_worker(&self, calls: OpenCalls) -> Self {
+        let definitions = self.definitions.as_ref().map(|definitions| definitions.since(self.position()));
+        Self { calls, definitions, ..self.clone() }
+    }
+
+    /// What a checkpoint that is being saved contains, for whoever returns to it: definitions, and forms that are missing.
+    pub(crate) fn content(&self) -> Option<Self> {
+        let definitions = self.definitions.as_ref()?;
+        let any = definitions.end() > 0 || !self.unrestored.is_empty();
+        any.then(|| Self {
+            definitions: Some(definitions.clone()),
+            unrestored: self.unrestored.clone(),
+            ..Self::new(true)
+        })
+    }
+
+    /// The state without the histories of errors, for when it is too large.
+    pub(crate) fn without_histories(&self) -> Self {
+        let mut state = self.clone();
+        state.clients.values_mut().for_each(|client| client.errors.history = Default::default());
+        state
+    }
+
+    /// The definitions that the worker replays, in their order.
+    pub(crate) fn to_replay(&self) -> impl Iterator<Item = &Definition> {
+        self.definitions.iter().flat_map(Definitions::iter)
+    }
+
+    /// How many definitions there were for which there was no room, as far as they are in no checkpoint.
+    pub(crate) fn dropped(&self) -> usize {
+        let dropped = self.definitions.as_ref().map_or(0, Definitions::dropped);
+        if self.checkpoint().is_some() { 0 } else { dropped }
+    }
+}
+
+/// What became of a file that a session was saved in.
+#[derive(Debug)]
+pub(crate) enum SavedFile {
+    /// It is a checkpoint that can be booted here.
+    Usable(Box<Checkpoint>),
+    /// Another program saved it. Older ones would be a step back: the definitions are more.
+    OfOtherProgram,
+    /// It is gone, incomplete or damaged.
+    Unusable,
+}
