@@ -9,11 +9,15 @@
 (defconstant +changes+ 50
   "How many names are reported of a form. Of one that defines or removes more, none are.")
 
+(defconstant +change-line+ 1000
+  "The length at which a line is cut: symbols may have names of any length.")
+
 (defun change-line (sign kind name)
   "Return the line about NAME, which is defined (SIGN is #\\+) or removed (#\\-) as KIND."
   (with-server-syntax (:length nil)
-    (let ((*package* (load-time-value (find-package "KEYWORD"))))
-      (substitute #\Space #\Newline (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))))
+    (let* ((*package* (load-time-value (find-package "KEYWORD")))
+           (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
+      (substitute #\Space #\Newline (subseq line 0 (min (length line) +change-line+))))))
 
 (defun recording-changes-p ()
   "True when the changes of a form are recorded: what a system defines is not, for the form that loads it stands for all."

@@ -58,6 +58,41 @@ stderr as text, the warnings, and how many of its forms defined something."
   (unless (equal expected actual)
     (error "expected ~S, got ~S" expected actual)))
 
+(defun changes-of (code)
+  "Return what the host is told of the last form in CODE that defined something: a list of lines."
+  (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
+    (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
+
+(define-test a-form-is-reported-with-what-it-defines-and-removes
+  (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED") (changes-of "(defun changed (x) `(1 ,x))"))
+  (expect '("=defun" "+FUNCTION (SETF COMMON-LISP-USER::CHANGED)") (changes-of "(defun (setf changed) (x) x)"))
+  (expect '("=other" "+MACRO COMMON-LISP-USER::CHANGED-MACRO") (changes-of "(defmacro changed-macro () 1)"))
+  (expect '("=other" "+FUNCTION COMMON-LISP-USER::|a b|" "+VARIABLE COMMON-LISP-USER::*CHANGED*")
+          (changes-of "(progn (defun |a
+b| ()) (defvar *changed* 1))"))
+  (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED")
+          (changes-of "(fmakunbound 'changed)"))
+  (expect '("=other" "+PACKAGE CHANGED-PACKAGE") (changes-of "(defpackage :changed-package (:use :cl))"))
+  (expect '("=in-package") (changes-of "(in-package :changed-package)"))
+  (expect '("=other" "-PACKAGE CHANGED-PACKAGE") (changes-of "(in-package :cl-user) (delete-package :changed-package)"))
+  (expect '("=other" "-FUNCTION COMMON-LISP-USER::CHANGED" "-MACRO COMMON-LISP-USER::CHANGED"
+            "-VARIABLE COMMON-LISP-USER::CHANGED" "-CLASS COMMON-LISP-USER::CHANGED" "-TYPE COMMON-LISP-USER::CHANGED")
+          (changes-of "(unintern 'changed)")))
+
+(define-test a-form-that-changes-more-than-is-reported-is-reported-without-names
+  (expect '("=other") (changes-of (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))
+  (expect 1000 (length (second (changes-of (format nil "(defun ~A ())" (make-string 5000 :initial-element #\x)))))))
+
+(define-test a-form-that-runs-code-before-its-function-is-called-is-no-plain-function
+  (dolist (body '("(load-time-value 1)" "(macrolet ((m () 1)) (m))" "#.(+ 1 2)" "\"#.\""))
+    (expect "=other" (first (changes-of (format nil "(defun changed () ~A)" body))))))
+
+(define-test a-form-is-reported-with-the-modules-of-its-symbols
+  (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED" "?sb-posix" "?asdf")
+          (changes-of "(defun changed () `(,(uiop:getcwd) ,(sb-posix:getpid) asdf:load-system))"))
+  ;; One that has no end.
+  (expect '("=other" "+VARIABLE COMMON-LISP-USER::*CHANGED*") (changes-of "(defvar *changed* '#1=(a . #1#))")))
+
 (define-test a-value-is-pushed
   (expect "3" (getf (evaluation-of "(+ 1 2)") :value)))
 

@@ -24,8 +24,9 @@ const MAX_UNANSWERED_HANDSHAKES: usize = 64;
 pub(crate) const MAX_SAVING: usize = 64;
 /// Checkpoints that the next image may be booted from, at most.
 const MAX_RESTORABLE: usize = 8;
-/// Forms that could not be restored and are remembered: the last ones.
+/// Forms that could not be restored and are remembered, the last ones, and the bytes of their texts together.
 const MAX_UNRESTORED: usize = 100;
+const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 
 /// What outlives an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -361,7 +362,13 @@ impl RecoveryState {
         self.replay.replayed();
         let any = !unrestored.is_empty();
         self.unrestored.append(&mut unrestored);
-        self.unrestored.drain(..self.unrestored.len().saturating_sub(MAX_UNRESTORED));
+        let mut bytes = 0;
+        let fits = |form: &&Unrestored| {
+            bytes += form.form.code.len();
+            bytes <= MAX_UNRESTORED_BYTES
+        };
+        let kept = self.unrestored.iter().rev().take(MAX_UNRESTORED).take_while(fits).count();
+        self.unrestored.drain(..self.unrestored.len() - kept);
         any
     }
 
@@ -546,4 +553,84 @@ pub(crate) enum SavedFile {
     OfOtherProgram,
     /// It is gone, incomplete or damaged.
     Unusable,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Changes, DefiningForm};
+
+    fn definition(code: &str) -> Definition {
+        let form = DefiningForm { code: code.to_owned(), package: "COMMON-LISP-USER".to_owned() };
+        Definition { form, changes: Changes::default(), local: false, evaluation: 1, took: 0, too_long: None }
+    }
+
+    fn with_definitions(codes: &[&str]) -> RecoveryState {
+        let mut state = RecoveryState::new(true);
+        codes.iter().for_each(|code| state.apply(SessionEvent::Defined(definition(code))));
+        state
+    }
+
+    fn codes(state: &RecoveryState) -> Vec<&str> {
+        state.to_replay().map(|definition| &*definition.form.code).collect()
+    }
+
+    #[test]
+    fn a_crash_during_a_replay_leaves_out_the_form_after_its_tries_and_reports_the_first_crash() {
+        let mut state = with_definitions(&["(a)", "(b)", "(c)"]);
+        let first = LastStatus { in_flight: true, background: vec![4], ..LastStatus::default() };
+        assert!(!state.lost(first, true, &Crash::new("died")));
+        let at_second = LastStatus { replaying: Some(1), ..LastStatus::default() };
+        assert!(state.lost(at_second.clone(), false, &Crash::new("died again")));
+        assert_eq!(codes(&state), ["(a)", "(b)", "(c)"]);
+        assert!(state.lost(at_second, false, &Crash::new("died again")));
+        assert_eq!(codes(&state), ["(a)", "(c)"]);
+        let crash = state.crash.clone().expect("it was lost");
+        assert_eq!((&*crash.cause, crash.in_flight, crash.background), ("died", true, vec![4]));
+        assert_eq!(crash.poisoned[0].form.code, "(b)");
+        assert!(state.restored(&[(1, "it failed".to_owned())]));
+        assert_eq!(codes(&state), ["(a)"]);
+        let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
+        assert_eq!(unrestored, [("(b)", "it takes the image down"), ("(c)", "it failed")]);
+    }
+
+    #[test]
+    fn unrestored_forms_are_bounded_by_number_and_bytes() {
+        let mut state = RecoveryState::new(true);
+        for round in 0..3 * MAX_UNRESTORED {
+            state.apply(SessionEvent::Defined(definition(&format!("(f {round})"))));
+            assert!(state.restored(&[(0, "it failed".to_owned())]));
+        }
+        assert_eq!(state.unrestored.len(), MAX_UNRESTORED);
+        for letter in ["x", "y", "z"] {
+            state.apply(SessionEvent::Defined(definition(&letter.repeat(MAX_UNRESTORED_BYTES / 2))));
+            assert!(state.restored(&[(0, "it failed".to_owned())]));
+        }
+        assert_eq!(state.unrestored.len(), 2);
+    }
+
+    #[test]
+    fn the_state_is_the_same_after_serialization() {
+        let mut state = with_definitions(&["(a)", "(b)"]);
+        state.connected(3);
+        state.apply(SessionEvent::Handshake { call: 7, message: "{}".to_owned() });
+        state.answered(7, 3);
+        state.apply(SessionEvent::Saving { file: "x.core".to_owned() });
+        state.lost(LastStatus { replaying: Some(0), ..LastStatus::default() }, false, &Crash::new("died"));
+        let json = serde_json::to_value(&state).expect("JSON");
+        let read: RecoveryState = serde_json::from_value(json.clone()).expect("a state");
+        assert_eq!(serde_json::to_value(&read).expect("JSON"), json);
+        assert_eq!(read.clients[&3].handshake, ["{}"]);
+    }
+
+    #[test]
+    fn a_continued_session_has_no_clients_calls_or_crashes() {
+        let mut state = with_definitions(&["(a)"]);
+        state.connected(3);
+        state.calls = OpenCalls { numbers: vec![1], next: 2 };
+        state.lost(LastStatus::default(), true, &Crash::new("died"));
+        let state = state.continued();
+        assert_eq!(codes(&state), ["(a)"]);
+        assert_eq!((state.clients.len(), state.calls.numbers.len(), state.crash.is_none()), (1, 0, true));
+    }
 }
