@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, Read};
-use super::output::Output;
+use super::output::{MAX_UNREAD, Output};
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -29,8 +29,6 @@ const LAST_ANSWERS: Duration = Duration::from_millis(700);
 /// How long after that an evaluation that still runs may unwind: the process is gone within a second of the end. Without a
 /// request that waits, unwinding begins at once.
 const UNWINDING: Duration = Duration::from_millis(150);
-/// With so many bytes unread by the other side, no more of its requests are taken.
-pub(super) const MAX_BACKLOG: usize = 64 << 20;
 /// How often to look around when the leader cannot be woken: evaluated code may close any descriptor.
 const DEAF: Duration = Duration::from_millis(5);
 
@@ -272,7 +270,7 @@ impl Driver {
             if stops || state.ended.is_some() || until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
-            let reads = state.ending.is_none() && !state.is_paused && self.output.backlog() <= MAX_BACKLOG;
+            let reads = state.ending.is_none() && !state.is_paused && self.output.backlog() <= MAX_UNREAD;
             let ending = state.ending;
             drop(state);
             if reads && let Some(line) = input.next_line() {

@@ -13,7 +13,7 @@ use rmcp::model::{ErrorData, ProgressToken, RequestId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::output::Output;
+use super::output::{Encoded, MAX_ANSWER, MAX_UNREAD, Output};
 
 /// So many requests may wait at a time.
 pub(crate) const MAX_REQUESTS: usize = 10_000;
@@ -62,6 +62,8 @@ struct Table {
     calls: HashMap<u64, Call>,
     ids: HashMap<RequestId, u64>,
     bytes: usize,
+    /// Bytes of answers in batches that are not complete.
+    batched: usize,
     questions: HashMap<u64, Question>,
     timers: BTreeSet<(Instant, Timer)>,
 }
@@ -82,6 +84,7 @@ enum Timer {
 
 struct Call {
     id: RequestId,
+    /// None for a part of a batch, which has them.
     bytes: usize,
     place: Place,
     cancel: Option<Cancel>,
@@ -108,10 +111,12 @@ pub(crate) struct Batch {
 
 #[derive(Debug)]
 struct BatchState {
-    answers: Vec<Value>,
+    answers: Encoded,
     /// The ids of what is answered.
     ids: Vec<RequestId>,
     missing: usize,
+    /// Bytes of the requests that were admitted.
+    bytes: usize,
 }
 
 struct Progress {
@@ -190,11 +195,14 @@ impl Inflight {
         let number = table.last;
         table.bytes += bytes;
         table.ids.insert(id.clone(), number);
-        let place = match batch {
-            None => Place::Line(line),
+        let (place, bytes) = match batch {
+            None => (Place::Line(line), bytes),
             Some(batch) => {
-                batch.state.lock().missing += 1;
-                Place::Batch(batch.clone())
+                let mut state = batch.state.lock();
+                state.missing += 1;
+                // The line is kept until all of it is answered.
+                state.bytes += bytes;
+                (Place::Batch(batch.clone()), 0)
             }
         };
         table.calls.insert(number, Call { id, bytes, place, cancel: None, progress: None, late: None });
@@ -222,7 +230,7 @@ impl Inflight {
         }
         match call.place {
             Place::Line(line) => self.output.done(line),
-            Place::Batch(batch) => self.finish(&mut table, &batch, None),
+            Place::Batch(batch) => self.finish(&mut table, &batch),
         }
         drop(table);
         if let Some(cancel) = call.cancel {
@@ -234,26 +242,27 @@ impl Inflight {
 
     /// Answers a line, or a part of a batch, that is no request; its id is whatever the client sent.
     pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, line: u64, batch: Option<&Arc<Batch>>) {
-        let refusal = Response::failed(id.unwrap_or_default(), error);
+        let refusal = encode_error(&id.unwrap_or_default(), error);
         match batch {
-            None => self.output.answer(line, &refusal),
-            Some(batch) => batch.state.lock().answers.extend(encode(&refusal)),
+            None => self.output.answer(line, refusal),
+            Some(batch) => self.table.lock().add(batch, &refusal),
         }
     }
 
     /// A batch that is being read: it is not complete before [`Self::batch_read`].
     pub(crate) fn batch(line: u64) -> Arc<Batch> {
-        Arc::new(Batch { line, state: Mutex::new(BatchState { answers: Vec::new(), ids: Vec::new(), missing: 1 }) })
+        let state = BatchState { answers: Encoded::default(), ids: Vec::new(), missing: 1, bytes: 0 };
+        Arc::new(Batch { line, state: Mutex::new(state) })
     }
 
     /// All of the batch has been looked at.
     pub(crate) fn batch_read(&self, batch: &Batch) {
-        self.finish(&mut self.table.lock(), batch, None);
+        self.finish(&mut self.table.lock(), batch);
     }
 
-    fn finish(&self, table: &mut Table, batch: &Batch, answer: Option<Value>) {
+    /// Notes that a part of the batch has its answer, or gets none, and sends the answers after the last one.
+    fn finish(&self, table: &mut Table, batch: &Batch) {
         let mut state = batch.state.lock();
-        state.answers.extend(answer);
         state.missing -= 1;
         if state.missing > 0 {
             return;
@@ -261,10 +270,12 @@ impl Inflight {
         for id in state.ids.drain(..) {
             table.ids.remove(&id);
         }
+        table.bytes -= state.bytes;
+        table.batched -= state.answers.len();
         if state.answers.is_empty() {
             self.output.done(batch.line);
         } else {
-            self.output.answer(batch.line, &std::mem::take(&mut state.answers));
+            self.output.answer(batch.line, std::mem::take(&mut state.answers));
         }
     }
 
@@ -292,21 +303,26 @@ impl Inflight {
 
     /// Sends an answer, if it is still wanted.
     fn settle<R: Serialize>(&self, number: u64, outcome: Outcome<R>) {
+        let id = self.table.lock().calls.get(&number).map(|call| call.id.clone());
+        // Not under the lock, for which all others wait that have to do with this client.
+        let answer = id.filter(|_| !self.output.is_unread()).map(|id| encode(&id, outcome));
         // Held until it is sent: whoever comes too late to cancel it finds it sent.
         let mut table = self.table.lock();
         let Some(call) = table.take(number) else {
             tracing::debug!(number, "nobody waits for this answer");
             return;
         };
-        let response = Response { jsonrpc: "2.0", id: &call.id, outcome };
+        let answer = answer.unwrap_or_else(|| encode_error(&call.id, unread()));
         match &call.place {
-            Place::Line(line) => self.output.answer(*line, &response),
+            Place::Line(line) => self.output.answer(*line, answer),
             Place::Batch(batch) => {
-                let answer = encode(&response);
+                let fits = table.batched + answer.len() <= MAX_ANSWER;
+                let answer = if fits { answer } else { encode_error(&call.id, too_large()) };
+                table.add(batch, &answer);
                 // The client may not use it again before it has the answer.
                 table.ids.insert(call.id.clone(), number);
-                batch.state.lock().ids.push(call.id.clone());
-                self.finish(&mut table, batch, answer);
+                batch.state.lock().ids.push(call.id);
+                self.finish(&mut table, batch);
             }
         }
     }
@@ -424,8 +440,35 @@ impl Inflight {
     }
 }
 
-fn encode(message: &impl Serialize) -> Option<Value> {
-    serde_json::to_value(message).inspect_err(|error| tracing::error!(%error, "an answer cannot be written")).ok()
+/// Returns an answer as it is sent: an error where it is too long.
+fn encode<R: Serialize>(id: &impl Serialize, outcome: Outcome<R>) -> Encoded {
+    match Encoded::new(&Response { jsonrpc: "2.0", id, outcome }) {
+        Ok(answer) if answer.len() <= MAX_ANSWER => answer,
+        Ok(_) => encode_error(id, too_large()),
+        Err(error) => {
+            encode_error(id, ErrorData::internal_error(format!("the answer cannot be written: {error}"), None))
+        }
+    }
+}
+
+fn encode_error(id: &impl Serialize, error: ErrorData) -> Encoded {
+    Encoded::new(&Response::failed(id, error)).expect("an id and an error are JSON")
+}
+
+/// The error in place of an answer that would make too long a line.
+fn too_large() -> ErrorData {
+    let reason = format!(
+        "this was done, but its answer is left out: answers of more than {} MiB do not leave at once. Ask for less, or with \
+         fewer requests in a batch",
+        MAX_ANSWER >> 20
+    );
+    ErrorData::internal_error(reason, None)
+}
+
+/// The error in place of an answer to a client that does not read.
+pub(crate) fn unread() -> ErrorData {
+    let reason = format!("this was done, but its answer is left out: {} MiB of answers are unread", MAX_UNREAD >> 20);
+    ErrorData::internal_error(reason, None)
 }
 
 impl Table {
@@ -440,6 +483,14 @@ impl Table {
             self.timers.remove(&(*time, Timer::Late(number)));
         }
         Some(call)
+    }
+
+    /// Adds an answer to a batch.
+    fn add(&mut self, batch: &Batch, answer: &Encoded) {
+        let answers = &mut batch.state.lock().answers;
+        let before = answers.len();
+        answers.push(answer);
+        self.batched += answers.len() - before;
     }
 
     fn take_question(&mut self, number: u64) -> Option<Reply> {

@@ -22,6 +22,52 @@ pub(crate) enum Reader {
     Supervisor,
 }
 
+/// With so many bytes unread by a client, no more of its requests are read, its answers become errors and what else is for it
+/// is dropped.
+pub(crate) const MAX_UNREAD: usize = 64 << 20;
+/// The longest line that is written, in bytes, but for what errors add to it.
+pub(crate) const MAX_ANSWER: usize = 128 << 20;
+
+/// A line for the client, with room in front for the header of a frame.
+#[derive(Debug)]
+pub(crate) struct Encoded(Vec<u8>);
+
+impl Encoded {
+    /// Encodes a message.
+    pub(crate) fn new(message: &impl Serialize) -> serde_json::Result<Self> {
+        let mut encoded = Self(Vec::with_capacity(256));
+        encoded.0.resize(HEADER, 0);
+        serde_json::to_writer(&mut encoded.0, message)?;
+        encoded.0.push(b'\n');
+        Ok(encoded)
+    }
+
+    /// Appends an element to an array, which is nothing at first.
+    pub(crate) fn push(&mut self, element: &Self) {
+        const END: &[u8] = b"]\n";
+        let separator = if self.is_empty() { b'[' } else { b',' };
+        self.0.truncate(HEADER.max(self.0.len() - END.len()));
+        self.0.push(separator);
+        self.0.extend_from_slice(&element.0[HEADER..element.0.len() - 1]);
+        self.0.extend_from_slice(END);
+    }
+
+    /// The length of the line.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len() - HEADER
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Default for Encoded {
+    fn default() -> Self {
+        Self(vec![0; HEADER])
+    }
+}
+
 /// Whole lines (or frames) in order: written at once when the other side reads, kept for it when it does not. Any thread
 /// writes; nothing here waits.
 #[derive(Debug)]
@@ -67,13 +113,24 @@ impl Output {
     }
 
     /// Sends all that `line` asked for.
-    pub(crate) fn answer(&self, line: u64, message: &impl Serialize) {
-        self.put(Kind::Answer, line, message);
+    pub(crate) fn answer(&self, line: u64, answer: Encoded) {
+        self.put(Kind::Answer, line, answer);
     }
 
-    /// Sends what is no answer.
+    /// Sends what is no answer, unless the client does not read.
     pub(crate) fn send(&self, message: &impl Serialize) {
-        self.put(Kind::Message, self.connection, message);
+        if self.is_unread() {
+            return;
+        }
+        match Encoded::new(message) {
+            Ok(message) => self.put(Kind::Message, self.connection, message),
+            Err(error) => tracing::error!(%error, "a message cannot be written"),
+        }
+    }
+
+    /// True when the client has more to read than is kept for it. The supervisor, which reads always, looks to that itself.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.reader == Reader::Client && self.backlog() > MAX_UNREAD
     }
 
     /// Notes that `line` gets no answer.
@@ -107,18 +164,10 @@ impl Output {
         self.buffer.lock().broken
     }
 
-    fn put(&self, kind: Kind, line: u64, message: &impl Serialize) {
-        let mut bytes = Vec::with_capacity(256);
-        let header = if self.is_framed() { HEADER } else { 0 };
-        bytes.resize(header, 0);
-        if let Err(error) = serde_json::to_writer(&mut bytes, message) {
-            tracing::error!(%error, "an answer cannot be written");
-            return;
-        }
-        bytes.push(b'\n');
-        let length = bytes.len() - header;
-        bytes[..header].copy_from_slice(&frame::header(kind, line, length)[..header]);
-        self.write(&bytes);
+    fn put(&self, kind: Kind, line: u64, Encoded(mut bytes): Encoded) {
+        let length = bytes.len() - HEADER;
+        bytes[..HEADER].copy_from_slice(&frame::header(kind, line, length));
+        self.write(if self.is_framed() { &bytes } else { &bytes[HEADER..] });
     }
 
     fn write(&self, bytes: &[u8]) {

@@ -7,6 +7,8 @@ use super::recorder::{Recorder, Side};
 
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
+/// So much is written at a time: whoever reads as fast as this writes must not keep the thread from all else.
+const TURN: usize = 1 << 20;
 
 /// One writing end. Nothing here waits.
 #[derive(Debug)]
@@ -68,6 +70,7 @@ impl<F: AsFd> WriteBuffer<F> {
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len().min(TURN)];
         let mut done = 0;
         while done < bytes.len() {
             match rustix::io::write(&self.fd, &bytes[done..]) {

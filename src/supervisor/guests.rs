@@ -8,9 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::rpc::WriteBuffer;
 use crate::rpc::framing::{Line, LineReader, Read};
-
-/// With so many bytes unread, a client is taken for gone: it may not make the server keep more for it.
-const MAX_UNREAD: usize = 64 << 20;
+use crate::rpc::output::MAX_UNREAD;
 
 /// One of them.
 #[derive(Debug)]
@@ -72,7 +70,10 @@ impl Guests {
         Places {
             listener: self.listener.as_ref().map(|listener| watch(PollFd::new(listener, PollFlags::IN))),
             inputs: inputs
-                .map(|guest| reads(guest.connection).then(|| watch(PollFd::new(&guest.input, PollFlags::IN))))
+                .map(|guest| {
+                    let reads = guest.output.backlog() <= MAX_UNREAD && reads(guest.connection);
+                    reads.then(|| watch(PollFd::new(&guest.input, PollFlags::IN)))
+                })
                 .collect(),
             outputs: outputs
                 .map(|guest| (!guest.output.is_empty()).then(|| watch(PollFd::new(&guest.output, PollFlags::OUT))))
@@ -100,7 +101,7 @@ impl Guests {
                 guest.is_gone |= !read.is_ok_and(|read| read != Read::End);
             }
         }
-        for guest in self.guests.extract_if(.., |guest| guest.is_gone || guest.output.backlog() > MAX_UNREAD) {
+        for guest in self.guests.extract_if(.., |guest| guest.is_gone) {
             take(guest.connection, Event::Left);
         }
         let Some(listener) = self.listener.as_ref().filter(|_| ready.listener) else { return };
@@ -118,6 +119,11 @@ impl Guests {
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.connection == connection) {
             guest.is_gone |= guest.output.put(line).is_err();
         }
+    }
+
+    /// How much one of them has not read.
+    pub(super) fn backlog(&self, connection: u64) -> usize {
+        self.guests.iter().find(|guest| guest.connection == connection).map_or(0, |guest| guest.output.backlog())
     }
 
     /// Nobody joins any more, and nothing more is read.

@@ -2,8 +2,12 @@
 
 use serde_json::{Value, json};
 
+use crate::id_scanner::IdScanner;
 use crate::rpc::framing;
+use crate::rpc::inflight;
 
+/// A line longer than this is not read as JSON where others would wait for it.
+pub(super) const LONG: usize = 1 << 20;
 /// JSON-RPC's code for what is no request.
 const INVALID_REQUEST: i32 = -32600;
 /// JSON-RPC's code for what is the server's fault.
@@ -58,6 +62,15 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
         Some(b'[') if !answers.is_empty() => Some(as_line(&Value::Array(answers))),
         _ => answers.pop().map(|answer| as_line(&answer)),
     }
+}
+
+/// The answer to a line of a client that leaves too much unread, in place of the worker's.
+pub(super) fn unread(line: &[u8]) -> Option<Vec<u8>> {
+    let reason = inflight::unread().message;
+    if line.len() <= LONG {
+        return refusal(line, &reason);
+    }
+    Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, &reason)))
 }
 
 fn response(id: &Value, code: i32, reason: &str) -> Value {

@@ -23,16 +23,17 @@ use crate::recovery::event::WorkerEvent;
 use crate::recovery::state::Crash;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::{Kind, Malformed};
-use crate::rpc::framing::{Line, LineReader, Read};
+use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::inflight;
+use crate::rpc::output::MAX_UNREAD;
 use crate::rpc::route::{marked, notice};
 use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
 
-/// With so many bytes of requests unanswered, no more are read.
-const MAX_REQUESTS: usize = 96 << 20;
-/// With so many bytes unread by the client, nothing is read from the worker.
-const MAX_ANSWERS: usize = 1 << 20;
+/// With so many bytes of a client's requests unanswered, no more are read from that client. The worker refuses what is more
+/// than may wait, and one line is on its way to it: so a cancellation comes through.
+const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
 /// What is to be done before the next step.
 #[must_use]
@@ -142,8 +143,7 @@ impl Relay {
             return Err(Verdict::End);
         }
         if let Some(worker) = &self.worker {
-            let hears = self.output.is_empty() && self.shutdown.is_none();
-            let crash = self.watchdog.look(worker, &mut self.recovery.requests, hears);
+            let crash = self.watchdog.look(worker, &mut self.recovery.requests, self.shutdown.is_none());
             crash.map_or(Ok(()), |crash| Err(Verdict::Replace(crash)))?;
         }
         self.conclude()
@@ -174,26 +174,24 @@ impl Relay {
 
     /// Waits until something can be done.
     fn wait(&mut self) -> Result<Ready, Verdict> {
-        let takes_more = self.recovery.requests.bytes() < MAX_REQUESTS;
-        // At the end there is no later for what the worker has to say.
-        let hears_more = self.output.backlog() < MAX_ANSWERS || self.shutdown.is_some();
         let is_over = self.is_over();
+        let takes_more =
+            |connection| self.recovery.requests.bytes(connection) < MAX_REQUESTS && !self.is_busy_with(connection);
         let mut fds = Vec::with_capacity(5);
         let mut watch = |fd| {
             fds.push(fd);
             fds.len() - 1
         };
         let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
-        let worker = self.worker.as_ref().filter(|worker| worker.open && hears_more);
+        let worker = self.worker.as_ref().filter(|worker| worker.open);
         let worker = worker.map(|worker| watch(PollFd::new(worker, PollFlags::IN)));
-        let input = self.input.as_ref().filter(|_| takes_more && !self.is_busy_with(0));
+        let input = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
         let unsent = self.worker.as_ref().filter(|worker| worker.has_unsent());
         let unsent = unsent.and_then(|worker| worker.input.as_ref());
         let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
-        let guests_read = self.recovery.requests.bytes() < MAX_REQUESTS / 2 && self.shutdown.is_none();
-        let guests = self.guests.watch(&mut fds, |connection| guests_read && !self.is_busy_with(connection));
+        let guests = self.guests.watch(&mut fds, |connection| self.shutdown.is_none() && takes_more(connection));
         let due = match (&self.worker, &self.shutdown) {
             (None, Some(_)) if is_over => Some(Instant::now()),
             (_, Some(shutdown)) => Some(shutdown.deadline),
@@ -235,14 +233,18 @@ impl Relay {
                 },
                 _ if !is_ready => return Err(malformed(Malformed)),
                 Kind::Answer => {
+                    let unread = recovery.requests.connection(call).filter(|it| is_unread(output, guests, *it));
+                    let error = unread.and_then(|_| messages::unread(recovery.requests.text(call)?));
+                    let answer = error.as_deref().unwrap_or(payload);
                     match recovery.finished(call) {
-                        Some(0) => output.put(payload).map_err(|_| Verdict::End)?,
-                        Some(connection) => guests.send(connection, payload),
+                        Some(0) => output.put(answer).map_err(|_| Verdict::End)?,
+                        Some(connection) => guests.send(connection, answer),
                         // Somebody was told already, or does not want to be.
                         None => continue,
                     }
                     restarts.answered();
                 }
+                Kind::Message if is_unread(output, guests, call) => {}
                 Kind::Message if call == 0 => output.put(payload).map_err(|_| Verdict::End)?,
                 Kind::Message => guests.send(call, payload),
                 Kind::Done => drop(recovery.finished(call)),
@@ -493,6 +495,12 @@ fn report_unreadable(worker: &mut WorkerProcess, error: &serde_json::Error) {
 /// A worker that wrote what no worker writes.
 fn malformed(_: Malformed) -> Verdict {
     Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"))
+}
+
+/// True when a client leaves so much unread that its answers become errors.
+fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
+    let backlog = if connection == 0 { output.backlog() } else { guests.backlog(connection) };
+    backlog > MAX_UNREAD
 }
 
 /// Takes a line that was just read, and hands it on. A worker that is not ready gets all lines when it is.

@@ -1,21 +1,19 @@
 //! The client's lines that no worker is done with yet.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::messages;
+use super::messages::{self, LONG};
 
 /// What a line takes besides its own bytes.
 const OVERHEAD: usize = 64;
-
-/// A line longer than this is taken for one that somebody waits for the answer to.
-const LONG: usize = 1 << 20;
 
 /// Lines by number, in order.
 #[derive(Debug)]
 pub(super) struct Requests {
     lines: VecDeque<Pending>,
     next: u64,
-    bytes: usize,
+    /// How many bytes the lines of each connection take.
+    bytes: BTreeMap<u64, usize>,
 }
 
 #[derive(Debug)]
@@ -31,14 +29,14 @@ struct Pending {
 
 impl Requests {
     pub(super) fn new() -> Self {
-        Self { lines: VecDeque::new(), next: 1, bytes: 0 }
+        Self { lines: VecDeque::new(), next: 1, bytes: BTreeMap::new() }
     }
 
     /// Takes a line of a client's, nothing when that is gone, and gives it the next number.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         self.lines.push_back(Pending { number: self.next, connection, text: line.into(), awaited: None });
         self.next += 1;
-        self.bytes += line.len() + OVERHEAD;
+        *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
     }
 
     /// Forgets a line that a worker is done with. The connection that it came by; `None` when there is none of this number.
@@ -47,18 +45,25 @@ impl Requests {
             Some(first) if first.number == number => Some(0),
             _ => self.place(number),
         };
-        let line = place.and_then(|place| self.lines.remove(place));
-        self.bytes -= line.as_ref().map_or(0, |line| line.text.len() + OVERHEAD);
-        line.map(|line| line.connection)
+        let Pending { connection, text, .. } = self.lines.remove(place?)?;
+        if let Some(bytes) = self.bytes.get_mut(&connection) {
+            *bytes -= text.len() + OVERHEAD;
+            if *bytes == 0 {
+                self.bytes.remove(&connection);
+            }
+        }
+        Some(connection)
     }
 
     /// Forgets what a client has asked for that is gone. Its lines stay, as empty ones: a worker may have been told of their
     /// numbers.
     pub(super) fn forget(&mut self, connection: u64) {
         for line in self.lines.iter_mut().filter(|line| line.connection == connection) {
+            if let Some(bytes) = self.bytes.get_mut(&connection) {
+                *bytes -= line.text.len() - 1;
+            }
             (line.text, line.awaited) = (Box::from(*b"\n"), Some(false));
         }
-        self.bytes = self.lines.iter().map(|line| line.text.len() + OVERHEAD).sum();
     }
 
     /// The connection that a line came by.
@@ -115,7 +120,9 @@ impl Requests {
                     && let Some(text) = messages::silenced(&self.lines[place].text, id)
                 {
                     let line = &mut self.lines[place];
-                    self.bytes = self.bytes + text.len() - line.text.len();
+                    if let Some(bytes) = self.bytes.get_mut(&line.connection) {
+                        *bytes = *bytes + text.len() - line.text.len();
+                    }
                     (line.text, line.awaited) = (text.into(), None);
                 }
             }
@@ -127,15 +134,25 @@ impl Requests {
         self.next
     }
 
-    /// How many bytes the lines take.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
+    /// How many bytes the lines of a connection take.
+    pub(super) fn bytes(&self, connection: u64) -> usize {
+        self.bytes.get(&connection).copied().unwrap_or(0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Requests {
+        fn counts_right(&self) -> bool {
+            let mut bytes = BTreeMap::new();
+            for (_, connection, line) in self.iter() {
+                *bytes.entry(connection).or_default() += line.len() + OVERHEAD;
+            }
+            bytes == self.bytes
+        }
+    }
 
     #[test]
     fn lines_are_finished_in_any_order() {
@@ -146,9 +163,9 @@ mod tests {
         assert_eq!([2, 2, 4].map(|number| requests.finish(number)), [Some(1), None, None]);
         assert_eq!(requests.iter().map(|(number, ..)| number).collect::<Vec<_>>(), [1, 3]);
         assert!(requests.has(3) && !requests.has(2));
-        assert_eq!((requests.next(), requests.bytes()), (4, 4 + 2 * OVERHEAD));
+        assert_eq!((requests.next(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * OVERHEAD, 0));
         assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
-        assert_eq!(requests.bytes(), 0);
+        assert!(requests.bytes.is_empty());
     }
 
     #[test]
@@ -165,7 +182,7 @@ mod tests {
         requests.forget(3);
         let texts: Vec<_> = requests.iter().map(|(.., line)| std::str::from_utf8(line).unwrap()).collect();
         assert_eq!(texts, [r#"{"id":7,"method":"a"}"#, "\n", "\n"]);
-        assert_eq!(requests.bytes, requests.iter().map(|(.., line)| line.len() + OVERHEAD).sum::<usize>());
+        assert!(requests.counts_right());
     }
 
     #[test]
@@ -188,7 +205,7 @@ mod tests {
         requests.apply_cancellations();
         let texts: Vec<_> = requests.iter().map(|(.., line)| std::str::from_utf8(line).unwrap().trim_end()).collect();
         assert_eq!(texts[1..3], [r#"{"method":"ping"}"#, r#"[{"method":"ping"},{"id":9,"method":"ping"}]"#]);
-        assert_eq!(requests.bytes, requests.iter().map(|(.., line)| line.len() + OVERHEAD).sum::<usize>());
+        assert!(requests.counts_right());
         (1..=3).for_each(|number| assert_eq!(requests.finish(number), Some(0)));
         assert_eq!(requests.first_awaited(), Some(6));
     }

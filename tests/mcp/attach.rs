@@ -16,20 +16,20 @@ use rstest_reuse::apply;
 use serde_json::{Value, json};
 
 /// A directory in which servers of one mode have their sockets.
-struct Runtime {
+pub(crate) struct Runtime {
     mode: Mode,
-    directory: Scratch,
+    pub(crate) directory: Scratch,
 }
 
 impl Runtime {
-    fn new(mode: Mode) -> Self {
+    pub(crate) fn new(mode: Mode) -> Self {
         let directory = Scratch::new();
         std::fs::set_permissions(&*directory, PermissionsExt::from_mode(0o700)).unwrap();
         Self { mode, directory }
     }
 
     /// A server with a socket, whose own client has shaken hands.
-    fn server(&self, arguments: &[&str]) -> Server {
+    pub(crate) fn server(&self, arguments: &[&str]) -> Server {
         let arguments: Vec<_> = ["serve", "--socket"].iter().chain(arguments).copied().collect();
         let mut server = self.mode.start_with_environment(&arguments, &[("XDG_RUNTIME_DIR", &self.directory)]);
         server.initialize("2025-11-25");
@@ -40,7 +40,7 @@ impl Runtime {
         self.directory.join(format!("sbcl-mcp/{}.sock", server.pid()))
     }
 
-    fn join(&self, server: &Server) -> Client {
+    pub(crate) fn join(&self, server: &Server) -> Client {
         let mut client = Client::connect(&self.socket(server));
         client.initialize("person");
         client
@@ -48,15 +48,15 @@ impl Runtime {
 }
 
 /// A client that has joined.
-struct Client {
+pub(crate) struct Client {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
-    unclaimed: VecDeque<Value>,
+    pub(crate) unclaimed: VecDeque<Value>,
     next_id: i64,
 }
 
 impl Client {
-    fn connect(path: &Path) -> Self {
+    pub(crate) fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap());
@@ -64,7 +64,7 @@ impl Client {
         Self { stream, lines, unclaimed: VecDeque::new(), next_id: 1000 }
     }
 
-    fn initialize(&mut self, name: &str) -> Value {
+    pub(crate) fn initialize(&mut self, name: &str) -> Value {
         self.initialize_with(name, json!({}))
     }
 
@@ -76,27 +76,27 @@ impl Client {
         answer
     }
 
-    fn send(&mut self, message: &Value) {
+    pub(crate) fn send(&mut self, message: &Value) {
         self.stream.write_all(format!("{message}\n").as_bytes()).unwrap();
     }
 
-    fn post(&mut self, method: &str, params: &Value) -> i64 {
+    pub(crate) fn post(&mut self, method: &str, params: &Value) -> i64 {
         self.next_id += 1;
         self.send(&json!({"jsonrpc": "2.0", "id": self.next_id, "method": method, "params": params}));
         self.next_id
     }
 
-    fn post_call(&mut self, name: &str, arguments: Value) -> i64 {
+    pub(crate) fn post_call(&mut self, name: &str, arguments: Value) -> i64 {
         self.post("tools/call", &json!({"name": name, "arguments": arguments}))
     }
 
-    fn read(&mut self) -> Option<Value> {
+    pub(crate) fn read(&mut self) -> Option<Value> {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line).expect("in time");
         (read > 0).then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
     }
 
-    fn answer(&mut self, id: i64) -> Value {
+    pub(crate) fn answer(&mut self, id: i64) -> Value {
         if let Some(place) = self.unclaimed.iter().position(|message| message["id"] == id) {
             return self.unclaimed.remove(place).unwrap();
         }
@@ -109,7 +109,7 @@ impl Client {
         }
     }
 
-    fn request(&mut self, method: &str, params: &Value) -> Value {
+    pub(crate) fn request(&mut self, method: &str, params: &Value) -> Value {
         let id = self.post(method, params);
         self.answer(id)
     }
@@ -136,7 +136,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn good(&mut self, name: &str, arguments: Value) -> String {
+    pub(crate) fn good(&mut self, name: &str, arguments: Value) -> String {
         let (text, is_error) = self.call(name, arguments);
         assert!(!is_error, "{name}: {text}");
         text
@@ -150,7 +150,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn evaluate(&mut self, code: &str) -> String {
+    pub(crate) fn evaluate(&mut self, code: &str) -> String {
         self.good("evaluate-lisp", json!({"code": code}))
     }
 

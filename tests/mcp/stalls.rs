@@ -2,13 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Scratch, Server};
-use serde_json::json;
+use crate::attach::{Client, Runtime};
+use crate::client::{Scratch, Server, good, outcome};
+use crate::mode::{Mode, both_modes};
+use crate::processes::until;
+use rstest_reuse::apply;
+use serde_json::{Value, json};
 
 /// How long a ping, a cancellation or a question may take on an idle machine.
 const SLOWEST: Duration = Duration::from_millis(250);
 /// How much slower than an idle server on the same machine a busy server may be.
 const FACTOR: u32 = 10;
+/// How long one of these may take in the tests that have a cause of their own for a delay, which lasts for seconds.
+const LONGEST: Duration = Duration::from_secs(1);
 /// Requests that are timed in all.
 const REQUESTS: usize = 200;
 
@@ -150,4 +156,213 @@ fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
     );
     let allowed = SLOWEST.max(slowest_idle * FACTOR);
     assert!(slowest <= allowed, "{slowest_request} took {slowest:?}, more than {allowed:?}");
+}
+
+/// Prints what takes six bytes a character in an answer.
+const SIX_MB: &str = "(progn (write-string (make-string 990000 :initial-element (code-char 1))) 1)";
+
+impl Client {
+    /// Asserts that a ping is answered within [`LONGEST`].
+    #[track_caller]
+    fn is_answered(&mut self, when: &str) {
+        let begin = Instant::now();
+        self.request("ping", &json!({}));
+        assert!(begin.elapsed() <= LONGEST, "a ping {when} took {:?}", begin.elapsed());
+    }
+
+    /// Sends calls of `evaluate-lisp` as a batch and returns its answers.
+    fn evaluate_all(&mut self, calls: usize, code: &str) -> Vec<Value> {
+        let call = |id: usize| {
+            let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
+            json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+        };
+        self.send(&(0..calls).map(call).collect());
+        let answers = self.read().expect("an answer before the end");
+        let Value::Array(answers) = answers else { panic!("{answers}") };
+        let mut ids: Vec<_> = answers.iter().map(|answer| answer["id"].as_u64().expect("a number")).collect();
+        ids.sort_unstable();
+        assert!(ids.into_iter().eq(0..calls as u64), "one answer each");
+        answers
+    }
+
+    fn cancel(&mut self, id: i64) {
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
+    }
+}
+
+/// A server whose own client does not read yet, and a client that has joined.
+fn unread(mode: Mode) -> (Server, Client) {
+    let mut server = mode.start_unread(&["serve", "--socket"]);
+    let socket = server.home().join(format!("XDG_RUNTIME_DIR/sbcl-mcp/{}.sock", server.pid()));
+    until("there is a socket", || socket.exists());
+    let info = json!({"name": "raw", "version": "1"});
+    server.post("initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}));
+    let mut client = Client::connect(&socket);
+    client.initialize("person");
+    (server, client)
+}
+
+#[apply(both_modes)]
+fn client_that_reads_nothing_delays_no_other_client(mode: Mode) {
+    const CALLS: usize = 400;
+    let (mut server, mut client) = unread(mode);
+    client.evaluate("(defvar *calls* 0)");
+    let code = "(progn (incf *calls*) (make-string 9000 :initial-element #\\x))";
+    let ids: Vec<_> = (0..CALLS).map(|_| server.post_call("evaluate-lisp", json!({"code": code}))).collect();
+    until("all is evaluated", || {
+        client.is_answered("beside a client that does not read");
+        client.evaluate("*calls*").ends_with(&format!("=> {CALLS}"))
+    });
+    server.read_on();
+    for id in ids {
+        assert!(!server.outcome(id).1);
+    }
+    server.goes_on();
+}
+
+/// What the server keeps for a client that does not read has a bound.
+#[apply(both_modes)]
+fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
+    const CALLS: usize = 40;
+    let (mut server, mut client) = unread(mode);
+    client.evaluate("(defvar *calls* 0)");
+    client.good("configure-limits", json!({"max-answer": 1_000_000}));
+    let code = format!("(incf *calls*) {SIX_MB}");
+    let ids: Vec<_> = (0..CALLS).map(|_| server.post_call("evaluate-lisp", json!({"code": code}))).collect();
+    until("all is evaluated", || {
+        client.is_answered("beside a client that does not read");
+        client.evaluate("*calls*").ends_with(&format!("=> {CALLS}"))
+    });
+    if mode == Mode::Supervised {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
+        let kibibytes: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+        assert!(kibibytes < 160 << 10, "the supervisor took {kibibytes} KiB");
+    }
+    server.read_on();
+    let answers: Vec<_> = ids.into_iter().map(|id| server.answer(id)).collect();
+    let is_error = |answer: &&Value| answer.get("error").is_some();
+    let errors = answers.iter().filter(is_error).count();
+    assert!((20..35).contains(&errors), "{errors} errors");
+    let error = answers.iter().find(is_error).expect("an error");
+    let message = error["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("64 MiB of answers are unread"), "{message}");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn large_requests_that_wait_delay_neither_other_clients_nor_their_own_cancellations(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let (mut busy, mut client) = (runtime.join(&server), runtime.join(&server));
+    let marker = runtime.directory.join("marker");
+    let run = format!("(progn (with-open-file (s {marker:?} :direction :output)) (sleep 20))");
+    let running = busy.post_call("evaluate-lisp", json!({"code": run, "timeout": 60}));
+    until("it runs", || marker.exists());
+    let long = format!("; {}\n(+ 1 2)", "x".repeat(30_000_000));
+    let waiting = [(); 3].map(|()| busy.post_call("evaluate-lisp", json!({"code": long})));
+    // Once this is answered, all before it has been read.
+    busy.request("ping", &json!({}));
+    assert!(busy.unclaimed.is_empty(), "it was not read before the evaluation ended");
+    client.is_answered("beside large requests that wait");
+    busy.is_answered("behind its own requests");
+    busy.cancel(waiting[0]);
+    busy.cancel(running);
+    for id in &waiting[1..] {
+        assert_eq!(outcome(&busy.answer(*id)).0, "=> 3");
+    }
+    client.evaluate("1");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn answer_of_more_than_64_mib_reaches_a_client_that_reads(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    client.good("configure-limits", json!({"max-answer": 1_000_000}));
+    let answers = client.evaluate_all(15, SIX_MB);
+    assert!(answers.iter().all(|answer| !outcome(answer).1));
+    assert_eq!(client.evaluate("1"), "=> 1");
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn batch_whose_answers_are_too_large_gets_errors_and_keeps_the_image(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    server.evaluate("(defvar *kept* (list 1))");
+    server.evaluate("(setf *kept* (list 2))");
+    client.good("configure-limits", json!({"max-answer": 1_000_000}));
+    let answers = client.evaluate_all(50, SIX_MB);
+    let errors: Vec<_> = answers.iter().filter_map(|answer| answer["error"]["message"].as_str()).collect();
+    assert!((20..35).contains(&errors.len()), "{} errors", errors.len());
+    assert!(errors[0].contains("128 MiB"), "{}", errors[0]);
+    assert_eq!(server.evaluate("*kept*"), "=> (2)");
+    assert_eq!(client.evaluate("1"), "=> 1");
+}
+
+#[apply(both_modes)]
+fn large_batch_of_one_client_does_not_delay_another(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let (mut busy, mut client) = (runtime.join(&server), runtime.join(&server));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let mut slowest = Duration::ZERO;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            busy.evaluate_all(9_000, "(make-string 4000 :initial-element #\\x)");
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            let begin = Instant::now();
+            client.request("ping", &json!({}));
+            slowest = slowest.max(begin.elapsed());
+        }
+    });
+    println!("the slowest ping took {slowest:?}");
+    assert!(slowest <= LONGEST, "a ping took {slowest:?}");
+    server.goes_on();
+}
+
+/// Stops all Lisp threads for three seconds, as a collection of a large heap does. `lisp/checkpoint.lisp` does the same.
+const STOP_THE_WORLD: &str = r#"
+(defun stop-the-world (after)
+  (sb-sys:without-gcing
+    (sb-alien:alien-funcall (sb-alien:extern-alien "try_acquire_gc_lock" (function sb-alien:int)))
+    (sb-alien:alien-funcall (sb-alien:extern-alien "gc_stop_the_world" (function sb-alien:void)))
+    (sb-alien:alien-funcall (sb-alien:extern-alien "sleep" (function sb-alien:int sb-alien:int)) 3)
+    (sb-alien:alien-funcall (sb-alien:extern-alien "release_gc_lock" (function sb-alien:void)))
+    (sb-alien:alien-funcall (sb-alien:extern-alien "gc_start_the_world" (function sb-alien:void))))
+  (with-open-file (s after :direction :output)))
+"#;
+
+#[apply(both_modes)]
+fn collection_beside_the_evaluating_thread_delays_nothing(mode: Mode) {
+    let mut stopwatch = Stopwatch::new();
+    stopwatch.server = mode.ready();
+    stopwatch.server.evaluate(STOP_THE_WORLD);
+    stopwatch.server.evaluate("(compile 'stop-the-world)");
+    let after = stopwatch.server.home().join("after");
+    let stop = format!("(stop-the-world {after:?})");
+    for (who, code, background) in [
+        ("a collection in the background", stop.clone(), true),
+        (
+            "a collection of another thread",
+            format!("(progn (sb-thread:make-thread (lambda () (sleep 0.1) {stop})) 1)"),
+            false,
+        ),
+    ] {
+        let begin = Instant::now();
+        good(&mut stopwatch.server, "evaluate-lisp", json!({"code": code, "background": background}));
+        while !after.exists() {
+            stopwatch.look(who);
+        }
+        assert!(begin.elapsed() >= Duration::from_secs(3));
+        std::fs::remove_file(&after).expect("a file");
+    }
+    let Stopwatch { slowest, slowest_request, .. } = stopwatch;
+    println!("the slowest, {slowest_request}, took {slowest:?}");
+    assert!(slowest <= LONGEST, "{slowest_request} took {slowest:?}");
 }
