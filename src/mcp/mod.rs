@@ -14,7 +14,7 @@ mod tools;
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rmcp::model::ErrorData;
@@ -29,11 +29,10 @@ use crate::recovery::event::WorkerEvent;
 use crate::recovery::reporter::Reporter;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::StatusPage;
-use crate::rpc::driver::{Driver, Service};
+use crate::rpc::driver::Driver;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
-use crate::session::idle::Idle;
 pub(crate) use conversation::revisions;
 use conversation::{Conversation, first_request};
 pub use embedded::{Served, Stream, spawn};
@@ -72,12 +71,6 @@ impl Connection {
         self.driver.first_line(HANDOVER, |line| Some(serde_json::from_slice(line)))?.map_err(io::Error::from)
     }
 
-    /// Serves to the end: the exit status.
-    fn serve(&self, session: &Session, service: Arc<dyn Service>) -> i32 {
-        session.idle_with(Arc::new(Reader { driver: self.driver.clone(), service: service.clone() }));
-        self.driver.follow(&*service)
-    }
-
     /// Tells the supervisor that this worker ends.
     fn leave(&self, status: i32) {
         Reporter::new(self.inflight.output.clone()).report(&WorkerEvent::leaving(status, None));
@@ -88,22 +81,6 @@ impl Connection {
     fn end_for(&self, reason: &'static str) {
         self.inflight.abandon(reason);
         self.driver.drain(FAREWELL);
-    }
-}
-
-/// Has the evaluating thread read while there is nothing to evaluate.
-struct Reader {
-    driver: Arc<Driver>,
-    service: Arc<dyn Service>,
-}
-
-impl Idle for Reader {
-    fn idle(&self, until: Option<Instant>, rest: &dyn Fn()) {
-        self.driver.idle(&*self.service, until, rest);
-    }
-
-    fn wake(&self) {
-        self.driver.wake();
     }
 }
 
@@ -145,7 +122,7 @@ pub(crate) fn serve(
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), offer);
     let server = Arc::new(Server::new(tools, calls, handshakes, status));
-    let status = connection.serve(session, server.clone());
+    let status = connection.driver.run(&*server);
     let is_heard = !server.is_orphaned();
     if is_heard {
         server.abandon(SHUTTING_DOWN);
@@ -215,7 +192,7 @@ pub(crate) fn serve_plain(
     if let Some(listener) = listener.clone() {
         guests.clone().accept(listener, main.clone())?;
     }
-    let status = connection.serve(session, Arc::new(SingleClient::of_process(main)));
+    let status = connection.driver.run(&SingleClient::of_process(main));
     let _ending = ending.lock();
     guests.abandon(SHUTTING_DOWN);
     connection.inflight.abandon(SHUTTING_DOWN);

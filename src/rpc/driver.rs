@@ -1,15 +1,13 @@
-//! Who reads: a leader and a follower.
+//! The event loop: one thread reads and dispatches.
 //!
-//! The thread that evaluates leads while it has nothing to evaluate: it reads a request, evaluates and answers, and
-//! nobody has to be woken. When it has been away for longer than [`HANDOFF_DELAY`], the follower leads until it is
-//! back.
+//! It is no thread of Lisp's, which a collection would stop: so what needs no Lisp is answered whatever Lisp does.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
@@ -18,21 +16,17 @@ use super::output::{MAX_UNREAD, Output};
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
-use crate::alarm::Alarm;
 use crate::panics;
 
-/// How long the evaluating thread may be away before the follower leads: most evaluations are over sooner than another
-/// thread can be woken (50 µs and more), and no client notices so little.
-const HANDOFF_DELAY: Duration = Duration::from_millis(2);
 /// How long requests that were read before the end may still take.
 const LAST_ANSWERS: Duration = Duration::from_millis(700);
 /// How long after that an evaluation that still runs may unwind: the process is gone within a second of the end. Without a
 /// request that waits, unwinding begins at once.
 const UNWINDING: Duration = Duration::from_millis(150);
-/// How often to look around when the leader cannot be woken: evaluated code may close any descriptor.
-const DEAF: Duration = Duration::from_millis(5);
+/// How often to look around when the loop cannot be woken: evaluated code may close any descriptor.
+const UNWOKEN: Duration = Duration::from_millis(5);
 
-/// What is served. Its functions are called by the leader, one at a time.
+/// What is served. Its functions are called by the event loop, one at a time.
 pub(crate) trait Service: Send + Sync {
     /// Takes a line of the other side's.
     fn line(&self, line: Line<'_>);
@@ -44,7 +38,7 @@ pub(crate) trait Service: Send + Sync {
     fn heeds_signals(&self) -> bool;
 }
 
-/// Reads lines and hands them to a [`Service`], on whichever thread leads.
+/// Reads lines and hands them to a [`Service`].
 #[derive(Debug)]
 pub(crate) struct Driver {
     input: Mutex<LineReader>,
@@ -52,30 +46,14 @@ pub(crate) struct Driver {
     signals: Mutex<Signals>,
     waker: Arc<Waker>,
     state: Mutex<State>,
-    /// Somebody else may lead, or there is work.
-    changed: Condvar,
-    /// Wakes the follower.
-    alarm: Alarm,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default, Clone, Copy)]
 struct State {
-    leader: Option<Thread>,
-    /// The leader waits for descriptors, and has to be woken.
-    is_polling: bool,
-    /// The evaluating thread wants to lead.
-    is_wanted: bool,
-    /// There is something to evaluate.
-    has_work: bool,
-    /// Since when the evaluating thread has been away; `None` while it leads, or wants to.
-    away_since: Option<Instant>,
-    /// The alarm is set for some time within the handoff delay.
-    is_armed: bool,
     /// No more lines are taken.
     is_paused: bool,
     /// Nothing more is read.
     ending: Option<Ending>,
-    ended: Option<i32>,
 }
 
 /// The end of the service.
@@ -89,37 +67,16 @@ struct Ending {
     unwinding: Instant,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thread {
-    Evaluating,
-    Follower,
-}
-
 impl Driver {
     /// Reads from `input`, and flushes `output` with the waker that this was given.
     pub(crate) fn new(input: OwnedFd, output: Arc<Output>, waker: Arc<Waker>) -> io::Result<Self> {
-        let state = State {
-            leader: None,
-            is_polling: false,
-            is_wanted: false,
-            has_work: false,
-            away_since: Some(Instant::now()),
-            is_armed: true,
-            is_paused: false,
-            ending: None,
-            ended: None,
-        };
-        let driver = Self {
+        Ok(Self {
             input: Mutex::new(LineReader::new(nonblocking_reader(input)?)),
             output,
             signals: Mutex::new(Signals::beside_lisp()?),
             waker,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            alarm: Alarm::default(),
-        };
-        driver.alarm.set(Instant::now());
-        Ok(driver)
+            state: Mutex::default(),
+        })
     }
 
     /// Has the lines that it reads recorded.
@@ -153,43 +110,7 @@ impl Driver {
         }
     }
 
-    /// The evaluating thread's part: leads until there is work, or the time has come. Calls `rest` before it sleeps.
-    pub(crate) fn idle(&self, service: &dyn Service, until: Option<Instant>, rest: &dyn Fn()) {
-        let mut state = self.state.lock();
-        state.away_since = None;
-        state.is_wanted = true;
-        while !state.has_work && (state.leader.is_some() || state.ended.is_some()) {
-            if state.is_polling {
-                self.waker.wake();
-            }
-            match until {
-                None => self.changed.wait(&mut state),
-                Some(until) if self.changed.wait_until(&mut state, until).timed_out() => break,
-                Some(_) => {}
-            }
-        }
-        state.is_wanted = false;
-        if !state.has_work && state.leader.is_none() {
-            state = self.lead(Thread::Evaluating, state, service, until, &|| {
-                self.rest();
-                rest();
-            });
-        }
-        state.has_work = false;
-        state.away_since = Some(Instant::now());
-        if !std::mem::replace(&mut state.is_armed, true) {
-            self.alarm.set(Instant::now() + HANDOFF_DELAY);
-        }
-    }
-
-    /// Ends [`Self::idle`], which may begin later.
-    pub(crate) fn wake(&self) {
-        let mut state = self.state.lock();
-        state.has_work = true;
-        self.rouse(&state);
-    }
-
-    /// Has the leader look what is due: another thread may have added to that.
+    /// Has the loop look what is due: another thread may have added to that.
     pub(crate) fn look_again(&self) {
         self.waker.wake();
     }
@@ -199,50 +120,13 @@ impl Driver {
         self.state.lock().is_paused = true;
     }
 
-    /// The follower's part, to the end: the exit status.
-    pub(crate) fn follow(&self, service: &dyn Service) -> i32 {
-        loop {
-            self.alarm.wait();
-            let mut state = self.state.lock();
-            state.is_armed = false;
-            if let Some(since) = state.away_since
-                && state.ended.is_none()
-                && state.leader.is_none()
-            {
-                if since.elapsed() < HANDOFF_DELAY {
-                    state.is_armed = true;
-                    self.alarm.set(since + HANDOFF_DELAY);
-                    continue;
-                }
-                state = self.lead(Thread::Follower, state, service, None, &|| ());
-                self.changed.notify_all();
-            }
-            if let Some(status) = state.ended {
-                return status;
-            }
-        }
-    }
-
-    /// Spares the follower to wake while nothing is evaluated.
-    fn rest(&self) {
-        let mut state = self.state.lock();
-        if std::mem::take(&mut state.is_armed) {
-            self.alarm.stop();
-        }
-    }
-
-    fn rouse(&self, state: &State) {
-        if state.is_polling {
-            self.waker.wake();
-        }
-        self.changed.notify_all();
-    }
-
     /// Begins the end, as at the end of input.
     fn end(&self, status: i32, within: Duration) {
         let mut state = self.state.lock();
         let now = Instant::now();
         state.ending.get_or_insert(Ending { status, answers: now + within, unwinding: now + LAST_ANSWERS + UNWINDING });
+        // The last answer is the end.
+        self.waker.wake_for_answers();
     }
 
     /// Until when what still runs at the end may unwind.
@@ -250,35 +134,18 @@ impl Driver {
         self.state.lock().ending.map_or_else(Instant::now, |ending| ending.unwinding)
     }
 
-    /// Leads for as long as `thread` has nothing else to do and it is not all over.
-    fn lead<'a>(
-        &'a self,
-        thread: Thread,
-        mut state: MutexGuard<'a, State>,
-        service: &dyn Service,
-        until: Option<Instant>,
-        rest: &dyn Fn(),
-    ) -> MutexGuard<'a, State> {
-        state.leader = Some(thread);
+    /// Serves to the end: the exit status.
+    pub(crate) fn run(&self, service: &dyn Service) -> i32 {
         let mut input = self.input.lock();
-        let mut ears = Ears { waker: true, signals: true };
+        let mut descriptors = Descriptors { waker: true, signals: true };
         loop {
-            let stops = match thread {
-                Thread::Evaluating => state.has_work,
-                Thread::Follower => state.is_wanted,
-            };
-            if stops || state.ended.is_some() || until.is_some_and(|until| Instant::now() >= until) {
-                break;
-            }
-            let reads = state.ending.is_none() && !state.is_paused && self.output.backlog() <= MAX_UNREAD;
-            let ending = state.ending;
-            drop(state);
+            let State { is_paused, ending } = *self.state.lock();
+            let reads = ending.is_none() && !is_paused && self.output.backlog() <= MAX_UNREAD;
             if reads && let Some(line) = input.next_line() {
                 // What a call owes its client is settled by its responder.
                 if panics::caught(|| service.line(line)).is_none() {
                     tracing::error!("a request panicked");
                 }
-                state = self.state.lock();
                 continue;
             }
             let now = Instant::now();
@@ -286,20 +153,13 @@ impl Driver {
             if let Some(ending) = ending
                 && (now >= ending.answers || service.is_idle())
             {
-                state = self.state.lock();
-                state.ended = Some(ending.status);
-                self.alarm.set(now);
-                break;
+                return ending.status;
             }
-            let deaf = (!ears.waker).then(|| now + DEAF);
-            let wakes = [due, until, ending.map(|ending| ending.answers), deaf].into_iter().flatten().min();
+            let unwoken = (!descriptors.waker).then(|| now + UNWOKEN);
+            let wakes = [due, ending.map(|ending| ending.answers), unwoken].into_iter().flatten().min();
             let timeout = wakes.map(|time| time.saturating_duration_since(now));
-            self.wait(&mut input, service, &mut ears, reads, timeout, rest);
-            state = self.state.lock();
-            state.is_polling = false;
+            self.wait(&mut input, service, &mut descriptors, reads, timeout);
         }
-        state.leader = None;
-        state
     }
 
     /// Waits until something can be done, and does what concerns descriptors.
@@ -307,30 +167,21 @@ impl Driver {
         &self,
         input: &mut LineReader,
         service: &dyn Service,
-        ears: &mut Ears,
+        descriptors: &mut Descriptors,
         reads: bool,
-        mut timeout: Option<Duration>,
-        rest: &dyn Fn(),
+        timeout: Option<Duration>,
     ) {
-        {
-            let mut state = self.state.lock();
-            state.is_polling = true;
-            if state.has_work || state.is_wanted {
-                // Somebody looks out for the leader already.
-                timeout = Some(Duration::ZERO);
-            }
-        }
         let mut signals = self.signals.lock();
         let mut fds = Vec::with_capacity(4);
         let unsent = self.output.backlog() > 0;
         let output_at = unsent.then(|| push(&mut fds, PollFd::new(&*self.output, PollFlags::OUT)));
         let input_at = reads.then(|| push(&mut fds, PollFd::new(&*input, PollFlags::IN)));
-        let waker_at = ears.waker.then(|| push(&mut fds, PollFd::new(&*self.waker, PollFlags::IN)));
-        let signals_at = ears.signals.then(|| push(&mut fds, PollFd::new(&*signals, PollFlags::IN)));
+        let waker_at = descriptors.waker.then(|| push(&mut fds, PollFd::new(&*self.waker, PollFlags::IN)));
+        let signals_at = descriptors.signals.then(|| push(&mut fds, PollFd::new(&*signals, PollFlags::IN)));
         // Evaluated code may have set a limit under which nothing can be waited for; reading and writing still tell.
-        let blind = super::wait_or_rest(&mut fds, timeout, rest).is_err();
+        let blind = super::wait(&mut fds, timeout).is_err();
         if blind {
-            std::thread::sleep(DEAF);
+            std::thread::sleep(UNWOKEN);
         }
         let events = |at: Option<usize>| at.map_or(PollFlags::empty(), |at| fds[at].revents());
         let is_ready = |at: Option<usize>| at.is_some() && blind || !events(at).is_empty();
@@ -338,10 +189,10 @@ impl Driver {
         let (woken, signalled) = (!events(waker_at).is_empty(), events(signals_at));
         drop(fds);
         if woken {
-            ears.waker = self.waker.clear();
+            descriptors.waker = self.waker.clear();
         }
         if !signalled.is_empty() {
-            ears.signals = !signalled.contains(PollFlags::NVAL);
+            descriptors.signals = !signalled.contains(PollFlags::NVAL);
             if let Some(signal) = signals.take()
                 && service.heeds_signals()
             {
@@ -380,9 +231,9 @@ impl Driver {
     }
 }
 
-/// Which of the leader's own descriptors still work.
+/// The loop's own descriptors that still work: evaluated code may close any.
 #[derive(Debug)]
-struct Ears {
+struct Descriptors {
     waker: bool,
     signals: bool,
 }
@@ -400,31 +251,24 @@ mod tests {
     use crate::rpc::output::Reader;
     use rmcp::model::RequestId;
     use serde_json::{Value, json};
-    use std::collections::VecDeque;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{Sender, channel};
 
     /// Answers a line with itself: at once, or, if it is the name of a time in ms, when it was evaluated for as long.
     struct Echo {
         inflight: Arc<Inflight>,
-        work: Mutex<VecDeque<(u64, Responder)>>,
-        driver: Mutex<Option<Arc<Driver>>>,
-        /// Which threads took a line.
-        takers: Mutex<Vec<std::thread::ThreadId>>,
+        work: Mutex<Sender<(u64, Responder)>>,
     }
 
     impl Service for Echo {
         fn line(&self, line: Line<'_>) {
             let Line::Text(text) = line else { panic!("too long") };
             let text = str::from_utf8(text).unwrap().trim();
-            self.takers.lock().push(std::thread::current().id());
             let owed = self.inflight.admit(RequestId::String(text.into()), 1, None, text.len()).unwrap();
             assert_ne!(text, "panic");
             match text.parse() {
-                Ok(time) => {
-                    self.work.lock().push_back((time, owed));
-                    self.driver.lock().as_ref().unwrap().wake();
-                }
+                Ok(time) => self.work.lock().send((time, owed)).unwrap(),
                 Err(_) => owed.answer(json!(text)),
             }
         }
@@ -442,13 +286,11 @@ mod tests {
         }
     }
 
-    /// The other side, an evaluating thread, and a follower.
+    /// The other side, an evaluating thread, and the event loop's.
     struct Peer {
         writer: UnixStream,
         reader: BufReader<UnixStream>,
-        service: Arc<Echo>,
-        evaluating: std::thread::ThreadId,
-        follower: std::thread::JoinHandle<i32>,
+        serving: std::thread::JoinHandle<i32>,
     }
 
     impl Peer {
@@ -458,31 +300,17 @@ mod tests {
             let waker = Arc::new(Waker::new().unwrap());
             let output =
                 Arc::new(Output::new(theirs.try_clone().unwrap().into(), Reader::Client, waker.clone()).unwrap());
-            let driver = Arc::new(Driver::new(theirs.into(), output.clone(), waker).unwrap());
-            let service = Arc::new(Echo {
-                inflight: Inflight::new(output),
-                work: Mutex::default(),
-                driver: Mutex::new(Some(driver.clone())),
-                takers: Mutex::default(),
-            });
-            let (evaluator, worker) = (driver.clone(), service.clone());
-            // Never ends, as Lisp's does not.
-            let evaluating = std::thread::spawn(move || {
-                loop {
-                    let next = worker.work.lock().pop_front();
-                    match next {
-                        Some((time, owed)) => {
-                            std::thread::sleep(Duration::from_millis(time));
-                            owed.answer(json!(time));
-                        }
-                        None => evaluator.idle(&*worker, None, &|| ()),
-                    }
+            let driver = Driver::new(theirs.into(), output.clone(), waker).unwrap();
+            let (work, jobs) = channel::<(u64, Responder)>();
+            let service = Echo { inflight: Inflight::new(output), work: Mutex::new(work) };
+            std::thread::spawn(move || {
+                for (time, owed) in jobs {
+                    std::thread::sleep(Duration::from_millis(time));
+                    owed.answer(json!(time));
                 }
             });
-            let evaluating = evaluating.thread().id();
-            let followed = service.clone();
-            let follower = std::thread::spawn(move || driver.follow(&*followed));
-            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, service, evaluating, follower }
+            let serving = std::thread::spawn(move || driver.run(&service));
+            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, serving }
         }
 
         fn send(&mut self, text: &str) {
@@ -499,7 +327,7 @@ mod tests {
 
         fn end(self) -> i32 {
             self.writer.shutdown(std::net::Shutdown::Write).unwrap();
-            self.follower.join().unwrap()
+            self.serving.join().unwrap()
         }
     }
 
@@ -507,27 +335,21 @@ mod tests {
     fn every_line_is_answered_in_its_order() {
         let mut peer = Peer::new();
         for round in 0..300 {
-            // Some outlast the handoff delay, some are over at about that time.
             let time = [0, 0, 1, 2, 3][round % 5];
             peer.send(&format!("{time}\n"));
             assert_eq!(peer.answer(), time.to_string());
         }
-        // By now the evaluating thread leads.
-        peer.send("here\n");
-        assert_eq!(peer.answer(), "here");
-        assert_eq!(peer.service.takers.lock().last(), Some(&peer.evaluating));
         assert_eq!(peer.end(), 0);
     }
 
     #[test]
-    fn the_follower_leads_while_something_is_evaluated() {
+    fn lines_are_taken_while_something_is_evaluated() {
         let mut peer = Peer::new();
         peer.send("300\n");
         for text in ["a", "b", "c"] {
             peer.send(&format!("{text}\n"));
             assert_eq!(peer.answer(), text);
         }
-        assert_ne!(peer.service.takers.lock().last(), Some(&peer.evaluating));
         assert_eq!(peer.answer(), "300");
         peer.send("0\n");
         assert_eq!(peer.answer(), "0");
@@ -543,12 +365,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_the_end_is_answered() {
+    fn what_was_asked_before_the_end_is_answered_and_is_the_end() {
         let mut peer = Peer::new();
+        let begin = Instant::now();
         peer.send("20\nlast, without a newline");
         peer.writer.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!((peer.answer(), peer.answer()), ("last, without a newline".to_owned(), "20".to_owned()));
-        assert_eq!(peer.follower.join().unwrap(), 0);
+        assert_eq!(peer.serving.join().unwrap(), 0);
+        assert!(begin.elapsed() < LAST_ANSWERS, "nothing else is waited for");
     }
 
     #[test]

@@ -233,6 +233,7 @@ impl Inflight {
             Place::Batch(batch) => self.finish(&mut table, &batch),
         }
         drop(table);
+        self.output.answered();
         if let Some(cancel) = call.cancel {
             cancel();
         }
@@ -325,6 +326,8 @@ impl Inflight {
                 self.finish(&mut table, batch);
             }
         }
+        drop(table);
+        self.output.answered();
     }
 
     /// Has `cancel` called should the client cancel this call before it is answered.
@@ -340,7 +343,7 @@ impl Inflight {
         let Some(known) = table.calls.get_mut(&call) else { return };
         let time = Instant::now() + time.min(DAY);
         known.late = Some((time, Box::new(late)));
-        table.timers.insert((time, Timer::Late(call)));
+        self.arm(&mut table, time, Timer::Late(call));
     }
 
     /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
@@ -363,7 +366,15 @@ impl Inflight {
         if let Some(before) = known.progress.replace(progress) {
             table.timers.remove(&(before.next, Timer::Progress(call)));
         }
-        table.timers.insert((next, Timer::Progress(call)));
+        self.arm(&mut table, next, Timer::Progress(call));
+    }
+
+    /// Sets a timer, and wakes the thread that looks at timers if this one is the next.
+    fn arm(&self, table: &mut Table, time: Instant, timer: Timer) {
+        if table.timers.first().is_none_or(|(first, _)| time < *first) {
+            self.output.wake();
+        }
+        table.timers.insert((time, timer));
     }
 
     /// Asks the client something on behalf of a call: `reply` gets what it answers within `time`, or why it did not.
@@ -377,7 +388,7 @@ impl Inflight {
         let number = table.last;
         let until = Instant::now() + time.min(DAY);
         table.questions.insert(number, Question { call, until, reply });
-        table.timers.insert((until, Timer::Question(number)));
+        self.arm(&mut table, until, Timer::Question(number));
         drop(table);
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
     }

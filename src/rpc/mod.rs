@@ -23,11 +23,6 @@ use rustix::io::Errno;
 /// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. A signal is no reason to return an
 /// error: then none is ready.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
-    wait_or_rest(fds, timeout, || ())
-}
-
-/// [`wait`], which calls `rest` before it sleeps.
-fn wait_or_rest(fds: &mut [PollFd<'_>], timeout: Option<Duration>, rest: impl FnOnce()) -> std::io::Result<usize> {
     let mut look = |timeout: Option<&Timespec>| match poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),
         result => Ok(result?),
@@ -38,8 +33,5 @@ fn wait_or_rest(fds: &mut [PollFd<'_>], timeout: Option<Duration>, rest: impl Fn
     });
     // Past the longest time that the system knows is never.
     let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
-    ready.unwrap_or_else(|| {
-        rest();
-        look(timeout.as_ref())
-    })
+    ready.unwrap_or_else(|| look(timeout.as_ref()))
 }

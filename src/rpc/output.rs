@@ -147,6 +147,16 @@ impl Output {
         }
     }
 
+    /// Wakes the thread that flushes.
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    /// Wakes the thread that flushes if it waits for the last answers.
+    pub(crate) fn answered(&self) {
+        self.waker.answered();
+    }
+
     /// Writes what is left, as far as it goes.
     pub(crate) fn flush(&self) {
         let mut buffer = self.buffer.lock();

@@ -13,6 +13,8 @@ pub(crate) struct Waker {
     writer: OwnedFd,
     /// A byte is on its way.
     pending: AtomicBool,
+    /// The end waits for answers.
+    ends: AtomicBool,
 }
 
 impl Waker {
@@ -21,7 +23,7 @@ impl Waker {
     pub(crate) fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let (reader, writer) = (nonblocking(reader.into())?, nonblocking(writer.into())?);
-        Ok(Self { reader, writer, pending: AtomicBool::new(false) })
+        Ok(Self { reader, writer, pending: AtomicBool::new(false), ends: AtomicBool::new(false) })
     }
 
     /// Makes the descriptor readable until [`Self::clear`].
@@ -29,6 +31,18 @@ impl Waker {
         if !self.pending.swap(true, Ordering::AcqRel) {
             // Full is awake; closed under us is noticed by who waits.
             let _ = rustix::io::write(&self.writer, &[0]);
+        }
+    }
+
+    /// Has [`Self::answered`] wake from now on.
+    pub(crate) fn wake_for_answers(&self) {
+        self.ends.store(true, Ordering::Release);
+    }
+
+    /// Wakes the thread if the end waits for answers.
+    pub(crate) fn answered(&self) {
+        if self.ends.load(Ordering::Acquire) {
+            self.wake();
         }
     }
 

@@ -21,7 +21,7 @@ const START_PAUSE: Duration = Duration::from_millis(10);
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, held: Option<u64>) -> Option<Job> {
-        if lane == Lane::Evaluation && self.idle.get().is_none() {
+        if lane == Lane::Evaluation {
             // Not by looking at the board itself: whoever pushes would wait for its lock.
             let pushes = self.pushes.load(Ordering::Acquire);
             if !self.board.lock().has_waiting(lane) {
@@ -67,18 +67,10 @@ impl Host for Inner {
                         }
                         continue;
                     }
-                    match self.idle.get().filter(|_| lane == Lane::Evaluation) {
-                        Some(idle) => {
-                            drop(board);
-                            idle.idle(until, &|| self.rest(&self.board.lock()));
-                        }
-                        None => {
-                            self.rest(&board);
-                            match until {
-                                None => self.changed[lane as usize].wait(&mut board),
-                                Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
-                            }
-                        }
+                    self.rest(&board);
+                    match until {
+                        None => self.changed[lane as usize].wait(&mut board),
+                        Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
                     }
                 }
                 Next::End => return None,

@@ -17,7 +17,6 @@ mod events;
 mod history;
 mod hold;
 mod host;
-pub(crate) mod idle;
 mod limits;
 pub(crate) mod observer;
 mod operation;
@@ -39,7 +38,6 @@ use crate::image::{Job, JobKind, Lane};
 use abandoned::GiveUp;
 use clock::Clock;
 use connection::Connection;
-use idle::Idle;
 use observer::Observer;
 use pending::PendingReply;
 #[cfg(feature = "mcp")]
@@ -74,8 +72,6 @@ struct Inner {
     board: CachePadded<Mutex<Board>>,
     /// For the threads of each lane: there is something new on the board.
     changed: [Condvar; Lane::COUNT],
-    /// What the evaluation lane's thread does while there is nothing, if it is more than sleeping.
-    idle: OnceCell<Arc<dyn Idle>>,
     /// For whoever waits until nothing runs.
     ended: Condvar,
     /// For threads that hold an evaluation and are not the evaluation lane's any more: the same.
@@ -107,7 +103,6 @@ impl Inner {
         Self {
             board: CachePadded::default(),
             changed: Default::default(),
-            idle: OnceCell::new(),
             ended: Condvar::new(),
             parked: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
@@ -153,10 +148,7 @@ impl Inner {
             self.parked.notify_all();
         }
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
-            match self.idle.get().filter(|_| lane == Lane::Evaluation as usize) {
-                Some(idle) => idle.wake(),
-                None => drop(self.changed[lane].notify_one()),
-            }
+            self.changed[lane].notify_one();
         }
     }
 }

@@ -11,7 +11,6 @@ use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::RELEASED;
-use super::idle::Idle;
 use super::observer::Observer;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Running};
@@ -107,15 +106,6 @@ impl Session {
     /// Has `observer` told of everything from here on. Only the first one counts.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
         let _ = self.inner.observer.set(observer);
-    }
-
-    /// Has the evaluation thread do this while there is nothing to evaluate. Only the first one counts. From then on
-    /// [`Session::evaluate`] must not be called where this is done.
-    pub(crate) fn idle_with(&self, idle: Arc<dyn Idle>) {
-        let _ = self.inner.idle.set(idle);
-        // It may be asleep. The lock: or about to be.
-        drop(self.inner.board.lock());
-        self.inner.changed[Lane::Evaluation as usize].notify_one();
     }
 
     /// Evaluations to come get numbers above this one.

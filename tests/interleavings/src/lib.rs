@@ -1,7 +1,7 @@
 //! The driver and the requests in flight, with a scheduler (shuttle) that tries their interleavings.
 //!
-//! The modules are those of `src/rpc`, as they are. What they rest on is replaced where it would wait: locks, the wait for
-//! descriptors, the alarm. A wake-up that is lost is then a thread that never goes on, which shuttle finds.
+//! The modules are those of `src/rpc`, as they are. What they rest on is replaced where it would wait: locks and the wait for
+//! descriptors. A wake-up that is lost is then a thread that never goes on, which shuttle finds.
 
 // The modules' own tests are the library's.
 #![cfg(not(test))]
@@ -20,32 +20,6 @@ mod id_scanner;
 
 #[path = "../../../src/panics.rs"]
 mod panics;
-
-mod alarm {
-    //! An alarm that rings at some time after it was set.
-
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Instant;
-
-    #[derive(Debug, Default)]
-    pub(crate) struct Alarm(AtomicBool);
-
-    impl Alarm {
-        pub(crate) fn set(&self, _time: Instant) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-
-        pub(crate) fn stop(&self) {
-            self.0.store(false, Ordering::Relaxed);
-        }
-
-        pub(crate) fn wait(&self) {
-            while !self.0.swap(false, Ordering::Relaxed) {
-                shuttle::thread::yield_now();
-            }
-        }
-    }
-}
 
 #[allow(dead_code, reason = "see above")]
 #[path = "../../../src/rpc"]
@@ -111,24 +85,11 @@ mod rpc {
         fds: &mut [rustix::event::PollFd<'_>],
         timeout: Option<std::time::Duration>,
     ) -> std::io::Result<usize> {
-        wait_or_rest(fds, timeout, || ())
-    }
-
-    /// The same; `rest` is called before it is waited.
-    fn wait_or_rest(
-        fds: &mut [rustix::event::PollFd<'_>],
-        timeout: Option<std::time::Duration>,
-        rest: impl FnOnce(),
-    ) -> std::io::Result<usize> {
-        let mut rest = Some(rest);
         loop {
             let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
             shuttle::thread::yield_now();
             if ready > 0 {
                 return Ok(ready);
-            }
-            if let Some(rest) = rest.take() {
-                rest();
             }
             if timeout.is_some() {
                 return Ok(ready);

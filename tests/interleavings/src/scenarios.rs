@@ -4,19 +4,18 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rmcp::model::RequestId;
 use serde_json::{Value, json};
 use shuttle::thread;
 
-use crate::Mutex;
 use crate::rpc::driver::{Driver, Service};
 use crate::rpc::framing::Line;
 use crate::rpc::inflight::{Inflight, Responder};
 use crate::rpc::output::{Output, Reader};
 use crate::rpc::waker::Waker;
+use crate::{Condvar, Mutex};
 
 /// A client's end, and what answers go through.
 fn connection() -> (UnixStream, UnixStream, Arc<Output>, Arc<Waker>) {
@@ -98,8 +97,16 @@ pub fn one_reply_to_a_question() {
 /// Answers a line with itself: at once, or, with a number, when the evaluating thread comes to it.
 struct Echo {
     inflight: Arc<Inflight>,
-    work: Mutex<VecDeque<Responder>>,
-    driver: Mutex<Option<Arc<Driver>>>,
+    /// `None` ends the evaluating thread.
+    work: Mutex<VecDeque<Option<Responder>>>,
+    changed: Condvar,
+}
+
+impl Echo {
+    fn evaluate(&self, owed: Option<Responder>) {
+        self.work.lock().push_back(owed);
+        self.changed.notify_one();
+    }
 }
 
 impl Service for Echo {
@@ -110,8 +117,7 @@ impl Service for Echo {
         if id % 2 == 0 {
             return owed.answer(json!(id));
         }
-        self.work.lock().push_back(owed);
-        self.driver.lock().as_ref().expect("it serves").wake();
+        self.evaluate(Some(owed));
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
@@ -144,31 +150,32 @@ fn read_ids(ours: &mut UnixStream, count: usize) -> Vec<i64> {
     ids
 }
 
-/// Two threads take turns in reading while a client writes, then a third one brings work, and at last the client closes its
-/// end: all is answered before that, and both come to their end.
-pub fn all_is_answered_whoever_leads() {
+/// The event loop reads while a client writes and another thread evaluates, then a third one brings work, and at last the
+/// client closes its end: all is answered before that, and both come to their end.
+pub fn all_is_answered_before_the_end() {
     const LINES: i64 = 4;
     let (mut ours, theirs, output, waker) = connection();
-    let driver = Arc::new(Driver::new(theirs.into(), output.clone(), waker).expect("descriptors"));
-    let (work, slot) = (Mutex::default(), Mutex::new(Some(driver.clone())));
-    let service = Arc::new(Echo { inflight: Inflight::new(output), work, driver: slot });
-    let over = Arc::new(AtomicBool::new(false));
-    let (evaluator, echo, ends) = (driver.clone(), service.clone(), over.clone());
+    let driver = Driver::new(theirs.into(), output.clone(), waker).expect("descriptors");
+    let service = Arc::new(Echo { inflight: Inflight::new(output), work: Mutex::default(), changed: Condvar::new() });
+    let echo = service.clone();
     let evaluating = thread::spawn(move || {
-        while !ends.load(Ordering::SeqCst) {
-            let next = echo.work.lock().pop_front();
-            match next {
-                Some(owed) => {
-                    let call = owed.call();
-                    thread::yield_now();
-                    owed.answer(json!(call));
+        loop {
+            let mut work = echo.work.lock();
+            let next = loop {
+                match work.pop_front() {
+                    Some(next) => break next,
+                    None => echo.changed.wait(&mut work),
                 }
-                None => evaluator.idle(&*echo, None, &|| ()),
-            }
+            };
+            drop(work);
+            let Some(owed) = next else { break };
+            let call = owed.call();
+            thread::yield_now();
+            owed.answer(json!(call));
         }
     });
-    let (follower, echo) = (driver.clone(), service.clone());
-    let following = thread::spawn(move || follower.follow(&*echo));
+    let echo = service.clone();
+    let serving = thread::spawn(move || driver.run(&*echo));
     for line in 1..=LINES {
         ours.write_all(format!("{line}\n").as_bytes()).expect("it is read");
         thread::yield_now();
@@ -177,15 +184,11 @@ pub fn all_is_answered_whoever_leads() {
     assert_eq!(read_ids(&mut ours, count), (1..=LINES).collect::<Vec<_>>());
     // Nothing is written while this is brought.
     for id in LINES + 1..LINES + 3 {
-        let owed = admit(&service.inflight, id);
-        service.work.lock().push_back(owed);
-        driver.wake();
+        service.evaluate(Some(admit(&service.inflight, id)));
         assert_eq!(read_ids(&mut ours, 1), [id]);
     }
     ours.shutdown(std::net::Shutdown::Write).expect("it is open");
-    assert_eq!(following.join().expect("no panic"), 0);
-    over.store(true, Ordering::SeqCst);
-    driver.wake();
+    assert_eq!(serving.join().expect("no panic"), 0);
+    service.evaluate(None);
     evaluating.join().expect("no panic");
-    *service.driver.lock() = None;
 }

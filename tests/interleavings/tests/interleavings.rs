@@ -19,6 +19,6 @@ fn question_gets_at_most_one_reply_from_answer_cancel_or_timeout() {
 }
 
 #[test]
-fn event_loop_answers_all_requests_whichever_thread_leads() {
-    check(scenarios::all_is_answered_whoever_leads, 300);
+fn event_loop_answers_all_requests_before_the_end() {
+    check(scenarios::all_is_answered_before_the_end, 300);
 }
