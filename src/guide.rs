@@ -115,6 +115,12 @@ pub mod host_functions {
     //! optional and keyword arguments; [`Values`](crate::Values) are several. A closure that must stay on its thread is a
     //! [local function](crate::Cx::local_function).
     //!
+    //! A session's evaluations run one after the other, so a function that one of them calls cannot wait for the next:
+    //! [`Session::evaluate`](crate::Session::evaluate) gives an error of kind `DEADLOCK` there, at once. Call Lisp as any
+    //! function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or
+    //! [`submit`](crate::Session::submit) the code. A function that waits for a thread which calls `evaluate` is not
+    //! recognised: it waits for ever.
+    //!
     //! What Lisp does to leave (`throw`, `return-from`, a restart) passes Rust functions that it has called by way of
     //! [`Error::Unwinding`](crate::Error::Unwinding): pass that on, and the destructors run as they should.
 }
@@ -223,7 +229,8 @@ pub mod output {
     //! A thread of the library's own serves them, one piece after the other, and who prints waits for it. So a call that has
     //! returned has its output written. A call that is interrupted, as by its time limit, waits no longer: a stream that
     //! blocks does not keep it, and what it prints from then on is written later, up to 1 MiB. A stream that calls Lisp gets
-    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for it.
+    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for it; one that calls
+    //! [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
     //!
     //! What one call prints is best had from Lisp itself:
     //!

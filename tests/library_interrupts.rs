@@ -11,7 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use sbcl::{
-    Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, TimeLimit, Value,
+    Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, TimeLimit,
+    Value,
 };
 
 /// Names the probe that this process, a child, is to run.
@@ -375,6 +376,111 @@ fn a_stream_neither_defeats_a_time_limit_nor_deadlocks() {
             ("limit_while_an_input_blocks", limit_while_an_input_blocks),
             ("limit_while_a_sink_blocks", limit_while_a_sink_blocks),
             ("sink_that_calls_lisp", sink_that_calls_lisp),
+        ],
+    );
+}
+
+/// The kind of the error that code fails with when the session evaluates it here.
+fn session_kind(lisp: &Lisp) -> String {
+    let outcome = lisp.session().evaluate(Evaluation::new("(+ 1 2)"));
+    outcome.result.as_ref().map_or_else(|error| error.kind.clone(), |_| "none".to_owned())
+}
+
+/// The text of the first value of code that the session evaluates.
+fn session_value(lisp: &Lisp, code: &'static str) -> String {
+    let lisp = lisp.clone();
+    let outcome = soon(move || lisp.session().evaluate(Evaluation::new(code)));
+    outcome.result.as_ref().unwrap()[0].text.clone()
+}
+
+fn session_within_its_own_evaluation() {
+    let lisp = boot();
+    let (inner, nested) = (lisp.clone(), lisp.clone());
+    lisp.define("host:kind", "Evaluate.", move || session_kind(&inner)).unwrap();
+    lisp.define("host:nested", "Evaluate in Lisp.", move || {
+        nested.with_timeout(SOON).eval::<String>("(funcall (lambda () (host:kind)))")
+    })
+    .unwrap();
+    assert_eq!(session_value(&lisp, "(host:kind)"), "\"DEADLOCK\"");
+    assert_eq!(session_value(&lisp, "(host:nested)"), "\"DEADLOCK\"");
+    assert_eq!(session_value(&lisp.clone(), "(+ 1 2)"), "3");
+    assert!(lisp.session().last_error().is_none());
+    // Another connection's turn does not come either.
+    let other = lisp.session().connect();
+    lisp.define("host:other", "Evaluate.", move || other.evaluate(Evaluation::new("1")).is_error()).unwrap();
+    assert_eq!(session_value(&lisp, "(host:other)"), "T");
+    // Where nothing of the session's waits, it is evaluated.
+    let pool = lisp.clone();
+    assert_eq!(soon(move || pool.eval::<String>("(host:kind)")).unwrap(), "none");
+    let background = Evaluation { background: Background::AtOnce, ..Evaluation::new("(host:kind)") };
+    let (reply, told) = mpsc::channel();
+    lisp.session().submit(background, move |outcome| reply.send(outcome).unwrap());
+    let outcome = told.recv_timeout(SOON).unwrap();
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "\"none\"");
+    let (thread, kind) = ("(sb-thread:join-thread (sb-thread:make-thread (function host:kind)))", "\"none\"");
+    let pool = lisp.clone();
+    assert_eq!(soon(move || pool.eval::<String>(thread)).unwrap(), kind.trim_matches('"'));
+}
+
+fn session_within_a_handler() {
+    let lisp = boot();
+    let (inner, kinds) = (lisp.clone(), Arc::new(Mutex::new(Vec::new())));
+    let told = kinds.clone();
+    let handled = lisp.with_handler(move |_| {
+        told.lock().unwrap().push(session_kind(&inner));
+        None
+    });
+    lisp.define("host:fail", "Fail.", move || handled.eval::<()>("(error \"on purpose\")").is_err()).unwrap();
+    assert_eq!(session_value(&lisp, "(host:fail)"), "T");
+    assert_eq!(*kinds.lock().unwrap(), ["DEADLOCK"]);
+}
+
+fn session_within_a_reply() {
+    let lisp = boot();
+    let (inner, (reply, told)) = (lisp.clone(), mpsc::channel());
+    lisp.session().submit(Evaluation::new("1"), move |_| reply.send(session_kind(&inner)).unwrap());
+    assert_eq!(told.recv_timeout(SOON).unwrap(), "DEADLOCK");
+    assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
+}
+
+/// A sink that has the session evaluate, which waits for what prints.
+struct Evaluating(mpsc::Sender<String>);
+
+impl Write for Evaluating {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        if let Some(lisp) = LISP.get() {
+            let _ = self.0.send(session_kind(lisp));
+        }
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn session_within_a_stream() {
+    let (kinds, told) = mpsc::channel();
+    let lisp = builder().stdout(Evaluating(kinds)).boot().unwrap();
+    LISP.set(lisp.clone()).unwrap();
+    let printing = lisp.clone();
+    lisp.define("host:print", "Print on another thread.", move || {
+        std::thread::scope(|scope| scope.spawn(|| printing.eval::<()>("(princ 1)")).join().unwrap()).is_ok()
+    })
+    .unwrap();
+    assert_eq!(session_value(&lisp, "(host:print)"), "T");
+    assert_eq!(told.recv_timeout(SOON).unwrap(), "DEADLOCK");
+}
+
+#[test]
+fn an_evaluation_that_would_wait_for_itself_is_an_error() {
+    run_probes(
+        "an_evaluation_that_would_wait_for_itself_is_an_error",
+        &[
+            ("session_within_its_own_evaluation", session_within_its_own_evaluation),
+            ("session_within_a_handler", session_within_a_handler),
+            ("session_within_a_reply", session_within_a_reply),
+            ("session_within_a_stream", session_within_a_stream),
         ],
     );
 }

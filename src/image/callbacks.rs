@@ -1,7 +1,7 @@
 //! The functions that Lisp calls.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -23,6 +23,14 @@ static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 thread_local! {
     /// The job that this thread works on: Lisp reads its texts after `next_job` has returned.
     static CURRENT: RefCell<Option<Job>> = const { RefCell::new(None) };
+    /// The lane that this thread pulls jobs for, and the number of the last one; 0 for none.
+    static PULLED: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
+}
+
+/// Returns the lane that this thread pulls jobs for, and the number of the job that it works on; 0 before its first one.
+/// `None` on other threads.
+pub(crate) fn current_job() -> Option<(Lane, u64)> {
+    PULLED.get()
 }
 
 /// How long a thread waits that found the host in confusion, lest it spin.
@@ -75,6 +83,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
         signals::take_forwarded();
         return 0;
     }
+    PULLED.set(Some((lane, PULLED.get().map_or(0, |(_, job)| job))));
     // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
@@ -92,6 +101,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     };
     // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_job.
     unsafe { out.write(job.to_raw()) };
+    PULLED.set(Some((lane, job.id)));
     // The texts' buffers do not move with the job.
     CURRENT.set(Some(job));
     1

@@ -23,4 +23,5 @@ pub(crate) mod words;
 #[cfg(feature = "mcp")]
 pub(crate) use boot::address_space;
 pub(crate) use boot::{Embedding, boot};
+pub(crate) use callbacks::current_job;
 pub(crate) use protocol::{Event, Host, Interrupt, Item, Job, JobKind, Lane, Text};

@@ -1,6 +1,6 @@
 //! What Lisp prints and warns of on the threads that work for the program.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
 use crate::panics;
+use crate::session::reentry::serve_stream;
 
 /// Bytes that wait to be written; calls that are being ended lose what they print beyond that.
 const MAX_WAITING: usize = 1 << 20;
@@ -77,13 +78,6 @@ static SERVED: OnceLock<Served> = OnceLock::new();
 thread_local! {
     /// The class of the warning whose text is to come.
     static WARNING: RefCell<String> = const { RefCell::new(String::new()) };
-    /// True in the threads that serve the streams.
-    static SERVING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// True in a thread that runs a stream or the warning hook: Lisp may be waiting for it.
-pub(super) fn is_serving() -> bool {
-    SERVING.get()
 }
 
 impl Served {
@@ -161,7 +155,7 @@ struct OutputState {
 impl Output {
     /// Writes what comes, for ever.
     fn serve(&self, mut streams: Streams) {
-        SERVING.set(true);
+        serve_stream();
         let mut state = self.state.lock();
         while !state.closed {
             let Some(piece) = state.pieces.pop_front() else {
@@ -277,7 +271,7 @@ struct InputState {
 impl Input {
     /// Reads when that is wanted, for ever.
     fn serve(&self, mut stdin: Box<dyn Read + Send>) {
-        SERVING.set(true);
+        serve_stream();
         let mut state = self.state.lock();
         while !state.closed {
             if !state.wanted || state.part.is_some() {

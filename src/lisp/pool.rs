@@ -21,6 +21,7 @@ use super::value::Value;
 use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
 use crate::image::{Event, message};
 use crate::interruption::{self, Interruption};
+use crate::session::reentry::serves_stream;
 use crate::{helper_threads, panics};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
@@ -295,7 +296,7 @@ pub(super) fn install(pool: Arc<Pool>) {
 
 /// The pool, unless this thread is one that the pool's may be waiting for.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
-    if output::is_serving() {
+    if serves_stream() {
         return Err(Error::CalledByStream);
     }
     POOL.get().ok_or(Error::NotBooted)

@@ -8,6 +8,7 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::{HandledErrors, PendingReply, Submission};
+use super::reentry::DEADLOCK;
 use super::scheduler::{Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
@@ -133,7 +134,11 @@ impl Session {
 
     /// Evaluates and waits for the outcome.
     ///
-    /// Must not be called from a `reply` closure: that runs on the thread that would do the work.
+    /// Where it would wait for itself, nothing is evaluated, and the outcome is an error of kind `DEADLOCK` at once: in a Rust
+    /// function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook of the
+    /// [`Builder`](crate::Builder)'s. There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or [`submit`](Self::submit)
+    /// the code. Only the calling thread is looked at: an evaluation that waits for *another* thread, be it Rust's or Lisp's,
+    /// that waits for this function is not recognised, and neither of them ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         self.evaluate_as(None, evaluation, None)
@@ -146,6 +151,9 @@ impl Session {
         evaluation: Evaluation,
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
+        if let Some(reason) = self.deadlock() {
+            return Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
+        }
         wait(|reply| {
             self.submit_as(source, evaluation, operation, None, reply);
         })

@@ -23,6 +23,7 @@ mod operation;
 mod pending;
 #[cfg(feature = "mcp")]
 pub(crate) mod recovery;
+pub(crate) mod reentry;
 mod scheduler;
 
 use std::sync::Arc;
