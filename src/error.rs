@@ -168,6 +168,14 @@ pub enum EvaluationError {
     /// Nothing has been evaluated yet.
     #[error("No evaluations yet.")]
     None,
+    /// There has been none since the session was reset, or its image replaced or lost.
+    #[error(
+        "No evaluations since the session was reset, or its image replaced or lost: those up to {last} are no longer kept."
+    )]
+    NoneSince {
+        /// The number of the newest one before.
+        last: u64,
+    },
     /// There has been none of this number.
     #[error("There is no evaluation {id}: the newest one is {last}.")]
     Unknown {

@@ -42,8 +42,8 @@ pub(super) enum Reply {
     Status(Box<EvaluationStatus>),
     /// A page of what is kept of an evaluation.
     Page(Box<Page>),
-    /// Nothing has been evaluated.
-    NoEvaluations,
+    /// Nothing has been evaluated in this image, for the reason given.
+    NoEvaluations(EvaluationError),
     /// The session is as new; what there is to say of what it was.
     Reset(Vec<String>),
     /// What became of checkpoints.
@@ -94,7 +94,7 @@ impl Reply {
             Self::Expansion(records) => report::expansion(records),
             Self::Status(status) => report::evaluation_status(status),
             Self::Page(page) => report::evaluation_page(page),
-            Self::NoEvaluations => EvaluationError::None.to_string(),
+            Self::NoEvaluations(error) => error.to_string(),
             Self::Reset(notices) => report::reset(notices),
             Self::Checkpoint(CheckpointReply::List(all)) => report::checkpoints(all),
             Self::Checkpoint(CheckpointReply::Saved(saved)) => {

@@ -58,7 +58,7 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
                 "omitted": page.omitted,
             },
         }),
-        Reply::NoEvaluations => json!({}),
+        Reply::NoEvaluations(_) => json!({}),
         Reply::Checkpoint(reply) => checkpoint(reply),
         Reply::Reset(notices) => json!({"reset": true, "package": "COMMON-LISP-USER", "notices": notices}),
         Reply::Limits(limits) => self::limits(limits),

@@ -254,7 +254,11 @@ impl Evaluations {
     fn newest(&self, connection: &Connection) -> Result<&Entry, EvaluationError> {
         match connection.newest.load(Ordering::Relaxed) {
             id if id > self.before => self.get(id),
-            _ => Err(self.lost.last().map_or(EvaluationError::None, |id| EvaluationError::Lost { id: *id })),
+            _ => Err(match self.lost.last() {
+                Some(id) => EvaluationError::Lost { id: *id },
+                None if self.before == 0 => EvaluationError::None,
+                None => EvaluationError::NoneSince { last: self.before },
+            }),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::client::{DEADLINE, Server, bad, fail, good};
 use crate::mode::{Mode, both_modes};
+use crate::processes::kill_worker;
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -275,6 +276,9 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     assert!(bad(&mut server, "evaluation", json!({"id": 26})).ends_with(gone));
 }
 
+const NO_EVALUATIONS_SINCE_2: &str =
+    "No evaluations since the session was reset, or its image replaced or lost: those up to 2 are no longer kept.";
+
 #[apply(both_modes)]
 fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     let mut server = mode.start();
@@ -283,7 +287,7 @@ fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     server.evaluate("2");
     assert_eq!(good(&mut server, "reset-session", json!({})), RESET);
     for action in ["status", "wait", "output", "cancel"] {
-        assert_eq!(good(&mut server, "evaluation", json!({"action": action})), "No evaluations yet.");
+        assert_eq!(good(&mut server, "evaluation", json!({"action": action})), NO_EVALUATIONS_SINCE_2);
     }
     server.evaluate("(defun place () (error \"there\"))");
     assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 3: succeeded"));
@@ -295,6 +299,8 @@ fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     let mut server = Server::ready();
     server.evaluate("1");
     server.evaluate("(defun place () (error \"here\"))");
+    kill_worker(&server);
+    assert_eq!(good(&mut server, "evaluation", json!({})), NO_EVALUATIONS_SINCE_2);
     let (lost, _) = server.call_tool(
         "evaluate-lisp",
         json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))"}),

@@ -74,7 +74,9 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
     let characters = arguments.characters("characters", 1..=MAX_PAGE)?.unwrap_or(PAGE);
 
     let status = match session.evaluation(id) {
-        Err(EvaluationError::None) if id.is_none() => return now(Reply::NoEvaluations),
+        Err(error @ (EvaluationError::None | EvaluationError::NoneSince { .. })) if id.is_none() => {
+            return now(Reply::NoEvaluations(error));
+        }
         status => status?,
     };
     let id = status.id;
