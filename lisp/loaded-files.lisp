@@ -169,23 +169,44 @@ that give their values. Only what begins a line counts."
 
 ;;; Loading
 
+(defun noted-file (namestring)
+  "Return a LOADED-FILE of what the file with this native namestring, which is being loaded, has defined so far."
+  (note-parts)
+  (let ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
+                           collect (cons key value))))
+    (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
+
+(defun merge-loaded-files (now before)
+  "Return a LOADED-FILE of NOW, what was loaded of a file, and BEFORE, the last time or NIL: what is not defined anew is
+there as it was."
+  (flet ((merged (now before)
+           (let ((known (make-hash-table :test 'equal)))
+             (loop for (key) in now do (setf (gethash key known) t))
+             (append now (remove-if (lambda (entry) (gethash (car entry) known)) before)))))
+    (if before
+        (make-loaded-file :definitions (merged (loaded-file-definitions now) (loaded-file-definitions before))
+                          :variables (merged (loaded-file-variables now) (loaded-file-variables before)))
+        now)))
+
 (defun call-noting-definitions (namestring function)
   "Return the values of FUNCTION, which loads the source file with this native namestring or what was made of it. Note what
-that defines, unless it is left."
+that defines, and when it is left what it has defined so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
          (before (gethash namestring **loaded-files**))
-         (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before))))))
-    (multiple-value-prog1 (funcall function)
-      (note-parts)
-      (let* ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
-                                collect (cons key value)))
-             (now (make-loaded-file :definitions definitions
-                                    :variables (variable-forms namestring definitions))))
-        (setf (gethash namestring **loaded-files**) now)
-        (when (and before *reloaded-files*)
-          (push (list namestring before now bound) (car *reloaded-files*)))))))
+         (bound (and before (remove-if-not #'boundp (mapcar #'car (loaded-file-variables before)))))
+         (now nil))
+    (unwind-protect
+         (multiple-value-prog1 (funcall function)
+           (setf now (noted-file namestring)
+                 (gethash namestring **loaded-files**) now)
+           (when (and before *reloaded-files*)
+             (push (list namestring before now bound) (car *reloaded-files*))))
+      (unless now
+        (guarded (setf (gethash namestring **loaded-files**) (merge-loaded-files (noted-file namestring) before))
+            (failure)
+          nil)))))
 
 (defun load-noting-definitions (load stream arguments)
   "What SBCL's LOAD-AS-SOURCE, LOAD, does with STREAM and ARGUMENTS, and notes what a file defines."

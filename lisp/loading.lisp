@@ -190,14 +190,18 @@ methods alone with those."
                     (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
                   (prin1-to-string name))))))
 
+(defun first-names (names)
+  "Return the first ones of NAMES as a text that says how many more there are."
+  (let ((more (- (length names) +stale-names+)))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +stale-names+ (length names)))
+            (and (plusp more) more))))
+
 (defun tell-left-definitions (namestring before now)
   "Say what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW."
   (let ((left (left-definitions namestring before now)))
     (when left
-      (say "~A no longer defines what is still there from before: ~{~A~^, ~}~@[ and ~D more~]."
-           (shown-path namestring)
-           (mapcar #'key-text (subseq left 0 (min +stale-names+ (length left))))
-           (and (> (length left) +stale-names+) (- (length left) +stale-names+))))))
+      (say "~A no longer defines what is still there from before: ~A." (shown-path namestring)
+           (first-names (mapcar #'key-text left))))))
 
 (defun tell-kept-values (namestring before now bound)
   "Say which of the variables BOUND before the file NAMESTRING was loaded again keep their values though the forms have
@@ -437,6 +441,14 @@ where else SYSTEM was looked for."
                 (and (> (length directories) 8) (- (length directories) 8))
                 (fetching-advice))))))
 
+(defun definitions-so-far ()
+  "Return what the file that is being loaded has defined so far, as texts, without what classes bring along."
+  (when *file-definitions*
+    (note-parts)
+    (loop for key being the hash-keys of *file-definitions* using (hash-value value)
+          unless (or (part-p value) (member value '(:implied :proclaimed)))
+            collect (key-text key))))
+
 (defun push-load-failure (condition)
   "Push what the report of CONDITION adds that happened while something was loaded, as lines of their own."
   (flet ((push-line (control &rest arguments)
@@ -456,4 +468,7 @@ where else SYSTEM was looked for."
                     (push-report (event-code :error-text) cause))))
       (t
        (when (and *action* (null (guarded (file-hint condition) (failure) nil)))
-         (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))))
+         (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))
+    (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
+      (when defined
+        (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (first-names defined))))))

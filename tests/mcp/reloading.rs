@@ -464,6 +464,31 @@ fn each_definition_that_is_gone_is_named() {
 }
 
 #[test]
+fn what_a_failed_load_has_defined_is_told_of_and_compared_with() {
+    let failing = "(in-package :app)\n(defun kept () 1)\n(defvar *early* 1)\n(defstruct point x)\n(error \"at load\")\n\
+                   (defun late () 1)\n";
+    let project = Project::of(&[("package", PACKAGE), ("a", failing)]);
+    let mut server = project.server();
+    for arguments in [json!({"system": "app", "directory": "."}), json!({"path": "a.lisp"})] {
+        project.write("a.lisp", failing);
+        let text = bad(&mut server, "load", arguments.clone());
+        let stays = "In a.lisp:5, in (ERROR \"at load\").\n\
+                     What a.lisp had defined before stays: function KEPT, variable *EARLY*, class POINT.\n";
+        assert!(text.contains(stays), "{text}");
+        project.write("a.lisp", "(in-package :app)\n(defun kept () 2)\n(defun late () 1)\n");
+        let text = load_with(&mut server, arguments.clone());
+        assert_eq!(named(&text), ["class POINT", "variable *EARLY*"], "{text}");
+        // What a failing load has not come to is still compared with.
+        project.write("a.lisp", "(in-package :app)\n(defun early () 2)\n(error \"at load\")\n");
+        bad(&mut server, "load", arguments.clone());
+        project.write("a.lisp", "(in-package :app)\n(defun kept () 3)\n");
+        let text = load_with(&mut server, arguments);
+        assert_eq!(named(&text), ["function EARLY", "function LATE"], "{text}");
+        server.evaluate("(mapc #'fmakunbound '(app::early app::late))");
+    }
+}
+
+#[test]
 fn a_variable_that_is_proclaimed_in_place_of_its_definition_is_not_named() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
