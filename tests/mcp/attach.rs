@@ -467,6 +467,35 @@ fn disconnecting_client_ends_only_its_own_evaluations(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn each_request_that_a_client_was_read_from_is_answered_when_the_server_ends(mode: Mode) {
+    for (own, joined) in [
+        (None, vec!["(sb-sys:without-interrupts (loop))", "(+ 1 2)"]),
+        (Some("(loop)"), vec!["(+ 1 2)", "(+ 3 4)"]),
+        (Some("(sb-sys:without-interrupts (loop))"), vec!["(+ 1 2)"]),
+    ] {
+        let runtime = Runtime::new(mode);
+        let mut server = runtime.server(&[]);
+        let mut client = runtime.join(&server);
+        let code = |code: &str| json!({"code": code, "timeout": 0});
+        let own = own.map(|own| server.post_running("(progn", &format!("{own})"), 0.0));
+        let ids: Vec<_> = joined.iter().map(|joined| client.post_call("evaluate-lisp", code(joined))).collect();
+        // Read after them.
+        client.request("ping", &json!({}));
+        server.close();
+        for id in ids {
+            let answer = client.answer(id);
+            assert_eq!(answer["error"]["message"], "the server is shutting down; this was not finished", "{answer}");
+        }
+        assert!(client.read().is_none());
+        if let Some(id) = own {
+            let answer = server.answer(id);
+            assert_eq!(answer["error"]["message"], "the server is shutting down; this was not finished", "{answer}");
+        }
+        server.finish();
+    }
+}
+
+#[apply(both_modes)]
 fn progress_notifications_go_only_to_the_requesting_client(mode: Mode) {
     let runtime = Runtime::new(mode);
     let mut server = runtime.server(&[]);
