@@ -31,7 +31,10 @@ impl Stuck {
     /// What the Lisp image did, to follow its name.
     pub(crate) fn verb(self) -> &'static str {
         match self {
-            Self::Unmoved => "did not react to being interrupted",
+            Self::Unmoved => {
+                "did not react to being interrupted (interrupts are off in without-interrupts, and in what interrupt-thread \
+                 or a timer runs unless that uses with-interrupts)"
+            }
             Self::Unwinding => {
                 "was kept running by cleanup forms, which do not end or leave the unwinding by a non-local exit \
                  (return-from, go, throw or a restart),"

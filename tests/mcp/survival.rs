@@ -861,6 +861,28 @@ fn cleanup_forms_that_stop_the_unwinding_are_named_as_the_reason_for_a_lost_imag
     session.finish();
 }
 
+/// SBCL runs them with interrupts disabled.
+#[apply(both_modes)]
+fn functions_of_interrupt_thread_and_of_timers_are_named_as_what_cannot_be_interrupted(mode: Mode) {
+    let mut session = Session::start(mode, &[]);
+    let from_a_thread = "(sb-thread:make-thread (lambda () (sb-thread:interrupt-thread me interrupt)))";
+    let by_a_timer = "(sb-ext:schedule-timer (sb-ext:make-timer interrupt :thread me) 0.01)";
+    for begin in [from_a_thread, by_a_timer] {
+        let code = |interrupt: &str| {
+            format!(
+                "(let* ((me sb-thread:*current-thread*) (interrupt (lambda () {interrupt}))) {begin} (loop (sleep 0.01)))"
+            )
+        };
+        let text = session.fails(&code("(sb-sys:with-interrupts (sleep 30))"), 0.5, "TIMEOUT");
+        assert!(!text.contains("did not react"), "{text}");
+        let text = session.fails(&code("(sleep 30)"), 0.5, "TIMEOUT");
+        let reason = "did not react to being interrupted (interrupts are off in without-interrupts, and in what \
+                      interrupt-thread or a timer runs unless that uses with-interrupts)";
+        assert!(text.contains(reason), "{text}");
+    }
+    session.finish();
+}
+
 // ---- The limits
 
 #[apply(both_modes)]

@@ -8,6 +8,7 @@ use super::error::{ErrorBuilder, Unbalanced};
 use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
+use crate::interruption::Stuck;
 use crate::listed;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
@@ -481,8 +482,8 @@ fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
         (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
     };
     format!(
-        "{what}, and did not react to being interrupted. Its thread was abandoned: it may still run, and change things, until it \
-         ends by itself."
+        "{what}, and {}. Its thread was abandoned: it may still run, and change things, until it ends by itself.",
+        Stuck::Unmoved.verb()
     )
 }
 

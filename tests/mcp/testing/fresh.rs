@@ -127,7 +127,8 @@ fn uninterruptible_test_replaces_the_image() {
     let mut server = project.server();
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
     let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
-                    The Lisp image did not react to being interrupted and was ended. A new image has taken its place.\n";
+                    The Lisp image did not react to being interrupted (interrupts are off in without-interrupts, and in \
+                    what interrupt-thread or a timer runs unless that uses with-interrupts) and was ended. A new image has taken its place.\n";
     assert!(text.starts_with(expected), "{text}");
     server.goes_on();
 }
@@ -139,7 +140,8 @@ fn uninterruptible_test_in_a_fresh_image_leaves_the_session_intact() {
     server.evaluate("(defvar *here* t)");
     let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
     let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
-                    The Lisp image did not react to being interrupted.\n";
+                    The Lisp image did not react to being interrupted (interrupts are off in without-interrupts, and in \
+                    what interrupt-thread or a timer runs unless that uses with-interrupts).\n";
     assert!(text.contains(expected), "{text}");
     assert_eq!(server.evaluate("*here*"), "=> T");
 }
