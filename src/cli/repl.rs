@@ -20,6 +20,7 @@ use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM, parted};
+use crate::report;
 use crate::rpc::inflight::OUTPUT_FROM;
 
 /// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
@@ -576,14 +577,19 @@ impl Repl {
         let params = json!({"requestId": id, "reason": "Ctrl-C"});
         client.notify("notifications/cancelled", &params).map_err(|_| Stop::Gone)?;
         let mut begin = Instant::now();
-        // It is answered when what was cancelled is over.
-        let settled = client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| Stop::Gone)?;
+        // It is answered when what was cancelled is over, or some time later with a notice that it is not.
+        let mut question = client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| Stop::Gone)?;
         let mut wait = SOON;
         loop {
             match client.next(Some(wait.saturating_sub(begin.elapsed()))) {
                 Some(Event::Message(message)) => {
-                    if let Some(Ok(result)) = answered(message, settled) {
+                    if let Some(Ok(result)) = answered(message, question) {
                         let answer = Answer::of(&result);
+                        if report::is_unsettled(&answer.text) {
+                            let again = client.begin_call("get-backtrace", &json!({"max-frames": 5}));
+                            question = again.map_err(|_| Stop::Gone)?;
+                            continue;
+                        }
                         self.print(Ink::Failure, "; Interrupted.\n")?;
                         let has_ended = answer.text.starts_with("Backtrace for CANCELLED")
                             && !answer.text.starts_with("Backtrace for CANCELLED (0 of 0 frames)");

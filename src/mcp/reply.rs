@@ -24,6 +24,8 @@ pub(super) enum Reply {
     Backtrace(Option<Arc<ErrorRecord>>, FrameRange),
     /// Errors, newest first, and how many older ones there are.
     History(Vec<Arc<ErrorRecord>>, usize),
+    /// A reply about errors, while this cancelled evaluation has not ended.
+    Unsettled(u64, Box<Reply>),
     /// The local variables of a frame.
     Locals(Vec<Local>),
     /// The held evaluation is given up.
@@ -85,6 +87,10 @@ impl Reply {
             Self::Error(error) => report::last_error(error.as_deref()),
             Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
             Self::History(errors, older) => report::error_history(errors, *older, max),
+            Self::Unsettled(evaluation, reply) => {
+                let notice = report::unsettled(*evaluation);
+                format!("{notice}\n\n{}", reply.whole_text(max.saturating_sub(notice.len() + 2)))
+            }
             Self::Locals(locals) => report::locals(locals, max),
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions) => report::definitions(definitions, max),

@@ -35,6 +35,11 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         Reply::History(errors, older) => {
             json!({"errors": errors.iter().map(|known| summary(known)).collect::<Vec<_>>(), "older": older})
         }
+        Reply::Unsettled(evaluation, reply) => {
+            let mut content = content(reply, max);
+            content["unended"] = json!(evaluation);
+            content
+        }
         Reply::Locals(locals) => json!({"locals": locals.iter().map(local).collect::<Vec<_>>()}),
         Reply::Aborted => json!({"aborted": true}),
         Reply::Definitions(definitions) => json!({
@@ -442,9 +447,10 @@ pub(super) fn schema(tool: &str) -> Option<JsonObject> {
             properties["page"] = page_schema();
             properties
         }
-        "describe-last-error" | "get-backtrace" => json!({"error": error_schema()}),
+        "describe-last-error" | "get-backtrace" => json!({"error": error_schema(), "unended": count()}),
         "error-history" => {
-            json!({"errors": list(&object(summary_properties(), &["type", "message", "time"])), "older": count()})
+            let errors = list(&object(summary_properties(), &["type", "message", "time"]));
+            json!({"errors": errors, "older": count(), "unended": count()})
         }
         "frame-locals" => json!({"locals": list(&local_schema())}),
         "abort-evaluation" => json!({"aborted": {"type": "boolean"}}),

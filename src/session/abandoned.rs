@@ -150,7 +150,7 @@ impl Inner {
         let job = self.job(JobKind::Abandon { target: running.id, lane }, "", "");
         board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Abandoned);
-        let settled = std::mem::take(&mut running.settled);
+        let settled = running.take_questions();
         answers.push(self.finish(board, running, end));
         answers.extend(settled);
         None

@@ -128,7 +128,7 @@ impl Host for Inner {
             };
             // Its thread has gone with it into the background, or was parked, and ends there.
             let ends_thread = running.is_background() || running.is_parked() && !running.holds;
-            let settled = std::mem::take(&mut running.settled);
+            let settled = running.take_questions();
             let answer = self.finish(&mut board, running, end);
             // Whoever finds that nothing runs finds what came of it.
             self.leave_board(board);

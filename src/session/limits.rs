@@ -161,13 +161,10 @@ impl Inner {
                     Step::Rest => {}
                 }
             }
-            let (Some(due), Some(stuck_at)) = (running.interruption.due(), running.stuck_at(now)) else { continue };
-            let is_stuck = (self.observer.get().is_some() || self.abandons()) && stuck_at <= now;
-            if due <= now && !is_stuck {
-                // Nobody else answers the questions that wait for its end; but the next image does.
-                settled.append(&mut running.settled);
-            }
-            if is_stuck {
+            settled.append(&mut running.take_overdue_questions(now));
+            next.extend(running.questions.iter().map(|question| question.until).min());
+            let Some(stuck_at) = running.stuck_at(now) else { continue };
+            if (self.observer.get().is_some() || self.abandons()) && stuck_at <= now {
                 stuck = Some(running.id);
                 continue;
             }
@@ -213,7 +210,7 @@ impl Inner {
     fn give_up(&self, mut running: Running) {
         let Some(observer) = self.observer.get() else { return };
         // The next image answers them.
-        std::mem::forget(std::mem::take(&mut running.settled));
+        std::mem::forget(std::mem::take(&mut running.questions));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { Stuck::Unwinding } else { Stuck::Unmoved };
         let is_background = running.is_background();

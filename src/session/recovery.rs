@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,10 +13,13 @@ use super::history::History;
 use super::hold::RELEASED;
 use super::observer::Observer;
 use super::pending::PendingReply;
-use super::scheduler::{Board, Running};
+use super::scheduler::{Board, Question, Running};
 use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
+
+/// How long a question about the error state waits for the end of a cancelled evaluation.
+const SETTLING: Duration = Duration::from_millis(200);
 
 /// What a reset says of an evaluation that ran.
 const ENDED: &str = "The evaluation that was running has been ended.";
@@ -123,15 +126,20 @@ impl Session {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Calls `question`, which is about the error state, when nothing that was cancelled is yet to become part of it.
-    pub(crate) fn when_settled(&self, question: impl FnOnce() + Send + 'static) {
+    /// Calls `answer`, which answers a question about the error state, when nothing that was cancelled is yet to become part
+    /// of it; after 200 ms all the same, with the number of the evaluation that has not ended.
+    pub(crate) fn when_settled(&self, answer: impl FnOnce(Option<u64>) + Send + 'static) {
         let mut board = self.inner.board.lock();
         let own = board.foreground().filter(|running| running.connection.id == self.connection.id);
         match own.filter(|running| running.interrupted() == Some(Interrupt::Cancel)) {
-            Some(running) => running.settled.push(Box::new(question)),
+            Some(running) => {
+                let until = Instant::now() + SETTLING;
+                running.questions.push(Question { until, answer: Box::new(answer) });
+                self.inner.clock.arm(until);
+            }
             None => {
                 drop(board);
-                question();
+                answer(None);
             }
         }
     }
@@ -195,7 +203,7 @@ impl Session {
                     self.inner.send_interruption(&mut board, running.id, Interrupt::Cancel);
                 }
             }
-            let settled = std::mem::take(&mut running.settled);
+            let settled = running.take_questions();
             answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
             answers.extend(settled);
         }

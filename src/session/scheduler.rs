@@ -131,10 +131,24 @@ pub(super) struct Running {
     pub(super) unwinding: Option<Box<OutcomeBuilder>>,
     /// Why what was asked cannot be done.
     pub(super) refused: Option<String>,
-    /// Questions about the error state, which wait for its end because it was cancelled.
-    pub(super) settled: Vec<Answer>,
+    /// Questions about the error state that wait for its end, since it was cancelled.
+    pub(super) questions: Vec<Question>,
     /// Present while Lisp is done and the errors are looked into: set to end that.
     pub(super) end_search: Option<Arc<AtomicBool>>,
+}
+
+/// A question about the error state, which a cancelled evaluation is yet to become part of.
+pub(super) struct Question {
+    /// When it is answered without that.
+    pub(super) until: Instant,
+    /// Answers it. The argument is the number of the evaluation when that has not ended.
+    pub(super) answer: Box<dyn FnOnce(Option<u64>) + Send>,
+}
+
+impl Question {
+    fn settle(self, unended: Option<u64>) -> Answer {
+        Box::new(move || (self.answer)(unended))
+    }
 }
 
 impl Running {
@@ -159,7 +173,7 @@ impl Running {
             released: false,
             unwinding: None,
             refused: None,
-            settled: Vec::new(),
+            questions: Vec::new(),
             end_search: None,
         }
     }
@@ -193,6 +207,17 @@ impl Running {
         if let Some(end) = &self.end_search {
             end.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Takes out the questions that wait for its end, which has come.
+    pub(super) fn take_questions(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.questions).into_iter().map(|question| question.settle(None)).collect()
+    }
+
+    /// Takes out the questions that wait for its end no longer.
+    pub(super) fn take_overdue_questions(&mut self, now: Instant) -> Vec<Answer> {
+        let unended = Some(self.evaluation);
+        self.questions.extract_if(.., |question| question.until <= now).map(|overdue| overdue.settle(unended)).collect()
     }
 
     /// True for what the user's code is evaluated by.

@@ -206,8 +206,13 @@ fn describe_last_error_reports_a_cancellation_that_replaced_the_image() {
     let mut server = slow_to_restore(&gate, &marker);
     let id = server.post_running("(sb-sys:without-interrupts", "(loop))", 0.0);
     server.notify("notifications/cancelled", json!({"requestId": id}));
-    let question = server.post_call("describe-last-error", json!({}));
+    let text = good(&mut server, "describe-last-error", json!({}));
+    assert!(
+        text.starts_with("[notice]\nEvaluation ") && text.contains(" was cancelled and has not ended yet: "),
+        "{text}"
+    );
     until("it is being restored", || marker.exists());
+    let question = server.post_call("describe-last-error", json!({}));
     let late = server.post_call("get-backtrace", json!({"max-frames": 3}));
     // Others are answered meanwhile.
     assert!(good(&mut server, "configure-limits", json!({})).contains("timeout"));

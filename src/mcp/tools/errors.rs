@@ -86,15 +86,18 @@ fn range(errors: &[Arc<ErrorRecord>]) -> String {
     }
 }
 
-/// Answers a call of one of these tools.
-pub(super) fn answer(call: Call, name: &str, arguments: JsonObject) {
+/// Answers a call of one of these tools, while the cancelled evaluation `unended` has not ended, if there is one.
+pub(super) fn answer(call: Call, name: &str, arguments: JsonObject, unended: Option<u64>) {
     let session = call.session();
     let answer = match name {
         DESCRIBE_NAME => describe(session, arguments),
         BACKTRACE_NAME => backtrace(session, arguments),
         _ => history(session, arguments),
     };
-    call.answer(answer);
+    call.answer(answer.map(|reply| match unended {
+        Some(evaluation) => Reply::Unsettled(evaluation, Box::new(reply)),
+        None => reply,
+    }));
 }
 
 fn describe(session: &Session, arguments: JsonObject) -> Answer {

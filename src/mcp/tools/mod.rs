@@ -282,7 +282,7 @@ fn call_now(call: Call, request: CallToolRequestParams) {
         },
         errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
             let name = name.into_owned();
-            later(move |call| session.when_settled(move || errors::answer(call, &name, arguments)))
+            later(move |call| session.when_settled(move |unended| errors::answer(call, &name, arguments, unended)))
         }
         debugger::RESTART
         | debugger::LOCALS
