@@ -23,11 +23,13 @@ const AROUND_FRAMES: usize = 300;
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 
 /// The notice in front of an answer about errors while the cancelled evaluation of this number has not ended.
+#[cfg(feature = "mcp")]
 pub(crate) fn unsettled(evaluation: u64) -> String {
     format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: this is what was known before.")
 }
 
 /// True for an answer with the notice of [`unsettled`].
+#[cfg(feature = "mcp")]
 pub(crate) fn is_unsettled(answer: &str) -> bool {
     answer.starts_with("[notice]\nEvaluation ") && answer.contains(" was cancelled and has not ended yet: ")
 }
