@@ -65,7 +65,7 @@ stderr as text, the warnings, and how many of its forms defined something."
 
 (define-test a-form-is-reported-with-what-it-defines-and-removes
   (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED") (changes-of "(defun changed (x) `(1 ,x))"))
-  (expect '("=defun" "+FUNCTION (SETF COMMON-LISP-USER::CHANGED)") (changes-of "(defun (setf changed) (x) x)"))
+  (expect '("=defun" "+FUNCTION (COMMON-LISP:SETF COMMON-LISP-USER::CHANGED)") (changes-of "(defun (setf changed) (x) x)"))
   (expect '("=other" "+MACRO COMMON-LISP-USER::CHANGED-MACRO") (changes-of "(defmacro changed-macro () 1)"))
   (expect '("=other" "+FUNCTION COMMON-LISP-USER::|a b|" "+VARIABLE COMMON-LISP-USER::*CHANGED*")
           (changes-of "(progn (defun |a
