@@ -14,6 +14,7 @@ mod requests;
 mod restart_policy;
 mod shutdown;
 mod watchdog;
+mod worker;
 mod worker_process;
 
 use std::ffi::OsString;

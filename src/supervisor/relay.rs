@@ -1,5 +1,6 @@
 //! The loop: what comes in on one side goes out on the other, and a worker that is lost is replaced.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,10 +11,9 @@ use rustix::process::{Pid, getpid};
 
 use super::guests::{self, Event, Guests};
 use super::recovery::Recovery;
-use super::restart_policy::{RestartPolicy, Stage};
 use super::shutdown::Shutdown;
-use super::watchdog::Watchdog;
-use super::worker_process::{self, WorkerProcess, cause, may_be_from_outside};
+use super::worker::{Worker, WorkerId};
+use super::worker_process::{WorkerProcess, cause, may_be_from_outside};
 use super::{Options, messages, processes};
 use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
@@ -22,7 +22,7 @@ use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::state::Crash;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
-use crate::rpc::frame::{Kind, Malformed};
+use crate::rpc::frame::Kind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
@@ -39,12 +39,12 @@ const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 #[must_use]
 #[derive(Debug)]
 enum Verdict {
-    /// The worker is lost, or to be given up: another one takes its place.
-    Replace(Crash),
+    /// The worker's process is lost, or to be given up: another one takes its place.
+    Replace(WorkerId, Crash),
     /// This call asks for a fresh image, with notices of the present one.
-    Reset(u64, Vec<String>),
+    Reset(WorkerId, u64, Vec<String>),
     /// This call asks for the image of a checkpoint, with notices of the present one.
-    Return(u64, Box<Checkpoint>, Vec<String>),
+    Return(WorkerId, u64, Box<Checkpoint>, Vec<String>),
     /// The server cannot start, for this reason.
     Fail(String),
     /// All is over.
@@ -61,17 +61,9 @@ pub(super) struct Relay {
     guests: Guests,
     signals: Signals,
     arguments: Vec<OsString>,
-    worker: Option<WorkerProcess>,
-    /// When the next worker is to be started.
-    start_at: Instant,
-    /// A worker has got as far as serving.
-    has_served: bool,
-    watchdog: Watchdog,
-    restarts: RestartPolicy,
-    recovery: Recovery,
+    /// One today: forks and sessions over HTTP will have their own.
+    workers: BTreeMap<WorkerId, Worker>,
     shutdown: Option<Shutdown>,
-    /// The status that the last worker said it would end with.
-    bye: Option<i32>,
     /// The session that lasts.
     durable: Option<(Durable, Lock)>,
     /// The process that saves it at the end, and outlives this one.
@@ -86,14 +78,8 @@ impl Relay {
             guests: Guests::new(options.listener),
             signals: Signals::new()?,
             arguments: options.arguments,
-            worker: None,
-            start_at: Instant::now(),
-            has_served: false,
-            watchdog: Watchdog::new(options.watch_interval),
-            restarts: RestartPolicy::default(),
-            recovery,
+            workers: BTreeMap::from([(WorkerId::FIRST, Worker::new(recovery, options.watch_interval))]),
             shutdown: None,
-            bye: None,
             durable: options.durable,
             saver: None,
         })
@@ -104,26 +90,35 @@ impl Relay {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Verdict::Replace(crash)) => self.replace(crash),
-                Err(Verdict::Reset(line, notices)) => {
-                    self.put_aside(|recovery, worker| recovery.reset(&worker.status, line, notices));
+                Err(Verdict::Replace(id, crash)) => self.replace(id, &crash),
+                Err(Verdict::Reset(id, call, notices)) => {
+                    self.replace_as_asked(id, |recovery, process| recovery.reset(&process.status, call, notices));
                 }
-                Err(Verdict::Return(line, checkpoint, notices)) => self.put_aside(|recovery, worker| {
-                    recovery.return_to(&worker.status, line, *checkpoint, notices);
-                }),
+                Err(Verdict::Return(id, call, checkpoint, notices)) => {
+                    self.replace_as_asked(id, |recovery, process| {
+                        recovery.return_to(&process.status, call, *checkpoint, notices);
+                    });
+                }
                 Err(Verdict::Fail(reason)) => self.fail(reason),
                 Err(Verdict::End) => break,
             }
         }
         self.leave_processes();
-        self.shutdown.map_or(0, |shutdown| shutdown.finish(&self.recovery.requests, &mut self.output, self.bye))
+        let Self { shutdown, mut output, workers, .. } = self;
+        let first = &workers[&WorkerId::FIRST];
+        shutdown.map_or(0, |shutdown| shutdown.finish(&first.recovery.requests, &mut output, first.bye))
+    }
+
+    /// The worker that serves a client.
+    fn worker_of(&mut self, _client: u64) -> &mut Worker {
+        self.workers.entry(WorkerId::FIRST).or_insert_with(|| unreachable!("the first worker is never removed"))
     }
 
     fn step(&mut self) -> Step {
-        self.start_worker()?;
+        self.start_workers()?;
         let ready = self.wait()?;
-        if ready.worker {
-            self.read_worker()?;
+        for id in ready.workers {
+            self.read_worker(id)?;
         }
         if ready.signals
             && let Some(signal) = self.signals.take()
@@ -131,107 +126,110 @@ impl Relay {
             self.shut_down(128 + signal);
         }
         self.look_for_ends()?;
-        if let Some(worker) = &mut self.worker
-            && ready.worker_input
-            && worker.write(&self.recovery.requests).is_err()
-        {
-            worker.input = None;
+        for id in ready.worker_inputs {
+            if let Some(Worker { process: Some(process), recovery, .. }) = self.workers.get_mut(&id)
+                && process.write(&recovery.requests).is_err()
+            {
+                process.input = None;
+            }
         }
         self.read_client(ready.input);
         self.attend_guests(&ready.guests);
         if ready.output && self.output.flush().is_err() {
             return Err(Verdict::End);
         }
-        if let Some(worker) = &self.worker {
-            let crash = self.watchdog.look(worker, &mut self.recovery.requests, self.shutdown.is_none());
-            crash.map_or(Ok(()), |crash| Err(Verdict::Replace(crash)))?;
+        for (id, worker) in &mut self.workers {
+            if let Some(process) = &worker.process
+                && let Some(crash) =
+                    worker.watchdog.look(process, &mut worker.recovery.requests, self.shutdown.is_none())
+            {
+                return Err(Verdict::Replace(*id, crash));
+            }
         }
         self.conclude()
     }
 
-    /// Starts a worker where the last one stopped, if it is time to.
-    fn start_worker(&mut self) -> Step {
-        if self.worker.is_some() || self.shutdown.is_some() || Instant::now() < self.start_at {
+    /// Starts processes where the last ones stopped, if it is time to.
+    fn start_workers(&mut self) -> Step {
+        if self.shutdown.is_some() {
             return Ok(());
         }
-        // What the last image was saving when it ended, as have the processes that did it.
-        self.recovery.checkpoints.remove_torn();
-        let image = self.recovery.image();
-        let started =
-            worker_process::start(&self.arguments, image.as_deref(), self.durable.as_ref()).and_then(|mut worker| {
-                self.recovery.hand_over(&mut worker)?;
-                Ok(worker)
-            });
-        match started {
-            Ok(worker) => {
-                self.worker = Some(worker);
-                self.watchdog = Watchdog::new(self.watchdog.interval);
-                Ok(())
-            }
-            Err(error) => Err(Verdict::Replace(Crash::new(format!("cannot be started: {error}")))),
+        let now = Instant::now();
+        for (id, worker) in
+            self.workers.iter_mut().filter(|(_, worker)| worker.process.is_none() && worker.start_at <= now)
+        {
+            let started = worker.start(&self.arguments, self.durable.as_ref());
+            started.map_err(|crash| Verdict::Replace(*id, crash))?;
         }
+        Ok(())
     }
 
     /// Waits until something can be done.
     fn wait(&mut self) -> Result<Ready, Verdict> {
         let is_over = self.is_over();
-        let takes_more =
-            |connection| self.recovery.requests.bytes(connection) < MAX_REQUESTS && !self.is_busy_with(connection);
+        let first = &self.workers[&WorkerId::FIRST];
+        let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS && !first.is_busy_with(client);
         let mut fds = Vec::with_capacity(5);
         let mut watch = |fd| {
             fds.push(fd);
             fds.len() - 1
         };
         let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
-        let worker = self.worker.as_ref().filter(|worker| worker.open);
-        let worker = worker.map(|worker| watch(PollFd::new(worker, PollFlags::IN)));
+        let processes = || self.workers.iter().filter_map(|(id, worker)| Some((*id, worker.process.as_ref()?)));
+        let open = processes().filter(|(_, process)| process.open);
+        let workers: Vec<_> = open.map(|(id, process)| (id, watch(PollFd::new(process, PollFlags::IN)))).collect();
         let input = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
-        let unsent = self.worker.as_ref().filter(|worker| worker.has_unsent());
-        let unsent = unsent.and_then(|worker| worker.input.as_ref());
-        let worker_input = unsent.map(|input| watch(PollFd::new(input, PollFlags::OUT)));
+        let unsent = processes().filter(|(_, process)| process.has_unsent());
+        let unsent = unsent.filter_map(|(id, process)| Some((id, process.input.as_ref()?)));
+        let inputs: Vec<_> = unsent.map(|(id, input)| (id, watch(PollFd::new(input, PollFlags::OUT)))).collect();
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
-        let guests = self.guests.watch(&mut fds, |connection| self.shutdown.is_none() && takes_more(connection));
-        let due = match (&self.worker, &self.shutdown) {
-            (None, Some(_)) if is_over => Some(Instant::now()),
-            (_, Some(shutdown)) => Some(shutdown.deadline),
-            (None, None) => Some(self.start_at),
-            _ => None,
+        let guests = self.guests.watch(&mut fds, |client| self.shutdown.is_none() && takes_more(client));
+        let starts =
+            self.workers.values().filter(|worker| worker.process.is_none()).map(|worker| worker.start_at).min();
+        let due = match &self.shutdown {
+            Some(_) if is_over && starts.is_some() => Some(Instant::now()),
+            Some(shutdown) => Some(shutdown.deadline),
+            None => starts,
         };
-        let is_watched = self.worker.as_ref().is_some_and(|worker| {
-            !worker.ready || worker.unfinished().is_some() || self.recovery.requests.may_be_awaited()
-        });
+        let looks = self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
         let due = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = due.into_iter().chain(is_watched.then_some(self.watchdog.interval)).min();
+        let timeout = due.into_iter().chain(looks).min();
         // A millisecond more: what is rounded down would spin.
         if let Err(error) = rpc::wait(&mut fds, timeout.map(|left| left + Duration::from_millis(1))) {
             return Err(Verdict::Fail(format!("the server cannot wait for input: {error}")));
         }
         let is_ready = |index: usize| !fds[index].revents().is_empty();
+        let ready = |places: Vec<(WorkerId, usize)>| {
+            places.into_iter().filter(|(_, index)| is_ready(*index)).map(|(id, _)| id).collect()
+        };
         Ok(Ready {
             signals: is_ready(signals),
-            worker: worker.is_some_and(is_ready),
+            workers: ready(workers),
             input: input.is_some_and(is_ready),
-            worker_input: worker_input.is_some_and(is_ready),
+            worker_inputs: ready(inputs),
             output: output.is_some_and(is_ready),
             guests: guests.ready(is_ready),
         })
     }
 
-    /// Reads once what the worker says.
-    fn read_worker(&mut self) -> Step {
-        let Some(worker) = &mut self.worker else { return Ok(()) };
-        worker.read();
+    /// Reads once what a worker says.
+    fn read_worker(&mut self, id: WorkerId) -> Step {
+        let Some(process) = self.workers.get_mut(&id).and_then(|worker| worker.process.as_mut()) else { return Ok(()) };
+        process.read();
         loop {
-            let Self { worker: Some(worker), output, guests, recovery, restarts, .. } = self else { return Ok(()) };
-            let is_ready = worker.ready;
-            let Some((kind, call, payload)) = worker.next_frame().map_err(malformed)? else { break };
+            let Self { workers, output, guests, .. } = self;
+            let Some(Worker { process: Some(process), recovery, restarts, .. }) = workers.get_mut(&id) else {
+                return Ok(());
+            };
+            let is_ready = process.ready;
+            let Some((kind, call, payload)) = process.next_frame().map_err(|_| malformed(id))? else { break };
             match kind {
                 Kind::Event => match WorkerEvent::decode(payload) {
-                    Ok(event) => self.take_event(event)?,
-                    Err(error) => report_unreadable(worker, &error),
+                    Ok(event) => self.take_event(id, event)?,
+                    Err(error) => report_unreadable(process, &error),
                 },
-                _ if !is_ready => return Err(malformed(Malformed)),
+                _ if !is_ready => return Err(malformed(id)),
                 Kind::Answer => {
                     let unread = recovery.requests.connection(call).filter(|it| is_unread(output, guests, *it));
                     let error = unread.and_then(|_| messages::unread(recovery.requests.text(call)?));
@@ -250,91 +248,96 @@ impl Relay {
                 Kind::Done => drop(recovery.finished(call)),
             }
         }
-        if let Some(worker) = self.worker.as_ref().filter(|worker| !worker.open && worker.bye.is_none()) {
+        let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());
+        if let Some(process) = process.filter(|process| !process.open && process.bye.is_none()) {
             // If it lives, it cannot speak: its descriptors were closed under it.
-            processes::kill(worker.pid, getpid());
+            processes::kill(process.pid, getpid());
         }
         Ok(())
     }
 
-    /// Takes an event of the worker's.
-    fn take_event(&mut self, event: WorkerEvent) -> Step {
-        let Self { worker: Some(worker), recovery, .. } = self else { return Ok(()) };
+    /// Takes an event of a worker's.
+    fn take_event(&mut self, id: WorkerId, event: WorkerEvent) -> Step {
+        let Some(Worker { process: Some(process), recovery, has_served, .. }) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
         match event {
-            WorkerEvent::Ready if !worker.ready => {
-                worker.ready = true;
-                self.has_served = true;
+            WorkerEvent::Ready if !process.ready => {
+                process.ready = true;
+                *has_served = true;
                 recovery.requests.apply_cancellations();
-                if let Some(input) = &mut worker.input {
+                if let Some(input) = &mut process.input {
                     for (_, connection, line) in recovery.requests.iter() {
-                        // One that is gone already is noticed elsewhere.
+                        // A process that is gone already is noticed elsewhere.
                         let _ = input.put(&marked(connection, line));
                     }
                 }
             }
             WorkerEvent::Leaving { status, reason } => {
-                worker.bye = Some(status);
+                process.bye = Some(status);
                 match reason {
                     _ if self.shutdown.is_some() => {}
-                    Some(reason) if !self.has_served => return Err(Verdict::Fail(reason)),
-                    Some(reason) => return Err(Verdict::Replace(Crash::new(format!("cannot be started: {reason}")))),
+                    Some(reason) if !*has_served => return Err(Verdict::Fail(reason)),
+                    Some(reason) => {
+                        return Err(Verdict::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
+                    }
                     // Nobody asked it to leave.
-                    None => return Err(Verdict::Replace(Crash::new("lost its connection and was ended"))),
+                    None => return Err(Verdict::Replace(id, Crash::new("lost its connection and was ended"))),
                 }
             }
             WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),
-            _ if !worker.ready => return Err(malformed(Malformed)),
-            WorkerEvent::Restored { failed } if !worker.restored => {
+            _ if !process.ready => return Err(malformed(id)),
+            WorkerEvent::Restored { failed } if !process.restored => {
                 recovery.restored(&failed);
-                worker.restored = true;
+                process.restored = true;
             }
             WorkerEvent::ResetRequested { call, notices } if recovery.may_replace(call) => {
-                return Err(Verdict::Reset(call, notices));
+                return Err(Verdict::Reset(id, call, notices));
             }
             WorkerEvent::RestoreRequested { call, checkpoint, notices } if recovery.may_replace(call) => {
-                return Err(Verdict::Return(call, checkpoint, notices));
+                return Err(Verdict::Return(id, call, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
-                return Err(Verdict::Replace(Crash::stuck(outcome, why, worker.restored)));
+                return Err(Verdict::Replace(id, Crash::stuck(outcome, why, process.restored)));
             }
             WorkerEvent::Changed(event) => recovery.record(event),
             WorkerEvent::ResetRequested { .. }
             | WorkerEvent::RestoreRequested { .. }
             | WorkerEvent::Restored { .. }
-            | WorkerEvent::Ready => return Err(malformed(Malformed)),
+            | WorkerEvent::Ready => return Err(malformed(id)),
         }
         Ok(())
     }
 
-    /// Looks for processes that have ended: the worker, once it has said its last words, and what it has left behind.
+    /// Looks for processes that have ended: workers', once they have said their last words, and what they have left behind.
     fn look_for_ends(&mut self) -> Step {
         while let Some((pid, status)) = processes::ended() {
-            if let Some(worker) = &mut self.worker
-                && worker.pid == pid
-            {
-                worker.ended = Some(status);
+            let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
+            if let Some(process) = processes.find(|process| process.pid == pid) {
+                process.ended = Some(status);
             }
         }
-        let Some(status) = self.worker.as_ref().and_then(|worker| worker.ended) else { return Ok(()) };
+        let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.ended?)));
+        let Some((id, status)) = ended else { return Ok(()) };
+        let received = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.received);
         loop {
-            let before = self.worker.as_ref().map(|worker| worker.received);
-            self.read_worker()?;
-            if self.worker.as_ref().map(|worker| worker.received) == before {
+            let before = received(self);
+            self.read_worker(id)?;
+            if received(self) == before {
                 break;
             }
         }
         let crash = Crash::new(cause(status));
         let crash = if may_be_from_outside(status) { crash.killed() } else { crash };
         let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
-        Err(Verdict::Replace(
-            crash.during(by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()))),
-        ))
+        let outcome = by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()));
+        Err(Verdict::Replace(id, crash.during(outcome)))
     }
 
     /// Takes the client's lines, and reads once if more are there, unless a long line is being handed on.
     fn read_client(&mut self, is_readable: bool) {
         self.take_lines();
-        if !is_readable || self.is_busy_with(0) {
+        if !is_readable || self.worker_of(0).is_busy_with(0) {
             return;
         }
         let Some(client) = &mut self.input else { return };
@@ -346,44 +349,35 @@ impl Relay {
     }
 
     fn take_lines(&mut self) {
-        let Self { input: Some(client), worker, recovery, output, .. } = self else { return };
-        while !worker.as_ref().is_some_and(|worker| worker.is_busy_with(0))
+        let Some(mut client) = self.input.take() else { return };
+        while !self.worker_of(0).is_busy_with(0)
             && let Some(line) = client.next_line()
         {
             match line {
-                Line::Text(line) => hand_on(worker, recovery, 0, line),
-                Line::TooLong(id) => drop(output.put(&messages::too_long(id))),
+                Line::Text(line) => self.worker_of(0).hand_on(0, line),
+                Line::TooLong(id) => drop(self.output.put(&messages::too_long(id))),
             }
         }
+        self.input = Some(client);
     }
 
-    /// True while a long line of this connection's is being handed on.
-    fn is_busy_with(&self, connection: u64) -> bool {
-        self.worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection))
-    }
-
-    /// Looks who joins or leaves, and what those say that have joined.
+    /// Looks who connects or leaves, and what the clients say that have connected.
     fn attend_guests(&mut self, ready: &guests::Ready) {
-        let Self { guests, recovery, worker, .. } = self;
+        let Self { guests, workers, .. } = self;
+        let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
         let mut too_long = Vec::new();
-        guests.attend(ready, |connection, event| {
+        guests.attend(ready, |client, event| {
             match event {
                 Event::Reads => {}
-                Event::Joined => recovery.join(connection),
-                Event::Said(Line::Text(line)) => hand_on(worker, recovery, connection, line),
-                Event::Said(Line::TooLong(id)) => too_long.push((connection, id)),
-                Event::Left => {
-                    recovery.leave(connection);
-                    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready) {
-                        worker.drop_lines_of(connection);
-                        worker.hand_on(connection, recovery.requests.next() - 1, b"");
-                    }
-                }
+                Event::Joined => worker.recovery.join(client),
+                Event::Said(Line::Text(line)) => worker.hand_on(client, line),
+                Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
+                Event::Left => worker.leave(client),
             }
-            !worker.as_ref().is_some_and(|worker| worker.is_busy_with(connection))
+            !worker.is_busy_with(client)
         });
-        for (connection, id) in too_long {
-            guests.send(connection, &messages::too_long(id));
+        for (client, id) in too_long {
+            guests.send(client, &messages::too_long(id));
         }
     }
 
@@ -391,9 +385,10 @@ impl Relay {
     fn leave_processes(&mut self) {
         if self.durable.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.until_asked) {
             // Whatever it has still to say: it may be about that.
-            let _ = self.read_worker();
-            let worker = self.worker.as_ref().filter(|worker| worker.ready).map(|worker| worker.pid);
-            processes::end_all_but(&[worker, self.saver].into_iter().flatten().collect::<Vec<_>>());
+            let _ = self.read_worker(WorkerId::FIRST);
+            let processes = self.workers.values().filter_map(|worker| worker.process.as_ref());
+            let ready = processes.filter(|process| process.ready).map(|process| process.pid);
+            processes::end_all_but(&ready.chain(self.saver).collect::<Vec<_>>());
         } else {
             processes::end_all();
         }
@@ -414,71 +409,59 @@ impl Relay {
     /// Begins the end of a server that cannot go on.
     fn fail(&mut self, reason: String) {
         processes::end_all();
-        self.worker = None;
+        self.workers.values_mut().for_each(|worker| worker.process = None);
         self.shutdown.get_or_insert_with(|| Shutdown::failure(reason));
     }
 
     /// True when the end has begun and nothing is left that it would wait for.
     fn is_over(&mut self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
-        self.worker.is_none()
-            && (!shutdown.until_asked || self.input.is_none() || self.recovery.requests.first_awaited().is_some())
+        let is_awaited = |worker: &mut Worker| worker.recovery.requests.first_awaited().is_some();
+        self.workers.values().all(|worker| worker.process.is_none())
+            && (!shutdown.until_asked || self.input.is_none() || self.workers.values_mut().any(is_awaited))
     }
 
     /// What is due at the end.
     fn conclude(&mut self) -> Step {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
-        if let Some(worker) = &mut self.worker
-            && worker.ready
-            && !worker.has_unsent()
-        {
-            // The worker sees the end of input.
-            worker.input = None;
+        for process in self.workers.values_mut().filter_map(|worker| worker.process.as_mut()) {
+            if process.ready && !process.has_unsent() {
+                // The worker sees the end of input.
+                process.input = None;
+            }
         }
         let deadline = shutdown.deadline;
         if self.is_over() || Instant::now() >= deadline { Err(Verdict::End) } else { Ok(()) }
     }
 
-    /// Ends what is left of a worker that is lost, and has another one started, unless all is over or there is no point
-    /// in that.
-    fn replace(&mut self, crash: Crash) {
+    /// Ends what is left of a process that is lost, and has another one started, unless all is over or there is no point in
+    /// that.
+    fn replace(&mut self, id: WorkerId, crash: &Crash) {
         if self.shutdown.is_some() {
             self.leave_processes();
-            self.bye = self.worker.take().and_then(|worker| worker.bye);
-            return;
-        }
-        processes::end_all();
-        let worker = self.worker.take();
-        let cause = crash.cause.clone();
-        tracing::warn!("the Lisp image {cause}");
-        let stage = match &worker {
-            Some(worker) if worker.restored => Stage::Serving,
-            Some(worker) if worker.bye.is_none() => Stage::Starting,
-            _ => Stage::Unstarted,
-        };
-        if let Some(worker) = worker
-            && self.recovery.lost(&worker.status, worker.restored, &crash)
-        {
-            self.start_at = Instant::now();
-            return;
-        }
-        match self.restarts.lost(stage, Instant::now()) {
-            Ok(at) => self.start_at = at,
-            Err(times) => {
-                let reason = format!("the Lisp image was lost {times} (the last one {cause}); the server gives up");
-                tracing::error!("{reason}");
-                self.fail(reason);
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.bye = worker.process.take().and_then(|process| process.bye);
             }
+            return;
+        }
+        self.end_processes_of(id);
+        if let Some(Err(reason)) = self.workers.get_mut(&id).map(|worker| worker.lost(crash)) {
+            tracing::error!("{reason}");
+            self.fail(reason);
         }
     }
 
-    /// Another image in place of this one, of which that is remembered.
-    fn put_aside(&mut self, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
-        if let Some(worker) = self.worker.take() {
-            remember(&mut self.recovery, &worker);
+    /// Has another process take the place of this one, as somebody asked.
+    fn replace_as_asked(&mut self, id: WorkerId, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.replace(remember);
         }
+        self.end_processes_of(id);
+    }
+
+    /// Ends a worker's process, and all that it has started. With one worker, these are all that descend from this process.
+    fn end_processes_of(&self, _id: WorkerId) {
         processes::end_all();
-        self.start_at = Instant::now();
     }
 }
 
@@ -493,8 +476,8 @@ fn report_unreadable(worker: &mut WorkerProcess, error: &serde_json::Error) {
 }
 
 /// A worker that wrote what no worker writes.
-fn malformed(_: Malformed) -> Verdict {
-    Verdict::Replace(Crash::new("wrote to a pipe that it must not write to, and was ended"))
+fn malformed(id: WorkerId) -> Verdict {
+    Verdict::Replace(id, Crash::new("wrote to a pipe that it must not write to, and was ended"))
 }
 
 /// True when a client leaves so much unread that its answers become errors.
@@ -503,21 +486,13 @@ fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
     backlog > MAX_UNREAD
 }
 
-/// Takes a line that was just read, and hands it on. A worker that is not ready gets all lines when it is.
-fn hand_on(worker: &mut Option<WorkerProcess>, recovery: &mut Recovery, connection: u64, line: &[u8]) {
-    recovery.requests.add(connection, line);
-    if let Some(worker) = worker.as_mut().filter(|worker| worker.ready) {
-        worker.hand_on(connection, recovery.requests.next() - 1, line);
-    }
-}
-
 /// What can be done without waiting.
 #[derive(Debug)]
 struct Ready {
     signals: bool,
-    worker: bool,
+    workers: Vec<WorkerId>,
     input: bool,
-    worker_input: bool,
+    worker_inputs: Vec<WorkerId>,
     output: bool,
     guests: guests::Ready,
 }
