@@ -180,6 +180,7 @@ fn tab_completes_names_and_shows_lambda_lists() {
     terminal.keys(&["-l", " 1)"]);
     terminal.keys(&["Enter"]);
     terminal.shows("=> (1 NIL)");
+    terminal.asks("CL-USER>");
     terminal.clear();
     // Several: a menu.
     terminal.keys(&["-l", "(multiple-value-"]);

@@ -450,7 +450,11 @@ fn profile_names_functions_places_and_threads() {
         lines.clone().find(|line| line.contains("   BURN  evaluation 1, line 2")).unwrap_or_else(|| panic!("{text}"));
     let share: f64 = burn.split_whitespace().next().unwrap().parse().unwrap();
     assert!(share > 50.0, "{text}");
-    assert!(lines.clone().any(|line| line.contains("100.0      -   WORK  evaluation 1, line ")), "{text}");
+    // A sample may fall into the reading of the code.
+    let work = lines.clone().find(|line| line.contains("   WORK  evaluation 1, line "));
+    let total: f64 =
+        work.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    assert!(total > 50.0, "{text}");
     assert!(!text.contains("SBCL-HOST") && text.ends_with("\n\n=> :DONE"), "{text}");
 
     let threads = "(let ((thread (sb-thread:make-thread #'work))) (work) (sb-thread:join-thread thread) 1)";
