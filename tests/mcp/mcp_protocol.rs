@@ -478,7 +478,7 @@ fn other_tools_answer_while_an_evaluation_runs(mode: Mode) {
     let mut server = mode.ready();
     let (_, failed) = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
     assert!(failed);
-    let long = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let long = server.post_running("", "(loop)", 600.0);
     assert_eq!(server.request("ping", json!({}))["result"], json!({}));
     assert!(server.request("tools/list", json!({}))["result"]["tools"].is_array());
     assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: DIVISION-BY-ZERO"));
@@ -493,7 +493,7 @@ fn other_tools_answer_while_an_evaluation_runs(mode: Mode) {
 #[apply(both_modes)]
 fn a_cancelled_request_gets_no_answer(mode: Mode) {
     let mut server = mode.ready();
-    let running = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
+    let running = server.post_running("", "(loop)", 600.0);
     let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
     let last = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
     server.request("ping", json!({}));
@@ -502,8 +502,7 @@ fn a_cancelled_request_gets_no_answer(mode: Mode) {
     server.notify("notifications/cancelled", json!({"requestId": running}));
     assert_eq!(server.outcome(last), ("=> 3".to_owned(), false));
 
-    let alone = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 600}));
-    server.request("ping", json!({}));
+    let alone = server.post_running("", "(loop)", 600.0);
     server.notify("notifications/cancelled", json!({"requestId": alone}));
     // The error state follows once the code has been stopped.
     let is_cancelled =

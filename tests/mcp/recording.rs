@@ -150,11 +150,13 @@ fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
     let result = json!({"action": "accept", "content": {"restart": choice, "values": "42"}});
     server.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result}));
     assert!(server.outcome(call).0.ends_with("=> 42"));
-    // It loops when it is cancelled, then as now: another thread has seen that, and says so.
+    // It loops when it is cancelled, then as now: another thread has seen that, and says so. What is played is cancelled
+    // after the same time, which is long enough for it to begin on a busy machine.
     let marker = server.home().join("loops");
     server.evaluate(
         "(defvar *loops* nil)
-         (defun announce (file) (loop until *loops* do (sleep 0.001)) (with-open-file (s file :direction :output :if-exists :supersede)))
+         (defun announce (file) (loop until *loops* do (sleep 0.001)) (sleep 2)
+           (with-open-file (s file :direction :output :if-exists :supersede)))
          (defun spin (file) (sb-thread:make-thread #'announce :arguments file) (setf *loops* t) (loop))",
     );
     let call = server.post_call("evaluate-lisp", json!({"code": format!("(spin {marker:?})")}));

@@ -272,9 +272,8 @@ fn uninterruptible_evaluation_replaces_the_image() {
     assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: TIMEOUT"));
     assert_eq!(server.evaluate("(f)"), "=> 7");
 
-    let id = server.post_call("evaluate-lisp", json!({"code": code, "timeout": 600}));
+    let id = server.post_running("(sb-sys:without-interrupts", "(loop))", 600.0);
     let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
-    server.request("ping", json!({}));
     server.notify("notifications/cancelled", json!({"requestId": id}));
     assert!(server.outcome(behind).0.ends_with("=> 7"));
     server.goes_on();
@@ -435,8 +434,7 @@ fn ended_server_leaves_no_worker_or_program_running() {
         until("the shell has children", || children(pids[1]).len() == 2);
         pids.extend(children(pids[1]));
         pids.push(worker(&server));
-        server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
-        server.request("ping", json!({}));
+        server.post_running("", "(loop)", 0.0);
         match how {
             "end" => server.close(),
             signal_name => signal(server.pid(), signal_name),
@@ -461,8 +459,7 @@ fn ended_server_leaves_no_worker_or_program_running() {
 #[test]
 fn worker_killed_during_shutdown_still_answers_pending_calls() {
     let mut server = Server::ready();
-    let running = server.post_call("evaluate-lisp", json!({"code": "(sleep 100)"}));
-    server.request("ping", json!({}));
+    let running = server.post_running("", "(sleep 100)", 600.0);
     let pid = worker(&server);
     let descriptors = format!("/proc/{}/fd", server.pid());
     let open = || std::fs::read_dir(&descriptors).unwrap().count();
