@@ -260,9 +260,16 @@ address and the number of words of its answer. Its second word is how many answe
           (let* ((status (call-address function scratch (vector-sap reply)))
                  (address (ldb (byte 62 0) (aref reply 0)))
                  (count (ldb (byte 48 0) (aref reply 1))))
-            (values status
-                    (unless (or (eql status 3) (zerop count))
-                      (read-answer address count)))))))))
+            (cond ((or (eql status 3) (zerop count)) (values status nil))
+                  ((integer-answer-p address count) (values status (read-integer-answer address)))
+                  (t
+                   ;; What interrupts may call the program again, so this comes first.
+                   (let ((*answers-being-read* (1+ *answers-being-read*)))
+                     (values status
+                             ;; WATCH-HEAP, which ends what fills the heap, needs interrupts.
+                             (if interruptible
+                                 (with-local-interrupts (read-answer address count))
+                                 (read-answer address count))))))))))))
 
 (defun fail-program-call (class answer)
   "Signal ANSWER, a condition, or one of CLASS with the function's name and a message in the list ANSWER."

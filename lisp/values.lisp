@@ -550,19 +550,24 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
   "How many of the program's answers this thread is reading. What that calls, such as the handler of an error that INTERN
 signals, may call the program again, and the program keeps these answers meanwhile.")
 
-(defun read-answer-token (address end)
-  "Return the object, or several values, of which the token at ADDRESS is."
-  (declare (type (unsigned-byte 62) address end))
-  (let ((*answers-being-read* (1+ *answers-being-read*))
-        (word (word-at address)))
+(defun read-answer (address count)
+  "Return what the program answered in the COUNT words, at least one, at ADDRESS: an object, or several values. The answer
+counts among those being read."
+  (declare (type (unsigned-byte 62) address) (type (unsigned-byte 48) count))
+  (let ((word (word-at address))
+        (end (+ address (* 8 count))))
+    (declare (type (unsigned-byte 62) end))
     (if (eql (ldb (byte 8 0) word) (tag-number :values))
         (make-several (values (read-elements (end-of-words address 1 end) (ash word -8) end)))
         (values (read-object address end)))))
 
-(declaim (inline read-answer))
-(defun read-answer (address count)
-  "Return what the program answered in the COUNT words, at least one, at ADDRESS: an object, or several values."
+(declaim (inline integer-answer-p read-integer-answer))
+(defun integer-answer-p (address count)
+  "True when the program's answer, the COUNT words at ADDRESS, is an integer of one word: nothing else runs while it is read."
   (declare (type (unsigned-byte 62) address count))
-  (if (and (eql count 2) (eql (word-at address) (token (tag-number :integer))))
-      (signed-sap-ref-64 (int-sap address) 8)
-      (values (read-answer-token address (+ address (* 8 count))))))
+  (and (eql count 2) (eql (word-at address) (token (tag-number :integer)))))
+
+(defun read-integer-answer (address)
+  "Return the integer of the program's answer at ADDRESS."
+  (declare (type (unsigned-byte 62) address))
+  (signed-sap-ref-64 (int-sap address) 8))

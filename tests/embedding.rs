@@ -359,6 +359,26 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     lisp.eval::<()>("(setf *kept* nil)").expect("it is let go of");
 }
 
+#[test]
+fn lists_of_a_rust_function_that_fill_the_heap_are_a_storage_condition() {
+    let name = "lists_of_a_rust_function_that_fill_the_heap_are_a_storage_condition";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().heap(1 << 30).threads(2).boot().expect("SBCL boots");
+    lisp.define("host:list", "Return a list.", || vec![1_i64; 1000]).expect("it is defined");
+    lisp.define("host:long", "Return a long list.", || vec![1_i64; 30_000_000]).expect("it is defined");
+    for code in ["(let ((all '())) (loop (push (host:list) all)))", "(length (host:long))"] {
+        let error = lisp.eval::<()>(code).expect_err(code);
+        assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{code}: {error}");
+        let outcome = lisp.session().evaluate(Evaluation::new(code));
+        let error = outcome.result.as_ref().expect_err(code);
+        assert_eq!(error.kind, "HEAP-EXHAUSTED", "{code}");
+        assert_eq!(lisp.eval::<i64>("(length (host:list))").expect("it goes on"), 1000);
+    }
+}
+
 /// What is logged.
 #[cfg(feature = "mcp")]
 #[derive(Clone, Default)]

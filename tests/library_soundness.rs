@@ -233,6 +233,44 @@ fn a_handler_may_call_rust_while_an_answer_is_read() {
     assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
 }
 
+#[test]
+fn an_interrupt_may_call_rust_while_an_answer_is_read() {
+    let lisp = lisp();
+    lisp.define("soundness:count", "Return a list of the integers from FROM.", |from: i64| {
+        (from..from + 3000).collect::<Vec<i64>>()
+    })
+    .expect("it is defined");
+    let (wrong, interrupts): (i64, i64) = lisp
+        .eval(
+            r#"(let* ((self sb-thread:*current-thread*)
+                      (over nil) (wrong 0) (interrupts 0)
+                      (taken (sb-thread:make-semaphore)))
+                 (flet ((check (from)
+                          (unless (loop for number in (soundness:count from)
+                                        for expected from from
+                                        always (= number expected)
+                                        finally (return (= expected (+ from 2999))))
+                            (incf wrong))))
+                   (let ((other (sb-thread:make-thread
+                                 (lambda ()
+                                   (loop until over
+                                         do (sb-thread:interrupt-thread
+                                             self (lambda ()
+                                                    (check 7000)
+                                                    (incf interrupts)
+                                                    (sb-thread:signal-semaphore taken)))
+                                            (sb-thread:wait-on-semaphore taken :timeout 10))))))
+                     (loop repeat 1000 do (check 0))
+                     (setf over t)
+                     (sb-thread:join-thread other)
+                     (values wrong interrupts))))"#,
+        )
+        .expect("it is counted");
+    assert_eq!(wrong, 0, "of 1000 and {interrupts} answers");
+    assert!(interrupts > 10, "{interrupts} interrupts");
+    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+}
+
 #[cfg(feature = "guarded-messages")]
 #[test]
 fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
