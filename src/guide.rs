@@ -322,6 +322,7 @@ pub mod what_ends_the_process {
     //! | recursion without end in Lisp | a `storage-condition` |
     //! | the same by way of Rust functions | a `storage-condition`: the stack is looked at where Lisp and Rust call each other, and 256 KiB must be left |
     //! | a type whose `FromLisp` or `Deserialize` is recursive reads an object that holds itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a type whose `IntoLisp` or `Serialize` is recursive has no end | the same |
     //! | a Rust function that Lisp calls uses more stack than that | the process ends, as at any other overflow in Rust |
     //! | a call keeps more than 40 % of the heap, or a sixth of it more than there was | a `storage-condition`, `heap-nearly-exhausted`; it is looked at after each collection |
     //! | a single object that does not fit | a `storage-condition` |

@@ -132,6 +132,48 @@ fn a_panic_while_an_answer_is_written_is_an_error_in_lisp() {
     assert_eq!(lisp.eval::<String>(code).expect("a message"), "half written");
 }
 
+/// Is written as what it holds: itself, in the container or variant of this number.
+struct Endless(usize);
+
+impl IntoLisp for Endless {
+    fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        match self.0 {
+            0 => writer.list(|writer| self.write(writer)),
+            1 => writer.vector(|writer| self.write(writer)),
+            _ => writer.table(|writer| self.write(writer)),
+        }
+    }
+}
+
+impl serde::Serialize for Endless {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            0 => serializer.collect_seq([self]),
+            1 => serializer.collect_map([(self, self)]),
+            2 => serializer.serialize_some(self),
+            3 => serializer.serialize_newtype_struct("Endless", self),
+            _ => serializer.serialize_newtype_variant("Endless", 0, "More", self),
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_written_within_itself_for_ever_is_a_conversion_error() {
+    let lisp = lisp();
+    let check = |error: Error| assert!(error.to_string().contains("nested too deeply"), "{error}");
+    for kind in 0..3 {
+        check(lisp.value(Endless(kind)).expect_err("no end"));
+        check(lisp.enter(|cx| cx.call::<()>("list", (Endless(kind),))).expect_err("no end"));
+    }
+    for kind in 0..5 {
+        check(lisp.value(Serde(Endless(kind))).expect_err("no end"));
+    }
+    lisp.define("soundness:endless", "Return what has no end.", || Endless(0)).expect("it is defined");
+    let error = lisp.eval::<()>("(soundness:endless)").expect_err("no end");
+    assert!(error.condition().is_some_and(|condition| condition.is("rust:host-error")), "{error}");
+    check(error);
+}
+
 // ---- Conversions that fail
 
 #[derive(serde::Serialize)]

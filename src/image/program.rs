@@ -193,6 +193,18 @@ unsafe fn copy(address: *const u64, count: u64) -> Words {
     words
 }
 
+/// True when this thread's stack has room for one more level of a recursion in Rust.
+pub(crate) fn has_room() -> bool {
+    room_above(stack_end()) >= ROOM
+}
+
+/// Bytes of stack from here down to `end`.
+#[inline]
+fn room_above(end: usize) -> usize {
+    let here = 0_u8;
+    (&raw const here).addr().saturating_sub(end)
+}
+
 impl Inside {
     /// The proof for this thread, when there is one.
     #[inline]
@@ -226,22 +238,15 @@ impl Inside {
         (status, unsafe { copy(answer.words, answer.count) })
     }
 
-    /// True when this thread's stack has room for one more level of a recursion in Rust.
+    /// As [`has_room`] says, unless this proof is [regardless](Self::regardless_of_room) of that.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.room() >= ROOM
+        room_above(self.stack_end) >= ROOM
     }
 
     /// True when a call of Lisp is not refused for want of stack.
     pub(crate) fn has_room_for_lisp(&self) -> bool {
-        self.room() >= 2 * ROOM
-    }
-
-    /// Bytes of stack that are left.
-    #[inline]
-    fn room(&self) -> usize {
-        let here = 0_u8;
-        (&raw const here).addr().saturating_sub(self.stack_end)
+        room_above(self.stack_end) >= 2 * ROOM
     }
 
     /// Returns a copy whose [`has_room`](Self::has_room) is always true: for reading the error that says there is none.

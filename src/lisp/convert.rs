@@ -9,6 +9,7 @@ use super::error::Error;
 use super::rounding;
 use super::value::Value;
 use crate::image::message::{self, Characters, KeyWithoutValue, Token};
+use crate::image::program;
 use crate::image::words::Words;
 
 /// A Lisp object that is not what Rust asked for, or a Rust value that no Lisp object can be made of.
@@ -313,25 +314,33 @@ fn shortened(text: &str) -> String {
 pub struct Writer<'m>(pub(super) &'m mut message::Writer);
 
 impl Writer<'_> {
+    /// Returns an error unless the stack has room for writing one more level.
+    #[inline]
+    pub(super) fn check_room(&self) -> Result<(), ConversionError> {
+        if program::has_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
+    }
+
     /// Writes a list of what `write` writes.
     ///
     /// # Errors
-    /// What `write` returns.
+    /// What `write` returns; when the stack has no room for one more level.
     pub fn list(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
+        self.check_room()?;
         self.0.list(|inner| write(&mut Writer(inner)))
     }
 
     /// Writes a hash table (`equal`) of the keys and values that `write` writes in turn.
     ///
     /// # Errors
-    /// What `write` returns; when it writes a key without a value.
+    /// What `write` returns; when it writes a key without a value, or the stack has no room for one more level.
     pub fn table(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
+        self.check_room()?;
         self.0.table(|inner| write(&mut Writer(inner)))
     }
 
@@ -339,17 +348,19 @@ impl Writer<'_> {
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
+        self.check_room()?;
         self.0.values(|inner| write(&mut Writer(inner)))
     }
 
     /// Writes a simple vector of what `write` writes.
     ///
     /// # Errors
-    /// What `write` returns.
+    /// What `write` returns; when the stack has no room for one more level.
     pub fn vector(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
+        self.check_room()?;
         self.0.vector(|inner| write(&mut Writer(inner)))
     }
 }

@@ -396,7 +396,7 @@ struct Parts<'w, 'm> {
 impl Parts<'_, '_> {
     fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), Failure> {
         let mut writer = Writer(&mut self.written);
-        value.serialize(Serializer(&mut writer)).map_err(|Failure(error)| Failure(error.within(place)))
+        Serializer(&mut writer).deeper(value).map_err(|Failure(error)| Failure(error.within(place)))
     }
 
     fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
@@ -422,6 +422,12 @@ impl Parts<'_, '_> {
 impl<'w, 'm> Serializer<'w, 'm> {
     fn parts(self) -> Parts<'w, 'm> {
         Parts { writer: self.0, written: message::Writer::new(), table: false }
+    }
+
+    /// Serializes `value`, which is within another one.
+    fn deeper(self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
+        self.0.check_room().map_err(Failure)?;
+        value.serialize(self)
     }
 }
 
@@ -460,7 +466,7 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Failure> {
-        value.serialize(self)
+        self.deeper(value)
     }
 
     fn serialize_unit(self) -> Result<(), Failure> {
@@ -477,7 +483,7 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     }
 
     fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), Failure> {
-        value.serialize(self)
+        self.deeper(value)
     }
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
