@@ -330,6 +330,8 @@ pub mod what_ends_the_process {
     //! | SBCL finds itself damaged (by `(safety 0)`, or foreign code) | the process ends, with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of an `enter` | goes on in the caller |
+    //! | a panic in the destructor of what such a function was given, returns or fails with, of a function or handler that is replaced or dropped, or of a restart's argument | ends there |
+    //! | one in the destructor of what a closure holds that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as anywhere |
     //! | a wrong address in Lisp | `sb-sys:memory-fault-error` |
     //! | one in Rust, on whatever thread | the program's own handler of SIGSEGV, if it has one; else its end |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of goes on." |

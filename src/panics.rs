@@ -1,6 +1,7 @@
 //! Panics of code that is the program's. What it panics with is any object, whose destructor may panic in turn.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Returns the result of `work`, or `None` when it panics.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
@@ -25,9 +26,51 @@ pub(crate) fn discard<T>(object: T) {
     }
 }
 
+/// Calls all of them, whichever panics, and then lets the first panic go on.
+pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Send>>) {
+    let mut panics = functions.into_iter().filter_map(|function| catch_unwind(AssertUnwindSafe(function)).err());
+    let first = panics.next();
+    panics.for_each(discard);
+    if let Some(panic) = first {
+        resume_unwind(panic);
+    }
+}
+
+/// A value of the program's that is not dropped by its code alone. What its destructor panics with ends there, even while
+/// another panic unwinds, which would end the process.
+pub(crate) struct Contained<T>(Option<T>);
+
+impl<T> Contained<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    /// Returns the value: whoever has it drops it.
+    pub(crate) fn into_inner(mut self) -> T {
+        self.0.take().expect("it is there until this is dropped")
+    }
+}
+
+impl<T> Deref for Contained<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is there until this is dropped")
+    }
+}
+
+impl<T> Drop for Contained<T> {
+    fn drop(&mut self) {
+        if std::mem::needs_drop::<T>() {
+            discard(self.0.take());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::panic_any;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
@@ -40,6 +83,32 @@ mod tests {
                 panic_any(Bomb(self.0 - 1));
             }
         }
+    }
+
+    #[test]
+    fn functions_that_are_called_together_are_all_called_whichever_panics() {
+        static CALLED: AtomicU32 = AtomicU32::new(0);
+        let functions = (0..3).map(|number| -> Box<dyn FnOnce() + Send> {
+            Box::new(move || {
+                CALLED.fetch_add(1, Ordering::Relaxed);
+                panic!("{number}")
+            })
+        });
+        let text = caught_as(|| call_all(functions), |text| text.map(str::to_owned));
+        assert_eq!((text, CALLED.load(Ordering::Relaxed)), (Err(Some("0".to_owned())), 3));
+        assert_eq!(caught(|| call_all([])), Some(()));
+    }
+
+    #[test]
+    fn a_contained_value_whose_destructor_panics_may_be_dropped_while_a_panic_unwinds() {
+        let panicked = caught(|| {
+            let contained = Contained::new(Bomb(3));
+            assert_eq!(contained.0.as_ref().map(|bomb| bomb.0), Some(3));
+            panic_any("on purpose")
+        });
+        assert!(panicked.is_none());
+        assert_eq!(*Contained::new(7), 7);
+        assert_eq!(Contained::new(7).into_inner(), 7);
     }
 
     #[test]

@@ -121,6 +121,16 @@ fn panic_in_a_reply_callback_does_not_reach_lisp() {
 }
 
 #[test]
+fn panic_in_a_reply_does_not_keep_others_from_hearing_that_the_evaluation_is_over() {
+    let session = SESSION.connect();
+    session.submit(Evaluation::new("(sleep 0.5)"), |_| panic!("on purpose: before others are told"));
+    let id = session.evaluation(None).expect("it was submitted").id;
+    let (send, over) = mpsc::channel();
+    session.when_ended(id, move || send.send(()).expect("somebody waits")).expect("it is known");
+    assert_eq!(over.recv_timeout(Duration::from_secs(20)), Ok(()));
+}
+
+#[test]
 fn panic_in_withdrawn_refused_or_inspection_reply_ends_no_thread() {
     let (started, running) = mpsc::channel();
     // Of one that is withdrawn, and of one that nothing is held for: both run where the next job is looked for.

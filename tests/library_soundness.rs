@@ -13,7 +13,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use sbcl::{
-    Condition, ConversionError, Error, Function, IntoLisp, Lisp, Restart, Serde, Symbol, Value, Values, Writer, keyword,
+    Condition, ConversionError, Error, FromLisp, Function, IntoLisp, Lisp, Reader, Restart, Serde, Shape, Symbol,
+    Value, Values, Writer, keyword,
 };
 
 fn lisp() -> Lisp {
@@ -221,6 +222,111 @@ fn a_restart_whose_argument_cannot_be_converted_is_an_error() {
     let text = error.to_string();
     assert!(text.contains("the argument of the restart use-value") && text.contains("the field source"), "{text}");
     assert_eq!(careful.eval::<i64>("(+ 1 2)").expect("a value"), 3);
+}
+
+// ---- Destructors that panic while a panic unwinds
+
+fn panic_with(text: &'static str) -> ! {
+    std::panic::resume_unwind(Box::new(text))
+}
+
+/// Panics when it is dropped; and when it is written or displayed, or read with others.
+#[derive(Debug)]
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic_with("dropped")
+    }
+}
+
+impl IntoLisp for Bomb {
+    fn write(&self, _: &mut Writer<'_>) -> Result<(), ConversionError> {
+        panic_with("written")
+    }
+}
+
+impl std::fmt::Display for Bomb {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic_with("displayed")
+    }
+}
+
+impl std::error::Error for Bomb {}
+
+impl FromLisp for Bomb {
+    const SHAPE: Shape = Shape::ATOM;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        if reader.read::<bool>()? { Ok(Self) } else { panic_with("read") }
+    }
+}
+
+/// The message of the panic that a call of a Rust function fails with.
+fn panic_message(code: &str) -> String {
+    let code = format!("(handler-case {code} (rust:host-panic (c) (rust:host-error-message c)))");
+    lisp().eval::<String>(&code).expect("a message")
+}
+
+#[test]
+fn an_error_or_result_whose_conversion_and_destructor_panic_is_a_host_panic() {
+    let lisp = lisp();
+    lisp.define("soundness:bad-error", "Fail.", || Err::<i64, _>(Bomb)).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-error)"), "displayed");
+    lisp.define("soundness:bad-result", "Return.", || Bomb).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-result)"), "written");
+    lisp.define("soundness:bad-success", "Return.", || Ok::<_, Error>(Bomb)).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-success)"), "written");
+    lisp.define("soundness:bad-values", "Return.", || Values((1, Bomb))).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-values)"), "written");
+}
+
+#[test]
+fn an_argument_whose_destructor_panics_while_the_next_one_is_read_is_a_host_panic() {
+    lisp().define("soundness:bad-arguments", "Read.", |_: Bomb, _: Bomb| 1).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-arguments t nil)"), "read");
+}
+
+#[test]
+fn a_function_that_redefines_itself_and_panics_with_its_captures_is_a_host_panic() {
+    let lisp = lisp();
+    let (bomb, inner) = (Bomb, lisp.clone());
+    let panics = move || -> i64 {
+        let _ = &bomb;
+        inner.define("soundness:redefined", "Return 2.", || 2).expect("it is defined");
+        panic_with("called")
+    };
+    lisp.define("soundness:redefined", "Panic.", panics).expect("it is defined");
+    assert_eq!(panic_message("(soundness:redefined)"), "called");
+    assert_eq!(lisp.eval::<i64>("(soundness:redefined)").expect("a value"), 2);
+    // One that is dropped while a panic unwinds, too.
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        lisp.enter(|cx| -> Result<(), Error> {
+            let bomb = Bomb;
+            let _local = cx.local_function(move || {
+                let _ = &bomb;
+            })?;
+            panic_with("in the closure")
+        })
+    }));
+    assert!(panicked.is_err());
+}
+
+#[test]
+fn a_restart_argument_and_a_handler_whose_destructors_panic_end_no_process() {
+    let bomb = Bomb;
+    let careful = lisp().with_handler(move |_| {
+        let _ = &bomb;
+        Some(Restart::invoke("use-value", Bomb))
+    });
+    let error = careful.eval::<Value>("(restart-case (error \"no\") (use-value (v) v))").expect_err("no choice");
+    assert!(error.condition().is_some_and(|condition| condition.message() == "no"), "{error}");
+    let panicked = catch_unwind(AssertUnwindSafe(move || {
+        let _careful = careful;
+        panic_with("on purpose")
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(lisp().eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 
 // ---- Answers that are read while the program is called

@@ -15,6 +15,7 @@ use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::function::Function;
 use super::pool::{self, Failure};
+use crate::panics::Contained;
 
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
 const FIRST: u64 = 16;
@@ -91,13 +92,13 @@ pub trait HostResult {
 
 impl<T: IntoLisp> HostResult for T {
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
-        Ok(self.write(writer)?)
+        Ok(Contained::new(self).write(writer)?)
     }
 }
 
 impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
-        Ok(self.map_err(Into::into)?.write(writer)?)
+        self.map_err(Into::into)?.write_result(writer)
     }
 }
 
@@ -114,7 +115,8 @@ pub struct Values<T>(pub T);
 
 impl<T: super::convert::Arguments> HostResult for Values<T> {
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError> {
-        Ok(writer.values(|writer| self.0.write_arguments(writer))?)
+        let values = Contained::new(self.0);
+        Ok(writer.values(|writer| values.write_arguments(writer))?)
     }
 }
 
@@ -140,8 +142,9 @@ macro_rules! functions {
                 $(
                     number += 1;
                     let $name = reader.read::<$name>().map_err(|error| error.of_argument(number))?;
+                    let $name = Contained::new($name);
                 )*
-                self($($name),*).write_result(writer)
+                self($($name.into_inner()),*).write_result(writer)
             }
         }
     )*};
@@ -174,6 +177,8 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         }
         None => lambda_list_of(&parameters),
     };
+    // The last one to have it may be a call that panics.
+    let function = Contained::new(function);
     let defined = Arc::new(Defined {
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
@@ -304,6 +309,7 @@ impl LocalFunction<'_> {
         let parameters = F::parameters();
         let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
         let function_object = cx.ask_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
+        let function = Contained::new(function);
         LOCAL.with_borrow_mut(|local| {
             local.insert(number, Rc::new(move |reader, writer| function.invoke(reader, writer)));
         });

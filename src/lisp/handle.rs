@@ -20,6 +20,7 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
+use crate::panics::Contained;
 use crate::session::Session;
 
 /// Common Lisp in this process. Clones are handles on the same image; they may be used from any thread.
@@ -512,7 +513,8 @@ impl Lisp {
     /// ```
     #[must_use]
     pub fn with_handler(&self, handler: impl Fn(&Condition) -> Option<Restart> + Send + Sync + 'static) -> Self {
-        self.derive(|options| options.handler = Some(Arc::new(handler)))
+        let handler = Contained::new(handler);
+        self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
     /// A handle whose calls have these dynamic variables bound: pairs of a symbol's name, with its package, and a value.

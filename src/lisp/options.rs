@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
 use super::error::Condition;
 use super::value::Value;
+use crate::panics::Contained;
 
 /// Asked about a condition where it is signalled.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
@@ -75,7 +76,7 @@ pub struct Restart {
 }
 
 /// An argument of any type, until it is written.
-struct Argument(Box<dyn IntoLisp + Send>);
+struct Argument(Contained<Box<dyn IntoLisp + Send>>);
 
 impl fmt::Debug for Argument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,7 +89,7 @@ impl Restart {
     /// the call fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
-        Self { name: name.to_owned(), arguments: vec![Argument(Box::new(argument))] }
+        Self { name: name.to_owned(), arguments: vec![Argument(Contained::new(Box::new(argument)))] }
     }
 
     /// The same, without arguments.

@@ -18,11 +18,12 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
+use crate::helper_threads;
 use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
 use crate::image::{Event, message};
 use crate::interruption::{self, Interruption};
+use crate::panics::{self, Contained};
 use crate::session::reentry::serves_stream;
-use crate::{helper_threads, panics};
 
 /// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
 /// makes one call after another comes back.
@@ -880,7 +881,7 @@ impl Failure {
                 Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
                 other => Self::Error(Value::nil(), name, other.to_string()),
             },
-            Err(other) => Self::Error(Value::nil(), name, other.to_string()),
+            Err(other) => Self::Error(Value::nil(), name, Contained::new(other).to_string()),
         }
     }
 

@@ -146,10 +146,8 @@ impl Inner {
                     self.tell_others(&connection, "reset the session: all definitions are gone.");
                     connection.state().reset();
                 }
-                Box::new(move || {
-                    ended.into_iter().for_each(|answer| answer());
-                    reply(result);
-                })
+                ended.push(answer(reply, result));
+                Box::new(move || panics::call_all(ended))
             }
         }
     }
@@ -334,8 +332,7 @@ impl Earlier {
 pub(super) fn keep(board: &mut Board, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
     let Ended { outcome, waiters, forgotten } = board.evaluations.end(outcome);
     Box::new(move || {
-        reply(outcome);
-        waiters.into_iter().for_each(|answer| answer());
+        panics::call_all(std::iter::once(answer(reply, outcome)).chain(waiters));
         drop(forgotten);
     })
 }

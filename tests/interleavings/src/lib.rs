@@ -18,6 +18,7 @@ pub use locks::{Condvar, Mutex, MutexGuard};
 #[path = "../../../src/id_scanner.rs"]
 mod id_scanner;
 
+#[allow(dead_code, reason = "see above")]
 #[path = "../../../src/panics.rs"]
 mod panics;
 
