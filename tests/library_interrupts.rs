@@ -443,6 +443,20 @@ fn session_within_a_reply() {
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
+fn session_while_an_evaluation_leaves_the_foreground() {
+    let lisp = boot();
+    let (inner, (reply, told)) = (lisp.clone(), mpsc::channel());
+    let (started, starts) = mpsc::channel();
+    lisp.define("host:started", "Tell.", move || started.send(()).unwrap()).unwrap();
+    let code = "(progn (host:started) (sleep 1) 7)";
+    let evaluation = Evaluation { background: Background::Later, ..Evaluation::new(code) };
+    let id = lisp.session().submit(evaluation, |_| ());
+    starts.recv_timeout(SOON).unwrap();
+    lisp.session().leave_foreground(id, move |_| reply.send(session_kind(&inner)).unwrap());
+    assert_eq!(told.recv_timeout(SOON).unwrap(), "DEADLOCK");
+    assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
+}
+
 /// A sink that has the session evaluate, which waits for what prints.
 struct Evaluating(mpsc::Sender<String>);
 
@@ -481,6 +495,7 @@ fn an_evaluation_that_would_wait_for_itself_is_an_error() {
             ("session_within_a_handler", session_within_a_handler),
             ("session_within_a_reply", session_within_a_reply),
             ("session_within_a_stream", session_within_a_stream),
+            ("session_while_an_evaluation_leaves_the_foreground", session_while_an_evaluation_leaves_the_foreground),
         ],
     );
 }

@@ -27,8 +27,8 @@ thread_local! {
     static PULLED: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
 }
 
-/// Returns the lane that this thread pulls jobs for, and the number of the job that it works on; 0 before its first one.
-/// `None` on other threads.
+/// Returns the lane that this thread pulls jobs for, or is about to, and the number of the job that it works on; 0 before
+/// its first one. `None` on other threads.
 pub(crate) fn current_job() -> Option<(Lane, u64)> {
     PULLED.get()
 }
@@ -134,6 +134,10 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
+    if let Event::Relief = event {
+        // The evaluations wait for this thread from now on.
+        PULLED.set(Some((Lane::Evaluation, 0)));
+    }
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
     panics::caught(|| host.event(job, signalled, event)).map_or_else(
         || {
