@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io::{self, Read, Write};
 use std::panic::panic_any;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ const LONG: Duration = Duration::from_secs(12);
 const LIMIT: Duration = Duration::from_millis(500);
 /// How long a call may take that is to end at once.
 const SOON: Duration = Duration::from_secs(20);
+/// How many evaluations may be in the background.
+const MOST_IN_BACKGROUND: usize = 16;
 
 fn builder() -> Builder {
     Lisp::builder().heap(1 << 30).control_stack(16 << 20)
@@ -457,6 +459,89 @@ fn session_while_an_evaluation_leaves_the_foreground() {
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
+/// Begins as many evaluations of `code` in the background as may be there, under a time limit, and returns how each ends.
+fn fill_background(lisp: &Lisp, code: &str, limit: Duration) -> mpsc::Receiver<String> {
+    let (reply, told) = mpsc::channel();
+    for _ in 0..MOST_IN_BACKGROUND {
+        let timeout = TimeLimit::Of(limit);
+        let evaluation = Evaluation { background: Background::AtOnce, timeout, ..Evaluation::new(code) };
+        let reply = reply.clone();
+        lisp.session().submit(evaluation, move |outcome| {
+            let end = outcome.result.as_ref().map_or_else(|error| error.kind.clone(), |values| values[0].text.clone());
+            let _ = reply.send(end);
+        });
+    }
+    told
+}
+
+/// How many of those whose code returns an outcome's kind had none, and that they all ended by themselves.
+fn count_evaluated(told: &mpsc::Receiver<String>) -> usize {
+    let ends: Vec<_> = (0..MOST_IN_BACKGROUND).map(|_| told.recv_timeout(SOON).expect("it ends")).collect();
+    assert!(ends.iter().all(|end| ["\"none\"", "\"DEADLOCK\""].contains(&end.as_str())), "{ends:?}");
+    ends.iter().filter(|end| *end == "\"none\"").count()
+}
+
+fn kind_of(outcome: &sbcl::Outcome) -> String {
+    outcome.result.as_ref().map_or_else(|error| error.kind.clone(), |_| "none".to_owned())
+}
+
+fn session_within_all_that_may_be_in_the_background() {
+    let lisp = boot();
+    let (inner, all) = (lisp.clone(), Barrier::new(MOST_IN_BACKGROUND));
+    lisp.define("host:more", "Evaluate in the background.", move || {
+        all.wait();
+        let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("(+ 1 2)") };
+        kind_of(&inner.session().evaluate(evaluation))
+    })
+    .unwrap();
+    // Only the last one of them would wait for ever.
+    let told = fill_background(&lisp, "(host:more)", 3 * SOON);
+    assert_eq!(count_evaluated(&told), MOST_IN_BACKGROUND - 1);
+    assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
+}
+
+fn session_behind_one_that_waits_for_the_background() {
+    let lisp = boot();
+    let (inner, all) = (lisp.clone(), Arc::new(Barrier::new(MOST_IN_BACKGROUND + 1)));
+    let queued = all.clone();
+    lisp.define("host:kind", "Evaluate.", move || {
+        // All are there; then another one waits for a place.
+        queued.wait();
+        queued.wait();
+        session_kind(&inner)
+    })
+    .unwrap();
+    let told = fill_background(&lisp, "(host:kind)", 3 * SOON);
+    all.wait();
+    let (reply, last) = mpsc::channel();
+    let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("7") };
+    lisp.session().submit(evaluation, move |outcome| reply.send(kind_of(&outcome)).unwrap());
+    all.wait();
+    assert_eq!(count_evaluated(&told), MOST_IN_BACKGROUND - 1);
+    assert_eq!(last.recv_timeout(SOON).unwrap(), "none");
+    assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
+}
+
+/// Evaluations in the background that wait for the foreground, which does not end, end by their time limits.
+fn time_limit_while_the_session_waits() {
+    let lisp = boot();
+    let (inner, all) = (lisp.clone(), Arc::new(Barrier::new(MOST_IN_BACKGROUND + 1)));
+    let begun = all.clone();
+    lisp.define("host:kind", "Evaluate.", move || {
+        begun.wait();
+        session_kind(&inner)
+    })
+    .unwrap();
+    let told = fill_background(&lisp, "(host:kind)", Duration::from_secs(1));
+    let busy = lisp.session().submit(Evaluation::new("(loop)"), |_| ());
+    all.wait();
+    for _ in 0..MOST_IN_BACKGROUND {
+        assert_eq!(told.recv_timeout(SOON).expect("it ends"), "TIMEOUT");
+    }
+    lisp.session().cancel(busy);
+    assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
+}
+
 /// A sink that has the session evaluate, which waits for what prints.
 struct Evaluating(mpsc::Sender<String>);
 
@@ -496,6 +581,18 @@ fn an_evaluation_that_would_wait_for_itself_is_an_error() {
             ("session_within_a_reply", session_within_a_reply),
             ("session_within_a_stream", session_within_a_stream),
             ("session_while_an_evaluation_leaves_the_foreground", session_while_an_evaluation_leaves_the_foreground),
+        ],
+    );
+}
+
+#[test]
+fn evaluations_in_the_background_never_wait_for_one_another_for_ever() {
+    run_probes(
+        "evaluations_in_the_background_never_wait_for_one_another_for_ever",
+        &[
+            ("session_within_all_that_may_be_in_the_background", session_within_all_that_may_be_in_the_background),
+            ("session_behind_one_that_waits_for_the_background", session_behind_one_that_waits_for_the_background),
+            ("time_limit_while_the_session_waits", time_limit_while_the_session_waits),
         ],
     );
 }

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::{HandledErrors, PendingReply, Submission};
-use super::reentry::DEADLOCK;
+use super::reentry::{BY_BACKGROUND, DEADLOCK, INTERRUPTION_WATCH};
 use super::scheduler::{Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
@@ -137,7 +137,9 @@ impl Session {
     /// Where it would wait for itself, nothing is evaluated, and the outcome is an error of kind `DEADLOCK` at once: in a Rust
     /// function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook of the
     /// [`Builder`](crate::Builder)'s. There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or [`submit`](Self::submit)
-    /// the code. Only the calling thread is looked at: an evaluation that waits for *another* thread, be it Rust's or Lisp's,
+    /// the code. An evaluation in the background may wait for others, unless as many are there as may be, and all of them
+    /// wait like that for a place in the background; what it waits for is cancelled when it is interrupted, by its time limit
+    /// for instance. Only the calling thread is looked at: an evaluation that waits for *another* thread, be it Rust's or Lisp's,
     /// that waits for this function is not recognised, and neither of them ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
@@ -151,12 +153,47 @@ impl Session {
         evaluation: Evaluation,
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
-        if let Some(reason) = self.deadlock() {
-            return Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
+        let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
+        let (sender, receiver) = oneshot::channel();
+        let reply: Reply<Arc<Outcome>> = Box::new(move |outcome| drop(sender.send(outcome)));
+        match self.waiting_job() {
+            Err(reason) => deadlock(reason),
+            Ok(None) => {
+                self.submit_as(source, evaluation, operation, None, reply);
+                receive(receiver)
+            }
+            Ok(Some(waiter)) => match self.submit_for(Some(waiter), source, evaluation, operation, None, reply) {
+                Some(id) => self.receive_in_background(waiter, id, &receiver),
+                None => deadlock(BY_BACKGROUND),
+            },
         }
-        wait(|reply| {
-            self.submit_as(source, evaluation, operation, None, reply);
-        })
+    }
+
+    /// Waits for the outcome of evaluation `id` on the thread of `waiter`, an evaluation in the background. An interruption of
+    /// that, which Lisp takes when this has returned, cancels what it waits for.
+    fn receive_in_background(
+        &self,
+        waiter: u64,
+        id: JobId,
+        receiver: &oneshot::Receiver<Arc<Outcome>>,
+    ) -> Arc<Outcome> {
+        let outcome = loop {
+            match receiver.recv_timeout(INTERRUPTION_WATCH) {
+                Ok(outcome) => break outcome,
+                Err(oneshot::RecvTimeoutError::Disconnected) => unreachable!("every job is answered"),
+                Err(oneshot::RecvTimeoutError::Timeout) => {}
+            }
+            let mut board = self.inner.board.lock();
+            if board.find(waiter).is_none_or(|waiter| waiter.interruption.is_under_way()) {
+                drop(board);
+                self.cancel(id);
+                break Arc::new(OutcomeBuilder::blank(0).finish(JobEnd::Withdrawn));
+            }
+        };
+        if let Some(waiter) = self.inner.board.lock().find(waiter) {
+            waiter.awaits = None;
+        }
+        outcome
     }
 
     /// Queues an evaluation behind those submitted before; `reply` gets its outcome.
@@ -177,6 +214,20 @@ impl Session {
         aftermath: Option<Aftermath>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
+        self.submit_for(None, source, evaluation, operation, aftermath, reply).expect("nobody waits who must not")
+    }
+
+    /// The same for `waiter`, a job in the background whose thread is to wait for the evaluation. `None`, with nothing
+    /// submitted, if that would never begin.
+    fn submit_for(
+        &self,
+        waiter: Option<u64>,
+        source: Option<u64>,
+        evaluation: Evaluation,
+        operation: Option<&Operation>,
+        aftermath: Option<Aftermath>,
+        reply: Reply<Arc<Outcome>>,
+    ) -> Option<JobId> {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
         let code: Arc<str> = code.into();
         let limits = *self.inner.limits.lock();
@@ -192,6 +243,14 @@ impl Session {
         let id = JobId(job.id);
         // The order of the numbers is that of the queue.
         let mut board = self.inner.board.lock();
+        if let Some(waiter) = waiter {
+            if board.would_deadlock(waiter, background == Background::AtOnce) {
+                return None;
+            }
+            if let Some(waiter) = board.find(waiter) {
+                waiter.awaits = Some(id.0);
+            }
+        }
         let number = if source.is_some() { 0 } else { self.number_evaluation(&mut board, job.id, &code) };
         let handled = match operation {
             Some(operation) if operation.has_errors => HandledErrors::InRecords,
@@ -212,7 +271,7 @@ impl Session {
         }
         board.push(Lane::Evaluation, request);
         self.inner.leave_board(board);
-        id
+        Some(id)
     }
 
     /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` is called all the same, with an
@@ -403,6 +462,11 @@ impl Session {
 fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     let (sender, receiver) = oneshot::channel();
     submit(Box::new(move |value| drop(sender.send(value))));
+    receive(receiver)
+}
+
+/// Waits for what a reply is called with.
+fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
     match crate::busy_poll::look(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),

@@ -135,6 +135,8 @@ pub(super) struct Running {
     pub(super) questions: Vec<Question>,
     /// Present while Lisp is done and the errors are looked into: set to end that.
     pub(super) end_search: Option<Arc<AtomicBool>>,
+    /// The job that its thread waits for in `Session::evaluate`.
+    pub(super) awaits: Option<u64>,
 }
 
 /// A question about the error state, which a cancelled evaluation is yet to become part of.
@@ -175,6 +177,7 @@ impl Running {
             refused: None,
             questions: Vec::new(),
             end_search: None,
+            awaits: None,
         }
     }
 
@@ -595,6 +598,22 @@ impl Board {
     /// How many are there, or wait to be.
     pub(super) fn background_and_waiting(&self) -> usize {
         self.background() + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
+    }
+
+    /// True when the thread of `job`, in the background, must not wait for an evaluation that is submitted now: as many are
+    /// in the background as may be, and all of them would wait for one another to end.
+    pub(super) fn would_deadlock(&self, job: u64, in_background: bool) -> bool {
+        let waiting = &self.waiting[Lane::Evaluation as usize];
+        // Nothing begins from there on before one in the background ends.
+        let blocked = waiting.iter().position(|request| request.background);
+        let Some(blocked) = blocked.or(in_background.then_some(waiting.len())) else { return false };
+        let background = || self.running.iter().filter(|running| running.is_background());
+        let never_begins = |awaited| {
+            waiting.iter().skip(blocked).any(|request| request.job.id == awaited)
+                || background().any(|running| running.id == awaited)
+        };
+        background().count() >= MAX_BACKGROUND
+            && background().all(|running| running.id == job || running.awaits.is_some_and(never_begins))
     }
 
     /// The numbers of the evaluations in the background.
