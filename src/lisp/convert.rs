@@ -547,17 +547,20 @@ fn bignum_to_i128(words: &[u64]) -> Option<i128> {
     }
 }
 
+fn token_to_i128(token: &Token<'_>) -> Option<i128> {
+    match token {
+        Token::Integer(value) => Some(i128::from(*value)),
+        Token::Bignum(words) => bignum_to_i128(words),
+        _ => None,
+    }
+}
+
 impl FromLisp for i128 {
     const SHAPE: Shape = Shape::ATOM;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let token = reader.token();
-        let value = match &token {
-            Token::Integer(value) => Some(Self::from(*value)),
-            Token::Bignum(words) => bignum_to_i128(words),
-            _ => None,
-        };
-        value.ok_or_else(|| reader.unexpected("an integer of at most 128 bits", token))
+        token_to_i128(&token).ok_or_else(|| reader.unexpected("an integer of at most 128 bits", token))
     }
 }
 
@@ -1198,12 +1201,14 @@ impl FromLisp for Ratio {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         match reader.token() {
-            Token::Integer(value) => Ok(Self { numerator: value.into(), denominator: 1 }),
             Token::Ratio => {
                 let (numerator, denominator) = (reader.read(), reader.read());
                 Ok(Self { numerator: numerator?, denominator: denominator? })
             }
-            token => Err(reader.unexpected("a rational number", token)),
+            token => match token_to_i128(&token) {
+                Some(numerator) => Ok(Self { numerator, denominator: 1 }),
+                None => Err(reader.unexpected("a rational number of integers of at most 128 bits", token)),
+            },
         }
     }
 }

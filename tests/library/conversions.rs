@@ -17,6 +17,10 @@ fn lisp_values_are_converted_to_the_requested_rust_type() {
     assert_eq!(lisp.eval::<Symbol>("'car").unwrap(), Symbol::new("COMMON-LISP", "CAR"));
     assert_eq!(lisp.eval::<Symbol>(":rate").unwrap(), keyword("rate"));
     assert_eq!(lisp.eval::<Ratio>("(/ 6 -4)").unwrap(), Ratio { numerator: -3, denominator: 2 });
+    for (code, numerator) in [("(expt 2 62)", 1 << 62), ("(expt 2 63)", 1 << 63), ("(- (expt 2 127))", i128::MIN)] {
+        assert_eq!(lisp.eval::<Ratio>(code).unwrap(), Ratio { numerator, denominator: 1 });
+    }
+    assert!(lisp.eval::<Ratio>("(expt 2 127)").is_err());
     assert_eq!(lisp.eval::<Complex>("#c(1 2.5d0)").unwrap(), Complex { re: 1.0, im: 2.5 });
     assert_eq!(lisp.eval::<u128>("(1- (expt 2 128))").unwrap(), u128::MAX);
     assert_eq!(lisp.eval::<i128>("(- (expt 2 127))").unwrap(), i128::MIN);
