@@ -1,5 +1,5 @@
-;;;; The changes that a form makes: the names that it defines and removes, as SBCL makes the definitions; what it is; and the
-;;;; modules that its symbols belong to. The host records them with the form, to know later which forms make up for others.
+;;;; The changes that a form makes: the names that it defines and removes, as SBCL makes the definitions; its role; and the
+;;;; modules that its symbols belong to. The host records them with the form, to know later which forms replace others.
 
 (in-package "SBCL-HOST")
 
@@ -7,7 +7,7 @@
   "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defconstant +changes+ 50
-  "How many names are reported of a form. Of one that defines or removes more, none are.")
+  "How many names a form may define or remove for them to be reported. Of a form that changes more names, none are.")
 
 (defconstant +change-line+ 1000
   "The length at which a line is cut: symbols may have names of any length.")
@@ -38,7 +38,7 @@
   "Begin to record the changes of another form."
   (setf (evaluation-changes *evaluation*) '()))
 
-;;; What a form is
+;;; Roles of forms
 
 (defconstant +visited+ 10000
   "How many conses and atoms of a form are visited: it may be circular.")
@@ -58,8 +58,8 @@
     (null pending)))
 
 (defun runs-when-called-p (form text)
-  "True when nothing in FORM, a function's definition that was read from TEXT, runs before the function is called, but for
-macros that are defined elsewhere."
+  "True when all code in FORM, a function's definition that was read from TEXT, runs when the function is called. Macros that
+are defined elsewhere do not count."
   (let ((early nil))
     (and (map-symbols (lambda (symbol)
                         (when (member symbol '(eval-when load-time-value macrolet symbol-macrolet))
@@ -69,7 +69,8 @@ macros that are defined elsewhere."
          (not (search "#." (the text text))))))
 
 (defun form-role (form text)
-  "Return what FORM, which was read from TEXT, is, as the host knows it."
+  "Return the role of FORM, which was read from TEXT: \"in-package\"; \"defun\" or \"defmethod\" when all its code runs when the
+function is called; or \"other\"."
   (let ((role (case (and (consp form) (first form))
                 (in-package "in-package")
                 (defun "defun")
@@ -105,11 +106,11 @@ after these, with a slash and more.")
                  form)
     modules))
 
-(defun changes-text (form text)
-  "Return what the host is told of FORM, which was read from TEXT and has just been evaluated: lines that begin with = (its
-role), + (a name that it defined), - (one that it removed) and ? (a module)."
+(defun changes-text (form role)
+  "Return the lines that describe the changes that FORM has just made: = and ROLE (as FORM-ROLE returns it, or \"failed\" for a
+form that failed after it had defined something), + and a name that it defined, - and a name that it removed, ? and a module."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
-            (form-role form text)
+            role
             (and (<= (length changes) +changes+) (reverse changes))
             (form-modules form))))

@@ -320,7 +320,7 @@ number 3 and ERRORS for its standard error; return in a child that it has, which
   "How long it is waited until no thread is in the way of a copy of the session's image. It evaluates nothing meanwhile.")
 
 (defconstant +last-pause-seconds+ 5
-  "The same at the end of the server, which does not wait longer than LAST_SAVE of src/mcp/checkpointing.rs.")
+  "The same at the end of the server, which does not wait longer than LAST_SAVE of src/recovery/checkpoint/save.rs.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Have a child process save the image in the file PATH, which must not exist; it ends with status 0 once that is complete.

@@ -66,20 +66,23 @@ found by."
                    asdf:*central-registry*))
      ,@body))
 
-(defun push-defining-form (form code start end package)
-  "Push that what makes another image like this one is FORM, which stands from START to END in CODE and was read in PACKAGE."
+(defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
+  "Push FORM, which changed what another image must have: it stands from START to END in CODE and was read in PACKAGE. ROLE is
+as CHANGES-TEXT has it."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
-           (format nil "~D~%~A~%@~A" end (changes-text form (subseq code start end)) (package-name package)))))
+           (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
 
 (defvar *one-form* nil
   "True when only the first form of the submitted code is evaluated.")
 
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
-the end. Push whether it defined something, or changed how the next one is read or where files are: that is what makes
-another image like this one."
+the end. Push the form if it defined something, or changed how the next one is read or where files are: another image must
+have that. A form that failed is pushed, too, if it had defined something by then."
   (let ((definitions (evaluation-definitions *evaluation*))
+        (end 0)
+        (evaluated nil)
         (form stream))
     (with-settings (package readtable base float-format features directory registry)
       (unwind-protect
@@ -92,9 +95,11 @@ another image like this one."
                       (when *one-form*
                         (push-record "read" :end (file-position stream))))
                     (forget-changes)
-                    (let* ((end (file-position stream))
-                           (values (progn (setf - form) (evaluate-form form end))))
+                    (setf end (file-position stream)
+                          - form)
+                    (let ((values (evaluate-form form end)))
                       (check-failure)
+                      (setf evaluated t)
                       (shiftf /// // / values)
                       (shiftf *** ** * (first values))
                       (unless (and (eql definitions (evaluation-definitions *evaluation*))
@@ -108,7 +113,9 @@ another image like this one."
              (call-with-form-restarts #'evaluate))
         ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
         (unless (eq form stream)
-          (shiftf +++ ++ + form))))))
+          (shiftf +++ ++ + form)
+          (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
+            (push-defining-form form *code* start end package "failed")))))))
 
 (defun evaluate-forms (code)
   "Read and evaluate the forms in CODE one by one and return a list of the last one's values."

@@ -240,7 +240,7 @@ pub struct DefiningForm {
     pub package: String,
 }
 
-/// What a form changed in the image, as Lisp reported it while it made the definitions.
+/// The changes that a form made to the image, as Lisp reported them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
@@ -254,20 +254,22 @@ pub(crate) struct Changes {
     pub(crate) role: FormRole,
 }
 
-/// What a form is, as far as a file of source may leave it out.
+/// The role of a form in a session: whether it can be replayed, and whether a file of source may leave it out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FormRole {
-    /// Not known: version 0.1 recorded it.
+    /// Unknown, since version 0.1 recorded the form.
     #[default]
     Unknown,
-    /// It only chooses a package.
+    /// An `in-package`.
     PackageSelection,
     /// A `defun` in which nothing runs before the function is called.
     Function,
     /// A `defgeneric` or `defmethod` in which nothing runs before the function is called.
     GenericFunction,
-    /// Anything else.
+    /// A form that failed after it had defined something: it cannot be replayed.
+    Failed,
+    /// Any other form.
     Other,
 }
 
@@ -287,6 +289,7 @@ impl Changes {
                         "in-package" => FormRole::PackageSelection,
                         "defun" => FormRole::Function,
                         "defmethod" => FormRole::GenericFunction,
+                        "failed" => FormRole::Failed,
                         _ => FormRole::Other,
                     }
                 }

@@ -13,7 +13,7 @@ const USER: &str = "COMMON-LISP-USER";
 
 /// The forms in their order, each in its package; what cannot be a form is said in comments.
 pub(super) fn export(name: &str, state: &RecoveryState) -> String {
-    let definitions: Vec<&Definition> = state.to_replay().collect();
+    let definitions: Vec<&Definition> = state.definitions().collect();
     let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped);
     let mut text = String::new();
     _ = writeln!(text, ";;;; The session {}: what its forms defined, in their order.", commented(name));
@@ -32,8 +32,9 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     }
     let mut package = USER;
     for (index, definition) in definitions.iter().enumerate() {
-        if let Some(bytes) = definition.too_long {
-            _ = writeln!(text, "\n;;; Missing: a form of {bytes} bytes, too long to be kept. It begins:");
+        if let Some(obstacle) = definition.obstacle() {
+            let begins = if definition.too_long.is_some() { " It begins:" } else { "" };
+            _ = writeln!(text, "\n;;; Missing: {}.{begins}", commented(&obstacle));
             definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
             continue;
         }

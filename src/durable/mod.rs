@@ -1,6 +1,6 @@
 //! Sessions that last: images that outlive their server, each in a directory of its own.
 //!
-//! There are its checkpoints ([`crate::checkpoints`]), the [`log`] of what must be known besides, a file that whoever
+//! There are its checkpoints ([`store`]), the [`log`] of what must be known besides, a file that whoever
 //! serves or saves it has [locked](lock), and the numbers of its last [worker](crate::recovery::status_page). A
 //! process that is killed at any moment leaves what was there before or what is there now: a core counts once its
 //! manifest is there, and the log grows by lines or is replaced as a whole.
@@ -113,12 +113,11 @@ impl Durable {
     /// Its state when it was saved last, and the changes since. For whoever has locked it, or only looks.
     ///
     /// # Errors
-    /// A sentence: a newer program wrote its log.
+    /// A sentence: a newer program wrote its log, or it cannot be read.
     pub(crate) fn load(&self) -> Result<Loaded, String> {
         let loaded = log::load(&self.directory);
-        let mut loaded = loaded.map_err(|reason| {
-            format!("The session {:?} cannot be used here: {reason}. Use that one, or a newer one.", self.name)
-        })?;
+        let mut loaded =
+            loaded.map_err(|reason| format!("The session {:?} cannot be used here: {reason}.", self.name))?;
         // A save at the end contains all of the log, which says nothing of it.
         let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
         if let Some(last) = last {
@@ -150,7 +149,7 @@ impl Durable {
             name: self.name.clone(),
             bytes: metadata.iter().map(fs::Metadata::len).sum(),
             changed: metadata.iter().filter_map(|file| file.modified().ok()).max().and_then(|at| at.try_into().ok()),
-            forms: loaded.state.to_replay().count(),
+            forms: loaded.state.definitions().count(),
             evaluations: loaded.state.evaluations,
             checkpoint,
             holder: lock::holder(&self.directory),
@@ -206,7 +205,7 @@ fn is_ours(path: &Path) -> bool {
         let name = path.file_name();
         name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
     };
-    store::is_ours(path) || [log::LOG, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
+    store::is_ours(path) || [log::LOG, log::DAMAGED, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
 }
 
 /// A session as `sbcl-mcp sessions` lists it.

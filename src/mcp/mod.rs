@@ -30,6 +30,7 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::StatusPage;
 use crate::rpc::driver::Driver;
+use crate::rpc::framing::MAX_LINE;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
@@ -68,7 +69,9 @@ impl Connection {
 
     /// The recovery state, which the supervisor sends first.
     fn recovery_state(&self) -> io::Result<RecoveryState> {
-        self.driver.first_line(HANDOVER, |line| Some(serde_json::from_slice(line)))?.map_err(io::Error::from)
+        self.driver
+            .first_line(usize::MAX, HANDOVER, |line| Some(serde_json::from_slice(line)))?
+            .map_err(io::Error::from)
     }
 
     /// Tells the supervisor that this worker ends.
@@ -205,7 +208,7 @@ pub(crate) fn serve_plain(
 /// Tells the client, when it asks for the first time, why there is no server.
 pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
     let connection = Connection::open(stdio, output::Reader::Client)?;
-    if let Ok(id) = connection.driver.first_line(BAD_NEWS, first_request) {
+    if let Ok(id) = connection.driver.first_line(MAX_LINE, BAD_NEWS, first_request) {
         let error = ErrorData::internal_error(reason.to_owned(), None);
         connection.inflight.refuse(Some(id.into_json_value()), error, 1, None);
     }

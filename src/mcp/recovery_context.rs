@@ -15,11 +15,11 @@ use crate::recovery::checkpoint::save::SaveReports;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::definitions::Unrestored;
 use crate::recovery::event::WorkerEvent;
-use crate::recovery::messages::{Messages, Returned, failures, messages, replaced, unrestored_line};
+use crate::recovery::messages::{Messages, messages, replaced, unrestored_line};
 use crate::recovery::reporter::{EventReporter, Reporter};
 use crate::recovery::restore::{Restoration, Restoring};
-use crate::recovery::state::RecoveryState;
-use crate::recovery::status_page::StatusPage;
+use crate::recovery::state::{Client, RecoveryState, Returned};
+use crate::recovery::status_page::{Status, StatusPage};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;
 use crate::rpc::route::call_of_job;
@@ -88,7 +88,7 @@ impl RecoveryContext {
         }
         if let (Some(crash), Err(error)) = (&messages.crash, &messages.lost.result) {
             let waits = crash.in_flight && crash.connection == connection;
-            // The answer to what ran tells of it, unless that wants none any more.
+            // The answer to the lost evaluation has the notice, unless its call was cancelled.
             let tell = if waits { Session::add_notice } else { Session::tell };
             tell(session, error.message.text.clone());
             if let Some(those) = in_background(crash.background.iter().copied()) {
@@ -121,13 +121,12 @@ impl RecoveryContext {
         !self.restoring.is_over()
     }
 
-    /// Has `then` called as soon as the image is as it was, or given up: on this thread if it is, else on the one that
-    /// restores it.
+    /// Calls `then` once the replay has ended: on this thread if it has, else on the thread that replays.
     pub(super) fn when_restored(&self, then: impl FnOnce(Restoration) + Send + 'static) {
         self.restoring.when_ended(then);
     }
 
-    /// The same for what an image that is given up has no need of.
+    /// Calls `then` once the definitions are replayed, and never if the replay is given up.
     pub(super) fn once_restored(&self, then: impl FnOnce() + Send + 'static) {
         self.when_restored(move |restoration| match restoration {
             Restoration::Over => then(),
@@ -135,12 +134,12 @@ impl RecoveryContext {
         });
     }
 
-    /// How far restoring is, in words.
+    /// Describes the progress of the replay, for a client that waits; `None` once it is over.
     pub(super) fn progress(&self) -> Option<String> {
         self.is_restoring().then(|| self.restoring.progress())
     }
 
-    /// Restores no more, since another image takes this one's place, and has `session` say so.
+    /// Ends the replay, since another image takes this one's place, and has `session` say so.
     pub(super) fn give_up_restoring(&self, session: &Session) {
         self.restoring.give_up(|| {
             session.forget_said();
@@ -164,7 +163,7 @@ impl RecoveryContext {
     }
 
     /// The outcome of such a job, which is an error like any other.
-    pub(super) fn lost(&self, session: &Session) -> Outcome {
+    pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
         let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
         let mut outcome = lost.cloned().unwrap_or_else(replaced);
         if !self.crashed {
@@ -181,8 +180,8 @@ impl RecoveryContext {
         outcome
     }
 
-    /// Why a question that asks for jobs from this number on is not answered: images were lost while they did so. What it
-    /// came to is no error of the session's.
+    /// The answer to an inspection whose jobs have numbers from this one on, when two images were lost while they answered
+    /// it. The session's error state does not change.
     pub(super) fn lost_question(&self, number: u64) -> Option<String> {
         let lost = &self.messages.get()?.lost;
         let told = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
@@ -244,7 +243,7 @@ pub(super) fn resume(
     if let Some(client) = state.clients.get(&0) {
         session.set_errors(client.errors.clone());
     }
-    let forms = state.to_replay().count();
+    let forms = state.definitions().count();
     let reporter = Reporter::new(output);
     let errors = state.clients.iter().map(|(number, client)| (*number, client.errors.clone())).collect();
     let context = RecoveryContext {
@@ -266,11 +265,17 @@ pub(super) fn resume(
         lost: Arc::default(),
         told: Arc::default(),
     };
-    let last_error = session.last_error().map(|error| error.id);
-    let (restoring, activity, unrestored) =
-        (context.restoring.clone(), context.activity.clone(), context.unrestored.clone());
-    let events = EventReporter::new(reporter.clone(), status, driver, restoring, activity, unrestored, last_error);
-    session.observe(Arc::new(events));
+    let last_error = |client: &Client| client.errors.last.as_ref().map(|error| error.id);
+    session.observe(Arc::new(EventReporter {
+        reporter: reporter.clone(),
+        status,
+        driver,
+        restoring: context.restoring.clone(),
+        activity: context.activity.clone(),
+        unrestored: context.unrestored.clone(),
+        last_errors: Mutex::new(state.clients.iter().map(|(number, client)| (*number, last_error(client))).collect()),
+        since: Mutex::new(Instant::now()),
+    }));
     reporter.report(&WorkerEvent::Ready);
     if forms == 0 {
         context.replay(session, &state);
@@ -291,12 +296,14 @@ impl RecoveryContext {
     fn replay(&self, session: &Session, state: &RecoveryState) {
         // What the image said as it was booted.
         let notices = session.take_notices();
-        let Some(report) = self.restoring.evaluate(session, state.to_replay(), self.status) else { return };
+        let Some(report) = self.restoring.evaluate(session, state.definitions(), self.status) else { return };
         session.forget_said();
         notices.into_iter().for_each(|notice| session.add_notice(notice));
-        self.unrestored.lock().extend(failures(state, &report));
+        self.unrestored.lock().extend(state.failures(&report.failed));
         let _ = self.messages.set(messages(state, &report));
         self.reporter.report(&WorkerEvent::restored(&report.failed));
+        // Until the supervisor knows, a crash is put down to the last form.
+        self.status.set(Status::Restoring, 0);
         self.restoring.end();
         self.driver.look_again();
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::{Changes, DefiningForm};
+use crate::outcome::{Changes, DefiningForm, FormRole};
 
 /// The number of forms up to which all are kept as they were evaluated, repetitions included.
 const EXACT: usize = 2_000;
@@ -14,8 +14,10 @@ const MAX_BYTES: usize = 16 << 20;
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Characters that are kept of a longer one.
 const BEGINNING: usize = 200;
-/// Bytes that a form takes besides its texts.
-const OVERHEAD: usize = 64;
+/// Names that are listed of those that a form had defined when it failed.
+const MAX_NAMED: usize = 3;
+/// Bytes that a form takes as JSON besides its texts, at most: names of fields, and numbers.
+const OVERHEAD: usize = 256;
 
 /// A form that defined something.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +49,24 @@ impl Definition {
         self
     }
 
+    /// Returns why the form cannot be replayed, in a clause; `None` when it can.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        if let Some(bytes) = self.too_long {
+            return Some(format!("it takes {bytes} bytes, more than are kept"));
+        }
+        if self.changes.role != FormRole::Failed {
+            return None;
+        }
+        let names = &self.changes.defined;
+        Some(match names.len() {
+            0 => "it failed after it had defined something".to_owned(),
+            1..=MAX_NAMED => format!("it failed, but had defined {}", names.join(", ")),
+            many => {
+                format!("it failed, but had defined {} and {} more", names[..MAX_NAMED].join(", "), many - MAX_NAMED)
+            }
+        })
+    }
+
     /// What is equal for repetitions of a form.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
@@ -66,7 +86,7 @@ pub(crate) struct Unrestored {
     pub(crate) form: DefiningForm,
     /// The names that are missing without it, as [`Changes::defined`] has them.
     #[serde(default)]
-    missing: Vec<String>,
+    pub(super) missing: Vec<String>,
     /// Why, in a line.
     pub(crate) reason: String,
 }
@@ -77,12 +97,18 @@ impl Unrestored {
         Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
     }
 
+    /// Bytes that it takes as JSON, at most.
+    pub(crate) fn size(&self) -> usize {
+        let texts = [&self.form.code, &self.form.package, &self.reason];
+        OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
+    }
+
     /// Records that a form was evaluated. Returns true when nothing is missing any more: it was the same form, or every
     /// name has been defined again or removed since.
     pub(crate) fn is_resolved_by(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
         let had_names = !self.missing.is_empty();
         self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
-        self.form == *form || had_names && self.missing.is_empty()
+        self.form == *form && changes.role != FormRole::Failed || had_names && self.missing.is_empty()
     }
 }
 
@@ -120,20 +146,22 @@ impl From<Stored> for Definitions {
 }
 
 impl Definitions {
-    /// Adds a definition.
-    pub(crate) fn add(&mut self, definition: Definition) {
+    /// Adds a definition. Returns the positions of those that were dropped to make room.
+    pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.bytes += definition.size();
         self.entries.push((self.count, definition));
         self.count += 1;
-        if self.entries.len() > self.limit.max(EXACT) || self.bytes > MAX_BYTES {
-            self.compact();
-            self.limit = self.entries.len() * 2;
+        if self.entries.len() <= self.limit.max(EXACT) && self.bytes <= MAX_BYTES {
+            return Vec::new();
         }
+        let dropped = self.compact();
+        self.limit = self.entries.len() * 2;
+        dropped
     }
 
-    /// Drops repetitions, but for each form's first time, on which others may rest, and its last; then, if there is still
-    /// too much, the oldest forms.
-    fn compact(&mut self) {
+    /// Removes repeated forms, except the first and the last of each: later forms may depend on the first. If the rest still
+    /// takes too much room, drops the oldest forms and returns their positions.
+    fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
             last.insert(definition.key(), index);
@@ -155,8 +183,8 @@ impl Definitions {
             self.bytes -= self.entries[excess].1.size();
             excess += 1;
         }
-        self.entries.drain(..excess);
         self.dropped += excess;
+        self.entries.drain(..excess).map(|(position, _)| position).collect()
     }
 
     /// Records that `count` more were dropped.
@@ -201,9 +229,9 @@ impl Definitions {
         self.entries.partition_point(|(place, _)| *place < position)
     }
 
-    /// The definitions in their order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Definition> {
-        self.entries.iter().map(|(_, definition)| definition)
+    /// The definitions from `position` on, in order.
+    pub(crate) fn iter_from(&self, position: u64) -> impl Iterator<Item = &Definition> {
+        self.entries[self.first_since(position)..].iter().map(|(_, definition)| definition)
     }
 
     /// A copy of those from `position` on.
@@ -242,11 +270,11 @@ mod tests {
     }
 
     fn codes(definitions: &Definitions) -> Vec<&str> {
-        definitions.iter().map(|definition| &*definition.form.code).collect()
+        definitions.iter_from(0).map(|definition| &*definition.form.code).collect()
     }
 
     fn bytes(definitions: &Definitions) -> usize {
-        definitions.iter().map(Definition::size).sum()
+        definitions.iter_from(0).map(Definition::size).sum()
     }
 
     #[test]
@@ -268,9 +296,9 @@ mod tests {
     #[test]
     fn definitions_since_a_position_can_be_taken_and_forgotten() {
         let mut definitions = Definitions::default();
-        (0..5).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        (0..5).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
         let position = definitions.end();
-        (5..8).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        (5..8).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
         assert_eq!(definitions.since(position).entries.len(), 3);
         assert_eq!(definitions.take(position, 1).unwrap().form.code, "(defun f6 ())");
         definitions.remove(position, &HashSet::from([0]));
@@ -284,21 +312,28 @@ mod tests {
     #[test]
     fn the_oldest_definitions_are_dropped_when_all_together_are_too_large() {
         let mut definitions = Definitions::default();
+        let mut dropped = Vec::new();
         for round in 0..40 {
-            definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20))));
+            dropped.extend(definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20)))));
         }
+        assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
         assert!(definitions.bytes <= MAX_BYTES);
         assert_eq!(definitions.dropped() + definitions.entries.len(), 40);
         assert!(codes(&definitions).last().unwrap().contains("*v39*"));
         // Six bytes a character, as JSON.
         definitions.add(definition("\u{1}".repeat(4 << 20)));
         assert!(serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
+        // Mostly names of fields.
+        for round in 0..200_000 {
+            definitions.add(definition(format!("({round})")));
+        }
+        assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
     }
 
     #[test]
     fn definitions_are_the_same_after_serialization() {
         let mut definitions = Definitions::default();
-        (0..5).for_each(|round| definitions.add(definition(format!("(defun f{round} ())"))));
+        (0..5).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
         definitions.count_dropped(3);
         let read: Definitions = serde_json::from_slice(&serde_json::to_vec(&definitions).unwrap()).unwrap();
         assert_eq!((codes(&read), read.end(), read.dropped()), (codes(&definitions), 5, 3));

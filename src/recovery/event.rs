@@ -101,6 +101,17 @@ pub(crate) enum SessionEvent {
     Saved(Box<Checkpoint>),
 }
 
+impl SessionEvent {
+    /// True when a new server that continues the session must know of the event: its clients and limits are new.
+    pub(crate) fn outlives_server(&self) -> bool {
+        match self {
+            Self::Handshake { .. } | Self::Limits(_) => false,
+            Self::Errors { client, .. } => *client == 0,
+            Self::Defined(_) | Self::Saving { .. } | Self::Saved(_) => true,
+        }
+    }
+}
+
 /// Why an event cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it takes {bytes} bytes, and {MAX_EVENT} is the limit")]

@@ -1,14 +1,17 @@
 //! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, a line of JSON each.
 //!
-//! The supervisor appends the events that a new server must know, and compacts the log to a snapshot when a reset, a restore
-//! or a replay has changed more than events tell, and when the log has grown. A last line that a crash has cut off is
-//! ignored. A session that does not outlive its server needs no log: its state is kept in memory.
+//! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and compacts the log to a
+//! snapshot when the state has changed by something that is no event (a reset, a return to a checkpoint, forms that failed in
+//! a replay), and when the log has grown. Reading ignores a last line that a crash has cut off. A session that ends with its
+//! server has no log: its state is kept in memory.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::store::write_whole;
@@ -19,6 +22,8 @@ use crate::rpc::framing::MAX_LINE;
 
 /// The name of the log's file.
 pub(crate) const LOG: &str = "log";
+/// The name of the copy that is kept of a log with lines that cannot be read.
+pub(crate) const DAMAGED: &str = "log.damaged";
 /// A log that has grown by so many bytes is compacted.
 const GROWTH: u64 = 64 << 20;
 /// The version of the format: a log of a higher one is not read.
@@ -27,36 +32,67 @@ const FORMAT: u32 = 2;
 /// A line of the log.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum LogLine {
+enum LogLine<'a> {
     /// The state so far. The first line, and no other.
     Snapshot {
         /// The version of the format.
         format: u32,
         /// The program that wrote it.
         build: String,
-        state: Box<RecoveryState>,
+        state: Cow<'a, RecoveryState>,
     },
     /// A change since.
-    Event(SessionEvent),
+    Event(Cow<'a, SessionEvent>),
 }
 
-/// What was read from a log.
+/// What every version's first line has in common from the second format on.
+#[derive(Debug, Deserialize)]
+struct FirstLine {
+    snapshot: Version,
+}
+
+#[derive(Debug, Deserialize)]
+struct Version {
+    format: u32,
+    build: String,
+    #[serde(rename = "state")]
+    _state: IgnoredAny,
+}
+
+/// A log that was read.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     /// The fold over the log.
     pub(crate) state: RecoveryState,
-    /// The program that wrote the snapshot; `None` for logs of version 0.1 and for a session without one.
-    pub(crate) build: Option<String>,
-    /// Lines that could not be read, but for a last one that was cut off.
+    /// The number of lines that could not be read. A last line that was cut off does not count.
     pub(crate) unreadable: usize,
 }
 
 /// Reads the log in a session's directory; a session without one has an empty state.
 ///
 /// # Errors
-/// A sentence: a newer program wrote the log.
+/// A clause: a newer program wrote the log, or it cannot be read.
 pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
-    File::open(directory.join(LOG)).map_or_else(|_| Ok(Loaded::default()), |file| read(BufReader::new(file)))
+    match File::open(directory.join(LOG)) {
+        Ok(file) => read(BufReader::new(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded::default()),
+        Err(error) => Err(unreadable(&error)),
+    }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("its log cannot be read ({error})")
+}
+
+/// Keeps a copy of the log in a session's directory, with lines that cannot be read, before the log is compacted. Returns
+/// the copy's path.
+///
+/// # Errors
+/// The copy cannot be written.
+pub(crate) fn keep_damaged(directory: &Path) -> io::Result<PathBuf> {
+    let copy = directory.join(DAMAGED);
+    std::fs::copy(directory.join(LOG), &copy)?;
+    Ok(copy)
 }
 
 /// True when there is a log in a directory.
@@ -64,7 +100,7 @@ pub(crate) fn is_in(directory: &Path) -> bool {
     let mut line = Vec::new();
     let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
     file.and_then(|mut file| file.read_until(b'\n', &mut line)).is_ok()
-        && (matches!(serde_json::from_slice(&line), Ok(LogLine::Snapshot { .. }))
+        && (serde_json::from_slice::<FirstLine>(&line).is_ok()
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
 }
 
@@ -78,16 +114,20 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        match file.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return Ok(loaded),
-            Ok(_) => {}
+        let read = file.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut line);
+        if read.map_err(|error| unreadable(&error))? == 0 {
+            return Ok(loaded);
+        }
+        // Of a newer format nothing but the version need be as it is here.
+        if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
+            && snapshot.format > FORMAT
+        {
+            let build = snapshot.build;
+            return Err(format!("a newer sbcl-mcp wrote its log ({build}); use that one, or a newer one"));
         }
         match serde_json::from_slice(&line) {
-            Ok(LogLine::Snapshot { format, build, .. }) if format > FORMAT => {
-                return Err(format!("a newer sbcl-mcp wrote its log ({build})"));
-            }
-            Ok(LogLine::Snapshot { build, state, .. }) => (loaded.state, loaded.build) = (*state, Some(build)),
-            Ok(LogLine::Event(event)) => loaded.state.apply(event),
+            Ok(LogLine::Snapshot { state, .. }) => loaded.state = state.into_owned(),
+            Ok(LogLine::Event(event)) => loaded.state.apply(event.into_owned()),
             Err(_) => match serde_json::from_slice::<OldLine>(&line) {
                 Ok(old) => old.apply_to(&mut loaded.state),
                 // A line that was cut off, as the disk was full or the machine stopped.
@@ -106,17 +146,16 @@ pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<
     write_whole(path, &snapshot(content))
 }
 
-/// The first line of a log, in which histories of errors are left out if they make it too long. The definitions always fit.
+/// The first line of a log. Histories of errors are left out if they make it too long; the rest of the state has bounds that
+/// let it fit.
 fn snapshot(state: &RecoveryState) -> Vec<u8> {
-    let encoded = |state: &RecoveryState| {
-        let state = Box::new(state.clone());
-        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state })
-    };
+    let encoded =
+        |state| encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state: Cow::Borrowed(state) });
     let whole = encoded(state);
     if whole.len() < MAX_LINE { whole } else { encoded(&state.without_histories()) }
 }
 
-fn encoded(line: &LogLine) -> Vec<u8> {
+fn encoded(line: &LogLine<'_>) -> Vec<u8> {
     // Strings, numbers, lists and maps with keys of text: serializing them cannot fail.
     let mut bytes = serde_json::to_vec(line).unwrap_or_default();
     bytes.push(b'\n');
@@ -151,9 +190,10 @@ impl Log {
         Ok(())
     }
 
-    /// Appends an event. Returns true when it is time to compact the log: it has grown, or events before could not be written.
-    pub(crate) fn append(&mut self, event: SessionEvent) -> bool {
-        let mut line = encoded(&LogLine::Event(event));
+    /// Appends an event. Returns true when it is time to compact the log: it has grown, or earlier events could not be
+    /// written.
+    pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
+        let mut line = encoded(&LogLine::Event(Cow::Borrowed(event)));
         let was_incomplete = self.is_incomplete;
         if was_incomplete {
             line.insert(0, b'\n');
@@ -189,7 +229,7 @@ mod tests {
     }
 
     fn codes(directory: &Path) -> Vec<String> {
-        load(directory).unwrap().state.to_replay().map(|definition| definition.form.code.clone()).collect()
+        load(directory).unwrap().state.definitions().map(|definition| definition.form.code.clone()).collect()
     }
 
     fn directory(name: &str) -> PathBuf {
@@ -203,21 +243,21 @@ mod tests {
         let directory = directory("log");
         let mut log = Log::new(&directory);
         log.compact(&state([defined("(a)", 3)])).unwrap();
-        log.append(SessionEvent::Saving { file: "x.core".to_owned() });
-        log.append(defined("(b)", 9));
+        log.append(&SessionEvent::Saving { file: "x.core".to_owned() });
+        log.append(&defined("(b)", 9));
         let content = std::fs::read(&log.path).unwrap();
         let mut seen = 0;
         for end in 0..=content.len() {
             std::fs::write(&log.path, &content[..end]).unwrap();
             let loaded = load(&directory).unwrap();
-            let count = loaded.state.to_replay().count();
+            let count = loaded.state.definitions().count();
             assert!(count >= seen && loaded.unreadable == 0, "{end}");
             seen = count;
         }
         assert_eq!(codes(&directory), ["(a)", "(b)"]);
         let loaded = load(&directory).unwrap();
         assert_eq!(loaded.state.saved_files(), ["x.core"]);
-        assert_eq!((loaded.state.evaluations, loaded.build), (9, Some(crate::build())));
+        assert_eq!(loaded.state.evaluations, 9);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -226,20 +266,20 @@ mod tests {
         let directory = directory("full-log");
         let mut log = Log::new(&directory);
         log.compact(&state([defined("(a)", 1)])).unwrap();
-        assert!(!log.append(defined("(b)", 2)));
+        assert!(!log.append(&defined("(b)", 2)));
         let file = log.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
-        assert!(!log.append(defined("(c)", 3)) && !log.append(defined("(d)", 4)));
+        assert!(!log.append(&defined("(c)", 3)) && !log.append(&defined("(d)", 4)));
         log.file = file;
         // There is room again, perhaps for a line and no more.
-        assert!(log.append(defined("(e)", 5)));
+        assert!(log.append(&defined("(e)", 5)));
         let draft = log.path.with_extension("draft");
         std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
         assert!(log.compact(&state((1..6).map(|number| defined("(f)", number)))).is_err());
         assert_eq!(codes(&directory).len(), 3);
-        assert!(log.append(defined("(g)", 6)));
+        assert!(log.append(&defined("(g)", 6)));
         log.compact(&state((1..8).map(|number| defined("(h)", number)))).unwrap();
         assert_eq!(codes(&directory).len(), 7);
-        assert!(!log.append(defined("(i)", 8)));
+        assert!(!log.append(&defined("(i)", 8)));
         assert_eq!(codes(&directory).len(), 8);
         std::fs::remove_dir_all(&directory).unwrap();
     }
@@ -249,14 +289,23 @@ mod tests {
         let directory = directory("strange-log");
         let mut log = Log::new(&directory);
         log.compact(&state([defined("(a)", 1)])).unwrap();
-        log.append(defined("(b)", 2));
+        log.append(&defined("(b)", 2));
         let text = std::fs::read_to_string(&log.path).unwrap();
         let unknown = text.replace("\"event\"", "\"happening\"");
         std::fs::write(&log.path, format!("{unknown}{}\n", text.lines().nth(1).unwrap())).unwrap();
         let loaded = load(&directory).unwrap();
-        assert_eq!((loaded.unreadable, loaded.state.to_replay().count()), (1, 2));
-        std::fs::write(&log.path, text.replace("\"format\":2", "\"format\":3")).unwrap();
-        assert!(load(&directory).unwrap_err().starts_with("a newer sbcl-mcp wrote its log (0."));
+        assert_eq!((loaded.unreadable, loaded.state.definitions().count()), (1, 2));
+        let copy = keep_damaged(&directory).unwrap();
+        assert_eq!(std::fs::read(copy).unwrap(), std::fs::read(&log.path).unwrap());
+        // Of which nothing but the version may be known here.
+        for newer in [text.clone(), text.replace("\"definitions\":", "\"definitions\":7,\"other\":")] {
+            std::fs::write(&log.path, newer.replace("\"format\":2", "\"format\":3")).unwrap();
+            assert!(load(&directory).unwrap_err().starts_with("a newer sbcl-mcp wrote its log (0."));
+            assert!(is_in(&directory));
+        }
+        std::fs::remove_file(&log.path).unwrap();
+        std::fs::create_dir(&log.path).unwrap();
+        assert!(load(&directory).unwrap_err().starts_with("its log cannot be read (Is a directory"));
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -274,12 +323,9 @@ mod tests {
         ];
         std::fs::write(directory.join(LOG), lines.join("\n") + "\n").unwrap();
         assert!(is_in(&directory));
-        let Loaded { state, build, unreadable } = load(&directory).unwrap();
-        let codes: Vec<_> = state.to_replay().map(|definition| &*definition.form.code).collect();
-        assert_eq!(
-            (codes, state.saved_files(), unreadable, build),
-            (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0, None)
-        );
+        let Loaded { state, unreadable } = load(&directory).unwrap();
+        let codes: Vec<_> = state.definitions().map(|definition| &*definition.form.code).collect();
+        assert_eq!((codes, state.saved_files(), unreadable), (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0));
         assert_eq!((state.evaluations, state.dropped(), state.clients[&0].errors.count), (9, 1, 4));
         assert_eq!(state.unrestored.len(), 1);
         std::fs::remove_dir_all(&directory).unwrap();

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::checkpoint::store::Checkpoint;
-use super::definitions::{Definition, Unrestored};
+use super::definitions::Unrestored;
 use super::restore::Report;
-use super::state::{CrashReport, RecoveryState, Resumed};
+use super::state::{CrashReport, RecoveryState, Resumed, Returned};
 use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
@@ -15,13 +14,6 @@ use crate::session::recovery::failed;
 const NAMED: usize = 10;
 /// Characters of a form that a message shows.
 const SHOWN: usize = 100;
-
-/// A checkpoint that the session went back to, and how many evaluations were forgotten.
-#[derive(Debug, Clone)]
-pub(crate) struct Returned {
-    pub(crate) checkpoint: Checkpoint,
-    pub(crate) forgotten: u64,
-}
 
 /// The messages for all clients.
 #[derive(Debug)]
@@ -43,39 +35,28 @@ pub(crate) struct Messages {
 /// The messages about the image that was replaced, once this one has replayed its definitions.
 pub(crate) fn messages(state: &RecoveryState, report: &Report) -> Messages {
     let replacement = state.replacement.as_ref();
-    let returned =
-        replacement.and_then(|replacement| replacement.checkpoint.as_ref()).map(|(checkpoint, forgotten)| {
-            if state.checkpoint().is_some_and(|booted| booted.file == checkpoint.file) {
-                Ok(Returned { checkpoint: checkpoint.clone(), forgotten: *forgotten })
-            } else {
-                Err(format!(
-                    "The checkpoint {:?} did not come up. {}",
-                    checkpoint.name,
-                    restored_since(state, report, &[])
-                ))
-            }
-        });
-    let reset = replacement.filter(|_| state.crash.is_none()).map(|replacement| match &replacement.checkpoint {
-        Some((checkpoint, _)) => format!("Another connection restored the checkpoint {:?}.", checkpoint.name),
+    let returned = replacement.and_then(|replacement| replacement.returned.clone()).map(|returned| {
+        if state.checkpoint().is_some_and(|booted| booted.file == returned.checkpoint.file) {
+            return Ok(returned);
+        }
+        let restored = restored_since(state, report);
+        Err(format!("The checkpoint {:?} did not come up. {restored}", returned.checkpoint.name))
+    });
+    let reset = replacement.filter(|_| state.crash.is_none()).map(|replacement| match &replacement.returned {
+        Some(Returned { checkpoint, .. }) => {
+            format!("Another connection restored the checkpoint {:?}.", checkpoint.name)
+        }
         None => "Another connection reset the session: all definitions are gone.".to_owned(),
     });
     Messages {
         crash: state.crash.clone(),
-        lost: lost(state, report),
+        lost: lost_outcome(state, report),
         requested_by: replacement.map_or(0, |replacement| replacement.client),
         notices: replacement.map_or(Vec::new(), |replacement| replacement.notices.clone()),
         reset,
         returned,
         resumed: state.resumed.as_ref().map(|which| resumed(which, state, report)),
     }
-}
-
-/// The forms that this image could not restore.
-pub(crate) fn failures(state: &RecoveryState, report: &Report) -> Vec<Unrestored> {
-    let replayed: Vec<&Definition> = state.to_replay().collect();
-    let poisoned = state.crash.as_ref().map_or(&[][..], |crash| &crash.poisoned).iter().cloned();
-    let failed = report.failed.iter().map(|(index, reason)| Unrestored::new(replayed[*index], reason));
-    poisoned.chain(failed).collect()
 }
 
 pub(crate) fn unrestored_line(unrestored: &Unrestored) -> String {
@@ -97,7 +78,12 @@ fn resumed(resumed: &Resumed, state: &RecoveryState, report: &Report) -> String 
     if let Some(remark) = &resumed.remark {
         text += &format!("{remark} ");
     }
-    text + &restored_since(state, report, &[])
+    text += &restored_since(state, report);
+    // The save at the end of a server contains all values.
+    if state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end) {
+        text += &not_kept(state, ", threads and open files");
+    }
+    text
 }
 
 pub(crate) fn shortened(text: &str) -> String {
@@ -113,10 +99,10 @@ pub(crate) fn replaced() -> Outcome {
     failed("CANCELLED", "The evaluation ended with its image, which a reset has replaced.".to_owned())
 }
 
-/// What is said of an evaluation that the last image did not finish.
-fn lost(state: &RecoveryState, report: &Report) -> Outcome {
+/// The outcome of an evaluation that the last image did not finish.
+fn lost_outcome(state: &RecoveryState, report: &Report) -> Outcome {
     let Some(crash) = &state.crash else {
-        let returned = state.replacement.as_ref().is_some_and(|replacement| replacement.checkpoint.is_some());
+        let returned = state.replacement.as_ref().is_some_and(|replacement| replacement.returned.is_some());
         let by = if returned { "a checkpoint" } else { "a reset" };
         return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
     };
@@ -137,26 +123,32 @@ fn restored(state: &RecoveryState, report: &Report, crash: &CrashReport) -> Stri
         text += "Nothing was restored (--restore none): definitions, packages and values are gone; the limits stay.";
         return text;
     }
-    text += &restored_since(state, report, &crash.poisoned);
-    let (values, hint) = match state.checkpoint() {
-        Some(_) => ("\nLost: values that were assigned since the checkpoint", ""),
-        None => (
-            "\nNot kept: values that were assigned after their definition",
-            listed::with(&["checkpoint"], " (The tool checkpoint saves values, too.)"),
-        ),
-    };
+    text += &restored_since(state, report);
     let unfinished = match crash.background.len() + usize::from(crash.in_flight) {
         0 => ", threads and open files",
         1 => ", threads, open files, and what else the unfinished evaluation had done",
         _ => ", threads, open files, and what else the unfinished evaluations had done",
     };
-    text + values + unfinished + "." + hint
+    text + &not_kept(state, unfinished)
+}
+
+/// The sentence about the values that no replay brings back, and what `others` are gone.
+fn not_kept(state: &RecoveryState, others: &str) -> String {
+    let (values, hint) = match state.checkpoint() {
+        Some(_) => ("Lost: values that were assigned since the checkpoint", ""),
+        None => (
+            "Not kept: values that were assigned after their definition",
+            listed::with(&["checkpoint"], " (The tool checkpoint saves values, too.)"),
+        ),
+    };
+    format!("\n{values}{others}.{hint}")
 }
 
 /// What was restored: the checkpoint, and the forms since.
-fn restored_since(state: &RecoveryState, report: &Report, poisoned: &[Unrestored]) -> String {
+fn restored_since(state: &RecoveryState, report: &Report) -> String {
     let dropped = state.dropped();
-    let total = state.to_replay().count() + poisoned.len() + dropped;
+    let failures = state.failures(&report.failed);
+    let total = report.restored + failures.len() + dropped;
     let mut text = match state.checkpoint() {
         Some(checkpoint) => {
             let age = report::age(jiff::Timestamp::now().duration_since(checkpoint.saved));
@@ -178,7 +170,7 @@ fn restored_since(state: &RecoveryState, report: &Report, poisoned: &[Unrestored
             _ => format!("Restored: {} of {total} forms that defined something. Not restored:", report.restored),
         },
     };
-    push_unrestored(&mut text, &failures(state, report));
+    push_unrestored(&mut text, &failures);
     if dropped > 0 {
         text += &format!("\n- the {dropped} oldest ones, for which there was no room");
     }
@@ -208,13 +200,13 @@ mod tests {
         let idle = CrashReport { in_flight: false, stuck: None, ..crash.clone() };
         let mut state = RecoveryState::new(true);
         state.crash = Some(idle);
-        let error = lost(&state, &Report::default()).result.unwrap_err();
+        let error = lost_outcome(&state, &Report::default()).result.unwrap_err();
         let text = error.message.text.clone();
         assert!(
             text.contains("\nNot kept: values that were assigned after their definition, threads and open files. (")
         );
         state.crash = Some(crash);
-        let error = lost(&state, &Report::default()).result.unwrap_err();
+        let error = lost_outcome(&state, &Report::default()).result.unwrap_err();
         assert_eq!(
             error.message.text,
             "The evaluation was cancelled.\nThe Lisp image did not react to being \

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::state::Suspicion;
 
-/// The form that was being replayed when the last image was lost.
+/// What the last image was doing when it was lost before its replay had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Suspect {
-    /// Its index among the definitions to replay.
-    index: usize,
-    /// How many images in a row were lost at it.
+    /// The index of the form that it replayed; `None` while it booted.
+    replaying: Option<usize>,
+    /// How many images in a row were lost at this.
     losses: u32,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct ReplayPolicy {
 pub(crate) enum Step {
     /// It replays the same definitions again.
     Retry {
-        /// A form became a suspect that was none before, or is closer to its last try.
+        /// A form became the suspect when there was none, or is closer to its last try.
         progress: bool,
     },
     /// It leaves out the definition at this index, which is poisoned.
@@ -38,11 +38,13 @@ pub(crate) enum Step {
 }
 
 impl Suspicion {
-    /// How many images may be lost at a form before the form is left out.
-    fn tries(self) -> u32 {
+    /// How many images may be lost at a form before it is left out, or, at `None`, while they boot before their checkpoint
+    /// is.
+    fn tries(self, replaying: Option<usize>) -> u32 {
         match self {
             Self::Certain => 1,
-            Self::Likely => 2,
+            // Booting does the same each time.
+            Self::Likely => 1 + u32::from(replaying.is_some()),
             Self::Possible => 3,
         }
     }
@@ -50,26 +52,21 @@ impl Suspicion {
 
 impl ReplayPolicy {
     /// An image was lost before it had replayed its definitions, at the one with this index; `None` when it had not begun to.
-    pub(crate) fn lost(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> Step {
-        let Some(index) = replaying else { return Step::PreviousCheckpoint };
-        let before = self.suspect.filter(|suspect| suspect.index == index).map_or(0, |suspect| suspect.losses);
+    pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> Step {
+        let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
         let losses = before + 1;
-        if losses < suspicion.tries() {
-            let progress = before > 0 || self.suspect.is_none();
-            self.suspect = Some(Suspect { index, losses });
+        if losses < suspicion.tries(replaying) {
+            let progress = replaying.is_some() && (before > 0 || self.suspect.is_none());
+            self.suspect = Some(Suspect { replaying, losses });
             return Step::Retry { progress };
         }
         self.suspect = None;
+        let Some(index) = replaying else { return Step::PreviousCheckpoint };
         let reason = match suspicion {
             Suspicion::Possible => format!("the image was killed {losses} times while it was evaluated again"),
             Suspicion::Certain | Suspicion::Likely => "it takes the image down".to_owned(),
         };
         Step::Skip { index, reason }
-    }
-
-    /// An image has replayed its definitions.
-    pub(crate) fn replayed(&mut self) {
-        self.suspect = None;
     }
 }
 
@@ -96,7 +93,7 @@ mod tests {
             let mut losses = 0;
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
-                match policy.lost(Some(index), suspicion) {
+                match policy.after_crash(Some(index), suspicion) {
                     // The supervisor counts a loss without progress against the server.
                     Step::Retry { progress } => prop_assert!(progress),
                     Step::Skip { index: skipped, .. } => {
@@ -107,38 +104,32 @@ mod tests {
                 }
             }
             let bad = poisoned.iter().filter(|poisoned| **poisoned).count();
-            prop_assert_eq!(losses, bad * suspicion.tries() as usize);
+            prop_assert_eq!(losses, bad * suspicion.tries(Some(0)) as usize);
             prop_assert_eq!(forms.len(), poisoned.len() - bad);
         }
 
-        /// Whatever happens, only the form at which images were lost is left out, and never at a first loss that somebody else
-        /// may have caused.
+        /// Whatever happens, only the form or the checkpoint at which images were lost is left out, and never at a first loss
+        /// that somebody else may have caused.
         #[test]
-        fn only_a_form_that_images_were_lost_at_is_left_out(
+        fn only_what_images_were_lost_at_is_left_out(
             losses in prop::collection::vec((prop::option::of(0..4_usize), suspicion()), 0..60),
         ) {
             let mut policy = ReplayPolicy::default();
-            let mut in_a_row: Option<(usize, u32)> = None;
+            let mut in_a_row: Option<(Option<usize>, u32)> = None;
             for (replaying, suspicion) in losses {
-                let step = policy.lost(replaying, suspicion);
-                let Some(index) = replaying else {
-                    prop_assert_eq!(step, Step::PreviousCheckpoint);
-                    continue;
-                };
-                let count = in_a_row.filter(|(known, _)| *known == index).map_or(0, |(_, count)| count) + 1;
+                let step = policy.after_crash(replaying, suspicion);
+                let count = in_a_row.filter(|(known, _)| *known == replaying).map_or(0, |(_, count)| count) + 1;
+                let is_last = count >= suspicion.tries(replaying);
                 match step {
-                    Step::Skip { index: skipped, .. } => {
-                        prop_assert!(skipped == index && count >= suspicion.tries());
-                        in_a_row = None;
-                    }
+                    Step::Skip { index, .. } => prop_assert!(is_last && Some(index) == replaying),
+                    Step::PreviousCheckpoint => prop_assert!(is_last && replaying.is_none()),
                     Step::Retry { progress } => {
-                        prop_assert!(count < suspicion.tries());
-                        // Two forms that take turns make no progress: the restart policy ends that.
-                        prop_assert_eq!(progress, count > 1 || in_a_row.is_none());
-                        in_a_row = Some((index, count));
+                        prop_assert!(!is_last);
+                        // Two forms that take turns make no progress, nor does booting: the restart policy ends that.
+                        prop_assert_eq!(progress, replaying.is_some() && (count > 1 || in_a_row.is_none()));
                     }
-                    Step::PreviousCheckpoint => prop_assert!(false, "a form was being replayed"),
                 }
+                in_a_row = (!is_last).then_some((replaying, count));
             }
         }
     }

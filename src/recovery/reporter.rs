@@ -49,34 +49,17 @@ impl Reporter {
 /// Forwards what the session observes to the supervisor.
 #[derive(Debug)]
 pub(crate) struct EventReporter {
-    reporter: Reporter,
-    status: StatusPage,
-    driver: Arc<Driver>,
-    restoring: Arc<Restoring>,
-    activity: Arc<Activity>,
+    pub(crate) reporter: Reporter,
+    pub(crate) status: StatusPage,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) restoring: Arc<Restoring>,
+    pub(crate) activity: Arc<Activity>,
     /// The forms that could not be restored and have not been defined again.
-    unrestored: Arc<Mutex<Vec<Unrestored>>>,
+    pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
     /// The number of each client's last error as the supervisor knows it.
-    last_errors: Mutex<HashMap<u64, Option<u64>>>,
-    /// When the form that runs began, or one before it: the job's begin, or the last form that defined something.
-    since: Mutex<Instant>,
-}
-
-impl EventReporter {
-    /// Reports by `reporter` and `status`. `last_error` is the number of the last error of the server's own client.
-    pub(crate) fn new(
-        reporter: Reporter,
-        status: StatusPage,
-        driver: Arc<Driver>,
-        restoring: Arc<Restoring>,
-        activity: Arc<Activity>,
-        unrestored: Arc<Mutex<Vec<Unrestored>>>,
-        last_error: Option<u64>,
-    ) -> Self {
-        let last_errors = Mutex::new(HashMap::from([(0, last_error)]));
-        let since = Mutex::new(Instant::now());
-        Self { reporter, status, driver, restoring, activity, unrestored, last_errors, since }
-    }
+    pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
+    /// When the job that runs began, or its last form that defined something ended.
+    pub(crate) since: Mutex<Instant>,
 }
 
 impl Observer for EventReporter {
@@ -84,13 +67,14 @@ impl Observer for EventReporter {
         self.restoring.evaluates()
     }
 
-    fn begun(&self, job: u64, timeout: Option<Duration>) {
+    fn begun(&self, job: u64, connection: u64, timeout: Option<Duration>) {
         if self.restores() {
             return;
         }
         *self.since.lock() = Instant::now();
         self.status.set_step(None);
         self.status.set(Status::Due, timeout.map_or(0, deadline));
+        self.status.set(Status::Client, connection);
         self.status.set(Status::Begun, job);
     }
 

@@ -16,7 +16,7 @@ use crate::{Evaluation, Session, TimeLimit};
 const RESTORE_FACTOR: u32 = 5;
 const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
 
-/// How restoring an image has ended.
+/// The end of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restoration {
     /// The image is as it was, as far as it could be.
@@ -27,16 +27,16 @@ pub(crate) enum Restoration {
 
 type Waiting = Box<dyn FnOnce(Restoration) + Send>;
 
-/// How far restoring is, and what waits for its end, in its order.
+/// A stage of the replay, with the calls that wait for its end, in order.
 enum Stage {
     /// Forms are evaluated again.
     Evaluating(Vec<Waiting>),
-    /// The image is as it was. What has waited goes on, and what comes meanwhile waits behind that.
+    /// All forms are evaluated. The calls that waited continue, and new ones wait behind them.
     Releasing(Vec<Waiting>),
     Ended(Restoration),
 }
 
-/// An image that is being made as the one before was.
+/// The replay of the definitions in a new image.
 pub(crate) struct Restoring {
     stage: Mutex<Stage>,
     /// The form that is being evaluated, from 1, and how many there are.
@@ -78,7 +78,7 @@ impl Restoring {
         }
     }
 
-    /// How far it is, in words.
+    /// Describes the progress, for a client that waits.
     pub(crate) fn progress(&self) -> String {
         let at = self.at.load(Ordering::Relaxed);
         format!("waiting for the image, which is being restored: form {at} of {}", self.forms)
@@ -97,8 +97,8 @@ impl Restoring {
                 return None;
             }
             self.at.store(index + 1, Ordering::Relaxed);
-            if let Some(bytes) = definition.too_long {
-                report.failed.push((index, format!("it takes {bytes} bytes, more than are kept")));
+            if let Some(obstacle) = definition.obstacle() {
+                report.failed.push((index, obstacle));
                 continue;
             }
             let limit = time_for(definition.took);
@@ -117,7 +117,6 @@ impl Restoring {
                 Err(error) => report.failed.push((index, reason(error))),
             }
         }
-        status.set(Status::Restoring, 0);
         status.set(Status::Due, 0);
         self.evaluated().then_some(report)
     }

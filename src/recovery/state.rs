@@ -3,7 +3,7 @@
 //! The state is the fold over [session events](SessionEvent) and the few things that happen to workers from outside: a
 //! crash, a reset, a return to a checkpoint. Nothing here touches a file, a process or the clock.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub(crate) struct RecoveryState {
     pub(crate) crash: Option<CrashReport>,
     /// The reset or restore that the next image was asked for by.
     pub(crate) replacement: Option<Replacement>,
-    /// The persistent session that the next image continues, on its first server-wide start.
+    /// The persistent session that the server's first image continues.
     pub(crate) resumed: Option<Resumed>,
 }
 
@@ -89,6 +89,15 @@ struct Save {
     file: String,
     /// The position of the first definition that is not in it.
     position: u64,
+    /// How many of the definitions that are not in it were dropped for want of room.
+    #[serde(default)]
+    dropped: usize,
+}
+
+impl Save {
+    fn completed(self, checkpoint: Checkpoint) -> Restorable {
+        Restorable { checkpoint, position: self.position, dropped: self.dropped }
+    }
 }
 
 /// A checkpoint that the next image may be booted from.
@@ -97,6 +106,9 @@ struct Restorable {
     checkpoint: Checkpoint,
     /// The position of the first definition that is not in it.
     position: u64,
+    /// How many of the definitions that are not in it were dropped for want of room.
+    #[serde(default)]
+    dropped: usize,
 }
 
 /// A reset, or a return to a checkpoint, that a call asked for.
@@ -108,8 +120,16 @@ pub(crate) struct Replacement {
     pub(crate) client: u64,
     /// Notices of the replaced image that this client has not seen yet.
     pub(crate) notices: Vec<String>,
-    /// The checkpoint that was asked for, and how many evaluations were forgotten; `None` for a reset.
-    pub(crate) checkpoint: Option<(Checkpoint, u64)>,
+    /// The checkpoint that was asked for; `None` for a reset.
+    pub(crate) returned: Option<Returned>,
+}
+
+/// A return to a checkpoint.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Returned {
+    pub(crate) checkpoint: Checkpoint,
+    /// How many evaluations came after it.
+    pub(crate) forgotten: u64,
 }
 
 /// A persistent session that a new server continues.
@@ -135,7 +155,7 @@ pub(crate) struct CrashReport {
     pub(crate) background: Vec<u64>,
     /// The outcome of an evaluation that could not be stopped.
     pub(crate) stuck: Option<Box<Outcome>>,
-    /// The poisoned forms: they took an image down when they were replayed, and are not tried again.
+    /// The poisoned forms, which took an image down when they were replayed and are not tried again.
     pub(crate) poisoned: Vec<Unrestored>,
 }
 
@@ -154,7 +174,7 @@ pub(crate) struct Crash {
     pub(crate) cause: String,
     /// The outcome of the evaluation that ran.
     pub(crate) outcome: Option<Box<Outcome>>,
-    /// Whom a form that was being replayed is suspected with.
+    /// How strongly it speaks against a form that was being replayed.
     pub(crate) suspicion: Suspicion,
 }
 
@@ -258,7 +278,12 @@ impl RecoveryState {
                 self.unrestored.retain_mut(|form| !form.is_resolved_by(&definition.form, &definition.changes));
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
-                    definitions.add(definition);
+                    for position in definitions.add(definition) {
+                        let lacks = |one: &&mut Restorable| one.position <= position;
+                        self.restorable.iter_mut().filter(lacks).for_each(|one| one.dropped += 1);
+                        let lacks = |save: &&mut Save| save.position <= position;
+                        self.saving.iter_mut().filter(lacks).for_each(|save| save.dropped += 1);
+                    }
                 }
             }
             SessionEvent::Errors { client, added, last } => {
@@ -269,7 +294,7 @@ impl RecoveryState {
             SessionEvent::Limits(limits) => self.limits = Some(limits),
             SessionEvent::Saving { file } => {
                 let position = self.definitions.as_ref().map_or(0, Definitions::end);
-                self.saving.push_back(Save { file, position });
+                self.saving.push_back(Save { file, position, dropped: 0 });
                 if self.saving.len() > MAX_SAVING {
                     self.saving.pop_front();
                 }
@@ -278,7 +303,7 @@ impl RecoveryState {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
                 if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
                     self.restorable.retain(|one| one.checkpoint.name != checkpoint.name);
-                    self.add_restorable(Restorable { checkpoint: *checkpoint, position: save.position });
+                    self.add_restorable(save.completed(*checkpoint));
                 }
             }
         }
@@ -309,6 +334,13 @@ impl RecoveryState {
     /// The checkpoint that the next image is booted from.
     pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
         self.restorable.back().map(|one| &one.checkpoint)
+    }
+
+    /// The file of the checkpoint that the next image is asked to return to; `None` when nobody asked, or the image came up or
+    /// was lost.
+    pub(crate) fn requested_checkpoint(&self) -> Option<String> {
+        let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
+        Some(replacement.returned.as_ref()?.checkpoint.file.clone())
     }
 
     /// Keeps the checkpoints that the next image may be booted from only if `keep` says so.
@@ -348,23 +380,20 @@ impl RecoveryState {
         self.clients.remove(&client);
     }
 
-    /// Records that the worker has replayed its definitions, but for those that failed: they will not be tried again.
-    /// Returns true when some failed.
+    /// Records that the worker has replayed its definitions, except those at the indices in `failed`, which will not be
+    /// tried again; each has the reason. Returns true when something could not be restored.
     pub(crate) fn restored(&mut self, failed: &[(usize, String)]) -> bool {
+        let mut unrestored = self.failures(failed);
         let position = self.position();
-        let mut unrestored = self.crash.as_ref().map_or(Vec::new(), |crash| crash.poisoned.clone());
         if let Some(definitions) = self.definitions.as_mut().filter(|_| !failed.is_empty()) {
-            let replayed: Vec<Definition> = definitions.since(position).iter().cloned().collect();
-            let forms = failed.iter().filter_map(|(index, why)| Some(Unrestored::new(replayed.get(*index)?, why)));
-            unrestored.extend(forms);
-            definitions.remove(position, &failed.iter().map(|(index, _)| *index).collect::<HashSet<_>>());
+            definitions.remove(position, &failed.iter().map(|(index, _)| *index).collect());
         }
-        self.replay.replayed();
+        self.replay = ReplayPolicy::default();
         let any = !unrestored.is_empty();
         self.unrestored.append(&mut unrestored);
         let mut bytes = 0;
         let fits = |form: &&Unrestored| {
-            bytes += form.form.code.len();
+            bytes += form.size();
             bytes <= MAX_UNRESTORED_BYTES
         };
         let kept = self.unrestored.iter().rev().take(MAX_UNRESTORED).take_while(fits).count();
@@ -372,9 +401,35 @@ impl RecoveryState {
         any
     }
 
-    /// Records a crash: this is where it is turned into the next worker's state. `restored`: the image had replayed what there
-    /// was. Returns true when the replay got further than last time, or will.
-    pub(crate) fn lost(&mut self, last: LastStatus, restored: bool, crash: &Crash) -> bool {
+    /// The forms that are missing after a replay: the poisoned ones, and those that failed at the indices in `failed`, each
+    /// with the reason. A form is not missing when the same form, or others that define all its names, succeeded after it.
+    pub(crate) fn failures(&self, failed: &[(usize, String)]) -> Vec<Unrestored> {
+        let replayed: Vec<_> =
+            self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.position())).collect();
+        let failed: HashMap<usize, &String> = failed.iter().map(|(index, why)| (*index, why)).collect();
+        let (mut later_forms, mut later_names) = (HashSet::new(), HashSet::new());
+        let mut missing = Vec::new();
+        for (index, definition) in replayed.into_iter().enumerate().rev() {
+            let changes = &definition.changes;
+            let is_later = !later_forms.insert(&definition.form);
+            match failed.get(&index) {
+                None => later_names.extend(changes.defined.iter().chain(&changes.removed)),
+                Some(why) => {
+                    let is_replaced = |form: &Unrestored| {
+                        !form.missing.is_empty() && form.missing.iter().all(|name| later_names.contains(name))
+                    };
+                    missing
+                        .extend(Some(Unrestored::new(definition, why)).filter(|form| !is_later && !is_replaced(form)));
+                }
+            }
+        }
+        let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned).cloned();
+        poisoned.chain(missing.into_iter().rev()).collect()
+    }
+
+    /// Records a crash: this is where it is turned into the next worker's state. `restored`: the image had replayed its
+    /// definitions. Returns true when the replay got further than last time, or will.
+    pub(crate) fn record_crash(&mut self, last: LastStatus, restored: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         // Nobody has asked for what is replayed.
         let stuck = crash.outcome.clone().filter(|_| restored);
@@ -382,7 +437,9 @@ impl RecoveryState {
             Some(step) => format!("{}; it was at {step}", crash.cause),
             None => crash.cause.clone(),
         };
-        let (in_flight, connection, background) = (last.in_flight, last.client, last.background);
+        // Anything may have written to the status page that the client's number is from.
+        let connection = if self.clients.contains_key(&last.client) { last.client } else { 0 };
+        let (in_flight, background) = (last.in_flight, last.background);
         let mut report = CrashReport { cause, in_flight, connection, background, stuck, poisoned: Vec::new() };
         let mut progress = false;
         if restored {
@@ -393,13 +450,15 @@ impl RecoveryState {
         } else {
             // The client must hear of the crash that the lost image was to make up for.
             report = self.crash.take().unwrap_or(report);
-            match self.replay.lost(last.replaying, crash.suspicion) {
+            match self.replay.after_crash(last.replaying, crash.suspicion) {
                 Step::Retry { progress: further } => progress = further,
                 Step::Skip { index, reason } => {
                     let position = self.position();
-                    let form = self.definitions.as_mut().and_then(|definitions| definitions.take(position, index));
-                    report.poisoned.extend(form.map(|form| Unrestored::new(&form, &reason)));
-                    progress = true;
+                    // Anything may have written to the status page that the index is from.
+                    if let Some(form) = self.definitions.as_mut().and_then(|all| all.take(position, index)) {
+                        report.poisoned.push(Unrestored::new(&form, &reason));
+                        progress = true;
+                    }
                 }
                 Step::PreviousCheckpoint => drop(self.restorable.pop_back()),
             }
@@ -429,15 +488,21 @@ impl RecoveryState {
         self.unrestored.clear();
     }
 
-    /// Records a return to a checkpoint: what came later is forgotten, but for the history of errors. `saved` is the content
-    /// of the checkpoint, for one that this session did not come through.
-    pub(crate) fn returned(&mut self, last: &LastStatus, replacement: Replacement, saved: RecoveryState) {
-        let Some((checkpoint, _)) = replacement.checkpoint.clone() else { return };
+    /// Records a return to a checkpoint: all that came later is forgotten, except the history of errors. `saved` is the
+    /// content of the checkpoint, which is used when this session did not come through it.
+    pub(crate) fn return_to(
+        &mut self,
+        checkpoint: Checkpoint,
+        last: &LastStatus,
+        mut replacement: Replacement,
+        saved: RecoveryState,
+    ) {
         if let Some(client) = self.client_of(&replacement) {
             client.errors.last = None;
         }
+        let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
+        replacement.returned = Some(Returned { checkpoint: checkpoint.clone(), forgotten });
         self.replace(last, replacement);
-        let forgotten = self.evaluations.saturating_sub(checkpoint.evaluation);
         self.unrestored = saved.unrestored;
         match self.restorable.iter().position(|one| one.checkpoint.file == checkpoint.file) {
             Some(index) => {
@@ -446,16 +511,14 @@ impl RecoveryState {
                 if let Some(definitions) = &mut self.definitions {
                     definitions.truncate(position);
                 }
+                self.restorable.iter_mut().for_each(|one| one.dropped = 0);
             }
             None => {
                 let definitions = saved.definitions.unwrap_or_default();
                 let position = definitions.end();
-                self.restorable = VecDeque::from([Restorable { checkpoint: checkpoint.clone(), position }]);
+                self.restorable = VecDeque::from([Restorable { checkpoint, position, dropped: 0 }]);
                 self.definitions = self.definitions.take().map(|_| definitions);
             }
-        }
-        if let Some(replacement) = &mut self.replacement {
-            replacement.checkpoint = Some((checkpoint, forgotten));
         }
     }
 
@@ -468,7 +531,7 @@ impl RecoveryState {
         self.handshakes.clear();
         self.saving.clear();
         self.count(last.begun, last.evaluations);
-        (self.crash, self.resumed) = (None, None);
+        (self.crash, self.resumed, self.replay) = (None, None, ReplayPolicy::default());
         self.replacement = Some(replacement);
     }
 
@@ -478,6 +541,8 @@ impl RecoveryState {
         let mut state = Self::new(true);
         state.clients.insert(0, Client { handshake: Vec::new(), errors });
         state.definitions = Some(self.definitions.unwrap_or_default());
+        // A server that ended before its image was restored has not said that these are missing.
+        self.unrestored.extend(self.crash.into_iter().flat_map(|crash| crash.poisoned));
         (state.unrestored, state.evaluations) = (self.unrestored, self.evaluations);
         (state.restorable, state.saving) = (self.restorable, self.saving);
         state
@@ -485,14 +550,16 @@ impl RecoveryState {
 
     /// Takes the saves of a session that a new server continues: of each file, in order, `look` says what became of it.
     pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
-        let mut saves: Vec<_> = self.restorable.drain(..).map(|one| (one.checkpoint.file, one.position)).collect();
-        saves.extend(self.saving.drain(..).map(|save| (save.file, save.position)));
-        saves.sort_by_key(|(_, position)| *position);
-        for (file, position) in saves {
-            match look(&file) {
-                SavedFile::Usable(checkpoint) => {
-                    self.add_restorable(Restorable { checkpoint: *checkpoint, position });
-                }
+        let complete = self.restorable.drain(..).map(|Restorable { checkpoint, position, dropped }| Save {
+            file: checkpoint.file,
+            position,
+            dropped,
+        });
+        let mut saves: Vec<_> = complete.chain(self.saving.drain(..)).collect();
+        saves.sort_by_key(|save| save.position);
+        for save in saves {
+            match look(&save.file) {
+                SavedFile::Usable(checkpoint) => self.add_restorable(save.completed(*checkpoint)),
                 SavedFile::OfOtherProgram => self.restorable.clear(),
                 SavedFile::Unusable => {}
             }
@@ -509,9 +576,12 @@ impl RecoveryState {
     }
 
     /// The state as the next worker is given it: of the definitions only those that are not in the checkpoint.
-    pub(crate) fn for_worker(&self, calls: OpenCalls) -> Self {
-        let definitions = self.definitions.as_ref().map(|definitions| definitions.since(self.position()));
-        Self { calls, definitions, ..self.clone() }
+    pub(crate) fn for_worker(&mut self, calls: OpenCalls) -> Self {
+        let all = self.definitions.take();
+        let definitions = all.as_ref().map(|definitions| definitions.since(self.position()));
+        let state = Self { calls, definitions, ..self.clone() };
+        self.definitions = all;
+        state
     }
 
     /// What a checkpoint that is being saved contains, for whoever returns to it: definitions, and forms that are missing.
@@ -532,15 +602,15 @@ impl RecoveryState {
         state
     }
 
-    /// The definitions that the worker replays, in their order.
-    pub(crate) fn to_replay(&self) -> impl Iterator<Item = &Definition> {
-        self.definitions.iter().flat_map(Definitions::iter)
+    /// The definitions, in order. A worker is given those that it replays, and no others.
+    pub(crate) fn definitions(&self) -> impl Iterator<Item = &Definition> {
+        self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
 
-    /// How many definitions there were for which there was no room, as far as they are in no checkpoint.
+    /// How many definitions that the checkpoint does not contain were dropped for want of room.
     pub(crate) fn dropped(&self) -> usize {
-        let dropped = self.definitions.as_ref().map_or(0, Definitions::dropped);
-        if self.checkpoint().is_some() { 0 } else { dropped }
+        let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
+        self.restorable.back().map_or_else(since_the_beginning, |one| one.dropped)
     }
 }
 
@@ -565,6 +635,22 @@ mod tests {
         Definition { form, changes: Changes::default(), local: false, evaluation: 1, took: 0, too_long: None }
     }
 
+    fn checkpoint() -> Checkpoint {
+        Checkpoint {
+            name: "x".to_owned(),
+            file: "x.core".to_owned(),
+            bytes: 0,
+            seal: None,
+            evaluation: 1,
+            saved: jiff::Timestamp::UNIX_EPOCH,
+            heap: 0,
+            build: crate::build(),
+            automatic: false,
+            at_end: false,
+            defines: String::new(),
+        }
+    }
+
     fn with_definitions(codes: &[&str]) -> RecoveryState {
         let mut state = RecoveryState::new(true);
         codes.iter().for_each(|code| state.apply(SessionEvent::Defined(definition(code))));
@@ -572,18 +658,18 @@ mod tests {
     }
 
     fn codes(state: &RecoveryState) -> Vec<&str> {
-        state.to_replay().map(|definition| &*definition.form.code).collect()
+        state.definitions().map(|definition| &*definition.form.code).collect()
     }
 
     #[test]
     fn a_crash_during_a_replay_leaves_out_the_form_after_its_tries_and_reports_the_first_crash() {
         let mut state = with_definitions(&["(a)", "(b)", "(c)"]);
         let first = LastStatus { in_flight: true, background: vec![4], ..LastStatus::default() };
-        assert!(!state.lost(first, true, &Crash::new("died")));
+        assert!(!state.record_crash(first, true, &Crash::new("died")));
         let at_second = LastStatus { replaying: Some(1), ..LastStatus::default() };
-        assert!(state.lost(at_second.clone(), false, &Crash::new("died again")));
+        assert!(state.record_crash(at_second.clone(), false, &Crash::new("died again")));
         assert_eq!(codes(&state), ["(a)", "(b)", "(c)"]);
-        assert!(state.lost(at_second, false, &Crash::new("died again")));
+        assert!(state.record_crash(at_second, false, &Crash::new("died again")));
         assert_eq!(codes(&state), ["(a)", "(c)"]);
         let crash = state.crash.clone().expect("it was lost");
         assert_eq!((&*crash.cause, crash.in_flight, crash.background), ("died", true, vec![4]));
@@ -603,10 +689,64 @@ mod tests {
         }
         assert_eq!(state.unrestored.len(), MAX_UNRESTORED);
         for letter in ["x", "y", "z"] {
-            state.apply(SessionEvent::Defined(definition(&letter.repeat(MAX_UNRESTORED_BYTES / 2))));
+            state.apply(SessionEvent::Defined(definition(&letter.repeat(MAX_UNRESTORED_BYTES / 2 - 1000))));
             assert!(state.restored(&[(0, "it failed".to_owned())]));
         }
         assert_eq!(state.unrestored.len(), 2);
+    }
+
+    #[test]
+    fn a_return_to_a_checkpoint_clears_the_suspect_of_the_replay_before() {
+        let mut state = with_definitions(&["(a)", "(b)"]);
+        let at_first = LastStatus { replaying: Some(0), ..LastStatus::default() };
+        let killed = || Crash::new("was killed").killed();
+        (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
+        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), returned: None };
+        let saved = with_definitions(&["(c)", "(d)"]);
+        state.return_to(checkpoint(), &LastStatus::default(), replacement, saved);
+        state.apply(SessionEvent::Defined(definition("(e)")));
+        assert!(state.record_crash(at_first, false, &killed()));
+        assert_eq!(codes(&state), ["(c)", "(d)", "(e)"]);
+    }
+
+    #[test]
+    fn definitions_that_were_dropped_since_a_checkpoint_are_counted() {
+        let mut state = RecoveryState::new(true);
+        let large = |number: usize| definition(&format!("({number} {})", "x".repeat(1 << 20)));
+        (0..10).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
+        let checkpoint = checkpoint();
+        state.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
+        (10..20).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
+        state.apply(SessionEvent::Saved(Box::new(checkpoint)));
+        assert_eq!(state.dropped(), 0);
+        (20..40).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
+        assert_eq!(state.dropped() + state.definitions().count(), 30);
+    }
+
+    #[test]
+    fn a_form_that_failed_is_not_missing_when_later_forms_defined_its_names() {
+        let mut state = RecoveryState::new(true);
+        let defining = |code: &str, names: &[&str]| {
+            let defined = names.iter().map(|name| (*name).to_owned()).collect();
+            SessionEvent::Defined(Definition { changes: Changes { defined, ..Changes::default() }, ..definition(code) })
+        };
+        for (code, names) in [
+            ("(both)", &["FUNCTION F", "FUNCTION G"][..]),
+            ("(defun f)", &["FUNCTION F"]),
+            ("(other)", &["FUNCTION H"]),
+            ("(defun g)", &["FUNCTION G"]),
+            ("(other)", &["FUNCTION H"]),
+        ] {
+            state.apply(defining(code, names));
+        }
+        let missing = |indices: &[usize]| {
+            let failed: Vec<_> = indices.iter().map(|index| (*index, "it failed".to_owned())).collect();
+            state.failures(&failed).into_iter().map(|form| form.form.code).collect::<Vec<_>>()
+        };
+        assert!(missing(&[0]).is_empty());
+        assert_eq!(missing(&[0, 1]), ["(both)", "(defun f)"]);
+        assert!(missing(&[2]).is_empty());
+        assert_eq!(missing(&[2, 4]), ["(other)"]);
     }
 
     #[test]
@@ -616,7 +756,7 @@ mod tests {
         state.apply(SessionEvent::Handshake { call: 7, message: "{}".to_owned() });
         state.answered(7, 3);
         state.apply(SessionEvent::Saving { file: "x.core".to_owned() });
-        state.lost(LastStatus { replaying: Some(0), ..LastStatus::default() }, false, &Crash::new("died"));
+        state.record_crash(LastStatus { replaying: Some(0), ..LastStatus::default() }, false, &Crash::new("died"));
         let json = serde_json::to_value(&state).expect("JSON");
         let read: RecoveryState = serde_json::from_value(json.clone()).expect("a state");
         assert_eq!(serde_json::to_value(&read).expect("JSON"), json);
@@ -628,9 +768,11 @@ mod tests {
         let mut state = with_definitions(&["(a)"]);
         state.connected(3);
         state.calls = OpenCalls { numbers: vec![1], next: 2 };
-        state.lost(LastStatus::default(), true, &Crash::new("died"));
+        state.record_crash(LastStatus::default(), true, &Crash::new("died"));
+        state.crash.as_mut().unwrap().poisoned.push(Unrestored::new(&definition("(p)"), "it takes the image down"));
         let state = state.continued();
         assert_eq!(codes(&state), ["(a)"]);
+        assert_eq!(state.unrestored[0].form.code, "(p)");
         assert_eq!((state.clients.len(), state.calls.numbers.len(), state.crash.is_none()), (1, 0, true));
     }
 }

@@ -18,11 +18,13 @@ use crate::session::MAX_BACKGROUND;
 pub(crate) enum Status {
     /// The last job of the evaluation lane that began.
     Begun,
+    /// The client that this job is for.
+    Client,
     /// The last one of these that came to its end.
     Ended,
     /// When the last one that began must have been over, in nanoseconds as [`monotonic`] counts them; 0 for never.
     Due,
-    /// Which form of the journal is being restored, from 1.
+    /// The form that is being replayed, from 1; 0 for none.
     Restoring,
     /// The number of the last line that was read.
     Heard,
@@ -34,7 +36,7 @@ pub(crate) enum Status {
     Inspecting,
 }
 
-const COUNT: usize = 8;
+const COUNT: usize = 9;
 
 /// After them, the numbers of the evaluations in the background; 0 in place of one.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
-use super::framing::{Line, LineReader, Read};
+use super::framing::{Line, LineReader, MAX_LINE, Read};
 use super::output::{MAX_UNREAD, Output};
 use super::recorder::Recorder;
 use super::signals::Signals;
@@ -84,18 +84,25 @@ impl Driver {
         Self { input: Mutex::new(self.input.into_inner().recorded(recorder)), ..self }
     }
 
-    /// Reads the first line before anything is served, and hands it to `take`.
+    /// Reads lines of up to `limit` bytes, before anything is served, until `take` takes one.
     ///
     /// # Errors
     /// When there is none within `time`, or it cannot be read.
-    pub(crate) fn first_line<T>(&self, time: Duration, mut take: impl FnMut(&[u8]) -> Option<T>) -> io::Result<T> {
+    pub(crate) fn first_line<T>(
+        &self,
+        limit: usize,
+        time: Duration,
+        mut take: impl FnMut(&[u8]) -> Option<T>,
+    ) -> io::Result<T> {
         let mut input = self.input.lock();
+        input.limit = limit;
         let until = Instant::now() + time;
         loop {
             while let Some(line) = input.next_line() {
                 if let Line::Text(text) = line
                     && let Some(taken) = take(text)
                 {
+                    input.limit = MAX_LINE;
                     return Ok(taken);
                 }
             }

@@ -46,7 +46,8 @@ pub(crate) enum Read {
 #[derive(Debug)]
 pub(crate) struct LineReader {
     fd: OwnedFd,
-    limit: usize,
+    /// Bytes that a line may have.
+    pub(super) limit: usize,
     buffer: Vec<u8>,
     /// Where the next line begins.
     start: usize,

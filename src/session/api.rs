@@ -269,7 +269,11 @@ impl Session {
             let release = self.inner.release(&mut board, &self.connection, super::hold::RELEASED);
             board.push(Lane::Evaluation, release);
         }
+        let in_background = request.background;
         board.push(Lane::Evaluation, request);
+        if let Some(observer) = self.inner.observer.get().filter(|_| in_background) {
+            observer.in_background(&mut board.background_numbers());
+        }
         self.inner.leave_board(board);
         Some(id)
     }
@@ -298,6 +302,9 @@ impl Session {
     pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
         let mut board = self.inner.board.lock();
         let left = board.leave(id.0, Box::new(left));
+        if let Some(observer) = self.inner.observer.get().filter(|_| left.is_some()) {
+            observer.in_background(&mut board.background_numbers());
+        }
         self.inner.leave_board(board);
         if let Some(left) = left {
             left(Arc::new(self.so_far(id)));

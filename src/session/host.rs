@@ -271,7 +271,8 @@ impl Inner {
             && let Some(observer) = self.observer.get()
         {
             // What the server does of its own accord has a number of its own, above those of what waits.
-            observer.begun(running.id, running.deadline.map(|end| end.saturating_duration_since(now)));
+            let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
+            observer.begun(running.id, running.connection.id, timeout);
         }
         if running.evaluates() {
             self.begun.fetch_add(1, Ordering::Relaxed);

@@ -10,8 +10,8 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
 /// that it belongs to: nothing may block.
 pub(crate) trait Observer: Send + Sync {
-    /// The evaluation lane takes a job, which is interrupted after `timeout`.
-    fn begun(&self, _job: u64, _timeout: Option<Duration>) {}
+    /// The evaluation lane takes a job of this connection's, which is interrupted after `timeout`.
+    fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
     /// It gets so much time from now on, or any.
     fn extended(&self, _more: Option<Duration>) {}
     /// What the job of that lane does now, if that is something in particular.

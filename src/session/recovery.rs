@@ -148,9 +148,9 @@ impl Session {
     /// said of it.
     pub(crate) fn end_all(&self) -> Vec<String> {
         let mut board = self.inner.board.lock();
+        let said = said_of(&board);
         let mut answers = self.inner.end_waiting(&mut board, Lane::Evaluation);
         answers.extend(self.inner.end_waiting(&mut board, Lane::Inspection));
-        let said = said_of(&board);
         answers.extend(self.inner.end_waiting(&mut board, Lane::Background));
         let running: Vec<_> = board.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {

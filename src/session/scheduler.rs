@@ -616,9 +616,11 @@ impl Board {
             && background().all(|running| running.id == job || running.awaits.is_some_and(never_begins))
     }
 
-    /// The numbers of the evaluations in the background.
+    /// The numbers of the evaluations in the background, including those that have not begun.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
-        let waiting = self.waiting[Lane::Background as usize].iter().map(|request| request.job.evaluation);
+        let behind = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
+        let waiting = self.waiting[Lane::Background as usize].iter().chain(behind);
+        let waiting = waiting.map(|request| request.job.evaluation);
         let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
         let finishing = self.finishing.iter().filter(|finishing| finishing.background);
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))

@@ -45,7 +45,7 @@ impl Recovery {
     /// # Errors
     /// A sentence: its image needs another heap, a newer program wrote its log, or the log cannot be written.
     pub(super) fn continue_session(&mut self, durable: &Durable) -> Result<(), String> {
-        let Loaded { state, unreadable, .. } = durable.load()?;
+        let Loaded { state, unreadable } = durable.load()?;
         self.state = state.continued();
         let files = self.state.saved_files();
         let manifests = store::manifests(durable.directory());
@@ -84,7 +84,12 @@ impl Recovery {
         if unreadable > 0 {
             let lines =
                 if unreadable == 1 { "A line of its log".to_owned() } else { format!("{unreadable} lines of its log") };
-            let text = format!("{lines} could not be read: some definitions may be missing.");
+            let copy = log::keep_damaged(durable.directory());
+            let copy =
+                copy.map_err(|error| format!("The log of the session {:?} cannot be copied: {error}.", durable.name))?;
+            let copy = copy.display();
+            let text =
+                format!("{lines} could not be read: some definitions may be missing. {copy} has a copy of the log.");
             remark = Some(remark.map_or(text.clone(), |remark| format!("{remark} {text}")));
         }
         if let Some(remark) = &remark {
@@ -102,10 +107,10 @@ impl Recovery {
         Ok(())
     }
 
-    /// Compacts the log, after a change that no event tells.
+    /// Compacts the log, after a change that is no event.
     fn compact_log(&mut self) {
         if let Some(log) = &mut self.log
-            && let Err(error) = log.compact(&self.state)
+            && let Err(error) = log.compact(&self.state.clone().continued())
         {
             tracing::warn!("the session's log cannot be written: {error}");
         }
@@ -125,14 +130,13 @@ impl Recovery {
         {
             replaced_by = Some(checkpoint.clone());
         }
-        self.state.apply(event.clone());
+        let must_compact = self.log.as_mut().filter(|_| event.outlives_server()).is_some_and(|log| log.append(&event));
+        self.state.apply(event);
         if let Some(checkpoint) = replaced_by {
             // Not before this: until now the next image would have been booted from the older one.
             self.checkpoints.delete_replaced(&checkpoint);
         }
-        if let Some(log) = &mut self.log
-            && log.append(event)
-        {
+        if must_compact {
             self.compact_log();
         }
     }
@@ -142,6 +146,11 @@ impl Recovery {
         let client = self.requests.finish(call)?;
         self.state.answered(call, client);
         Some(client)
+    }
+
+    /// The clients, by the numbers of their connections.
+    pub(super) fn clients(&self) -> impl Iterator<Item = u64> {
+        self.state.clients.keys().copied()
     }
 
     /// Records that a client has connected.
@@ -156,28 +165,26 @@ impl Recovery {
         self.requests.add(client, b"");
     }
 
-    /// Records that the worker has replayed its definitions, but for those at these indices.
+    /// Records that the worker has replayed its definitions, except those at the indices in `failed`.
     pub(super) fn restored(&mut self, failed: &[(usize, String)]) {
         if self.state.restored(failed) {
             self.compact_log();
         }
     }
 
-    /// Records that a worker was lost, which had replayed its definitions or not. Returns true when the replay got further
-    /// than last time, or will.
-    pub(super) fn lost(&mut self, status: &WorkerStatus, restored: bool, crash: &Crash) -> bool {
-        self.take_finished_saves();
+    /// Records the crash of a worker that had replayed its definitions, if it was `restored`. Returns true when the replay got
+    /// further than last time, or will.
+    pub(super) fn record_crash(&mut self, status: &WorkerStatus, restored: bool, crash: &Crash) -> bool {
+        self.record_finished_saves();
         let last = self.last_status(status);
-        self.state.lost(last, restored, crash)
+        self.state.record_crash(last, restored, crash)
     }
 
-    /// Records the saves that were completed when the worker could not report it any more. Returns true if there are any.
-    pub(super) fn take_finished_saves(&mut self) -> bool {
+    /// Records the saves that were completed when the worker could not report it any more.
+    fn record_finished_saves(&mut self) {
         let files = self.state.files_being_saved();
         let finished: Vec<_> = files.filter_map(|file| self.checkpoints.of_file(file)).collect();
-        let any = !finished.is_empty();
         finished.into_iter().for_each(|checkpoint| self.record(SessionEvent::Saved(Box::new(checkpoint))));
-        any
     }
 
     /// Reads what a worker's status page says.
@@ -188,8 +195,7 @@ impl Recovery {
         LastStatus {
             begun,
             in_flight: begun > status.get(Status::Ended),
-            // A job that no call asked for is the server's own.
-            client: self.requests.connection(call_of_job(begun)).unwrap_or(0),
+            client: status.get(Status::Client),
             background: status.background(),
             step: status.step(),
             replaying,
@@ -200,7 +206,7 @@ impl Recovery {
 
     /// Records that a call resets the session; `notices` are those of the image that the client has not seen yet.
     pub(super) fn reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
-        let replacement = self.replacement(call, notices, None);
+        let replacement = self.replacement(call, notices);
         self.state.reset(&self.last_status(status), replacement);
         self.compact_log();
         self.checkpoints.forget_since(None);
@@ -210,15 +216,14 @@ impl Recovery {
     pub(super) fn return_to(&mut self, status: &WorkerStatus, call: u64, checkpoint: Checkpoint, notices: Vec<String>) {
         // The session may not have come through that checkpoint.
         let saved = log::load_content(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
-        let replacement = self.replacement(call, notices, Some(checkpoint.clone()));
-        self.state.returned(&self.last_status(status), replacement, saved);
+        let replacement = self.replacement(call, notices);
+        self.state.return_to(checkpoint.clone(), &self.last_status(status), replacement, saved);
         self.compact_log();
         self.checkpoints.forget_since(Some(&checkpoint));
     }
 
-    fn replacement(&self, call: u64, notices: Vec<String>, checkpoint: Option<Checkpoint>) -> Replacement {
-        let client = self.requests.connection(call).unwrap_or(0);
-        Replacement { call, client, notices, checkpoint: checkpoint.map(|checkpoint| (checkpoint, 0)) }
+    fn replacement(&self, call: u64, notices: Vec<String>) -> Replacement {
+        Replacement { call, client: self.requests.connection(call).unwrap_or(0), notices, returned: None }
     }
 
     /// True when a call may ask for another image: it is open, and has not got one.
@@ -229,23 +234,26 @@ impl Recovery {
     /// The core that the next image is booted from; `None` for the plain one.
     pub(super) fn image(&mut self) -> Option<PathBuf> {
         let (checkpoints, begins_with_checkpoints) = (&self.checkpoints, self.begins_with_checkpoints);
+        let requested = self.state.requested_checkpoint();
         // Named checkpoints may have been deleted since.
-        self.state.retain_checkpoints(|one| begins_with_checkpoints && checkpoints.path(one).is_file());
+        self.state.retain_checkpoints(|one| {
+            (begins_with_checkpoints || requested.as_ref() == Some(&one.file)) && checkpoints.path(one).is_file()
+        });
         self.state.checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint))
     }
 
     /// The recovery state as the next worker is given it. It reads the open calls once it is ready.
-    fn for_worker(&self) -> RecoveryState {
+    fn for_worker(&mut self) -> RecoveryState {
         let numbers = self.requests.iter().map(|(number, ..)| number).collect();
         self.state.for_worker(OpenCalls { numbers, next: self.requests.next() })
     }
 
     /// Gives a worker its recovery state.
-    pub(super) fn hand_over(&self, worker: &mut WorkerProcess) -> io::Result<()> {
+    pub(super) fn hand_over(&mut self, worker: &mut WorkerProcess) -> io::Result<()> {
         let state = self.for_worker();
         let mut line = serde_json::to_vec(&state)?;
         if line.len() >= MAX_LINE {
-            // Control characters take six bytes each. The definitions always fit.
+            // Control characters take six bytes each.
             line = serde_json::to_vec(&state.without_histories())?;
         }
         line.push(b'\n');
@@ -288,10 +296,13 @@ mod tests {
         recovery.record(saving("of which nothing came.core"));
         recovery.record(saving(&*second.file));
         assert_eq!(recovery.image(), Some(place.0.path(&first)));
-        recovery.lost(&status, true, &Crash::new("died"));
+        recovery.record_crash(&status, true, &Crash::new("died"));
+        assert_eq!(recovery.image(), Some(place.0.path(&second)));
+        // Somebody may have ended an image that booted from it.
+        recovery.record_crash(&status, false, &Crash::new("was killed").killed());
         assert_eq!(recovery.image(), Some(place.0.path(&second)));
         // A checkpoint that does not come up gives way to the one before.
-        recovery.lost(&status, false, &Crash::new("died"));
+        recovery.record_crash(&status, false, &Crash::new("died"));
         assert_eq!(recovery.image(), Some(place.0.path(&first)));
     }
 
@@ -307,13 +318,13 @@ mod tests {
         for number in 1..MAX_SAVING {
             recovery.record(saving(format!("{number}.core")));
         }
-        recovery.lost(&status, true, &Crash::new("died"));
+        recovery.record_crash(&status, true, &Crash::new("died"));
         assert_eq!(recovery.image(), None);
-        assert!(!recovery.take_finished_saves());
+        recovery.record_finished_saves();
+        assert_eq!(recovery.image(), None);
         std::fs::rename(&unfinished, &manifest).expect("it is there");
-        assert!(recovery.take_finished_saves());
+        recovery.record_finished_saves();
         assert_eq!(recovery.image(), Some(place.0.path(&late)));
-        assert!(!recovery.take_finished_saves());
     }
 
     #[test]

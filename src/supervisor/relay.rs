@@ -35,6 +35,9 @@ use crate::session::recovery::failed;
 /// than may wait, and one line is on its way to it: so a cancellation comes through.
 const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
+/// Characters of an error that a notice shows.
+const MAX_REASON: usize = 200;
+
 /// What is to be done before the next step.
 #[must_use]
 #[derive(Debug)]
@@ -227,7 +230,11 @@ impl Relay {
             match kind {
                 Kind::Event => match WorkerEvent::decode(payload) {
                     Ok(event) => self.take_event(id, event)?,
-                    Err(error) => report_unreadable(process, &error),
+                    Err(_) if !process.restored => {
+                        let crash = Crash::new("reported something that cannot be read, and was ended");
+                        return Err(Verdict::Replace(id, crash));
+                    }
+                    Err(error) => report_unreadable(process, recovery.clients(), &error),
                 },
                 _ if !is_ready => return Err(malformed(id)),
                 Kind::Answer => {
@@ -445,7 +452,7 @@ impl Relay {
             return;
         }
         self.end_processes_of(id);
-        if let Some(Err(reason)) = self.workers.get_mut(&id).map(|worker| worker.lost(crash)) {
+        if let Some(Err(reason)) = self.workers.get_mut(&id).map(|worker| worker.record_loss(crash)) {
             tracing::error!("{reason}");
             self.fail(reason);
         }
@@ -465,13 +472,20 @@ impl Relay {
     }
 }
 
-/// Reports an event that cannot be read, on stderr and to the server's client: the next image may lack what it said.
-fn report_unreadable(worker: &mut WorkerProcess, error: &serde_json::Error) {
+/// Reports an event that cannot be read, on stderr and to the clients: the next image may lack the change. Only the first
+/// such event of a process is reported.
+fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u64>, error: &serde_json::Error) {
+    if std::mem::replace(&mut worker.has_unreadable, true) {
+        return;
+    }
+    let error: String = error.to_string().chars().take(MAX_REASON).collect();
     tracing::error!("the worker reported an event that cannot be read: {error}");
     let text = format!("The supervisor could not read what the image reported ({error}): the next image may lack it.");
     if let Some(input) = &mut worker.input {
-        // A worker that is gone already is noticed elsewhere.
-        let _ = input.put(&notice(0, &text));
+        for client in clients {
+            // A worker that is gone already is noticed elsewhere.
+            let _ = input.put(&notice(client, &text));
+        }
     }
 }
 

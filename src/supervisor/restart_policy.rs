@@ -17,7 +17,7 @@ const BACKOFF: Duration = Duration::from_millis(50);
 pub(super) enum Stage {
     /// It could not be started, or said that it cannot.
     Unstarted,
-    /// It started, and restored what there was.
+    /// It started, and was booting or replaying definitions.
     Starting,
     /// It served.
     Serving,
@@ -37,7 +37,7 @@ impl RestartPolicy {
 
     /// Notes that a worker is lost. Returns when to start the next one; `Err`, how many were lost, when there is no
     /// point in that.
-    pub(super) fn lost(&mut self, stage: Stage, now: Instant) -> Result<Instant, String> {
+    pub(super) fn after_loss(&mut self, stage: Stage, now: Instant) -> Result<Instant, String> {
         self.losses.retain(|(at, _)| now - *at < WITHIN);
         self.losses.push((now, stage));
         let count = |stage: Stage| self.losses.iter().filter(|(_, other)| *other == stage).count();
@@ -59,15 +59,15 @@ mod tests {
         let mut policy = RestartPolicy::default();
         for _ in 0..3 {
             for _ in 1..MAX_LOSSES {
-                assert_eq!(policy.lost(Stage::Serving, now), Ok(now));
+                assert_eq!(policy.after_loss(Stage::Serving, now), Ok(now));
             }
             policy.answered();
         }
         for _ in 1..MAX_EARLY_LOSSES {
-            assert_eq!(policy.lost(Stage::Starting, now), Ok(now));
+            assert_eq!(policy.after_loss(Stage::Starting, now), Ok(now));
         }
-        assert!(policy.lost(Stage::Starting, now).unwrap_err().starts_with("5 times"));
-        assert_eq!(policy.lost(Stage::Starting, now + WITHIN), Ok(now + WITHIN));
+        assert!(policy.after_loss(Stage::Starting, now).unwrap_err().starts_with("5 times"));
+        assert_eq!(policy.after_loss(Stage::Starting, now + WITHIN), Ok(now + WITHIN));
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         let now = Instant::now();
         let mut policy = RestartPolicy::default();
         let delays = [1, 2, 4, 8].map(|times| Ok(now + BACKOFF * times));
-        assert_eq!([0; 4].map(|_| policy.lost(Stage::Unstarted, now)), delays);
-        assert!(policy.lost(Stage::Unstarted, now).is_err());
+        assert_eq!([0; 4].map(|_| policy.after_loss(Stage::Unstarted, now)), delays);
+        assert!(policy.after_loss(Stage::Unstarted, now).is_err());
     }
 }

@@ -93,7 +93,7 @@ impl Worker {
     }
 
     /// Records the loss of the process, and when to start the next one. Fails with a reason when there is no point in that.
-    pub(super) fn lost(&mut self, crash: &Crash) -> Result<(), String> {
+    pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<(), String> {
         let process = self.process.take();
         let cause = &crash.cause;
         tracing::warn!("the Lisp image {cause}");
@@ -103,14 +103,14 @@ impl Worker {
             _ => Stage::Unstarted,
         };
         if let Some(process) = process
-            && self.recovery.lost(&process.status, process.restored, crash)
+            && self.recovery.record_crash(&process.status, process.restored, crash)
         {
             self.start_at = Instant::now();
             return Ok(());
         }
         self.start_at = self
             .restarts
-            .lost(stage, Instant::now())
+            .after_loss(stage, Instant::now())
             .map_err(|times| format!("the Lisp image was lost {times} (the last one {cause}); the server gives up"))?;
         Ok(())
     }

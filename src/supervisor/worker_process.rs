@@ -68,6 +68,7 @@ pub(super) fn start(
         ready: false,
         restored: false,
         bye: None,
+        has_unreadable: false,
     })
 }
 
@@ -108,6 +109,8 @@ pub(super) struct WorkerProcess {
     pub(super) restored: bool,
     /// The status that it said it would end with.
     pub(super) bye: Option<i32>,
+    /// It has reported an event that cannot be read.
+    pub(super) has_unreadable: bool,
 }
 
 impl WorkerProcess {

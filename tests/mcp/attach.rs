@@ -610,6 +610,38 @@ fn image_loss_is_notified_at_once_to_clients_with_the_notice_capability() {
     );
 }
 
+/// The supervisor keeps what each client's last evaluation did to its error state, over one loss after another.
+#[test]
+fn error_cleared_by_an_attached_client_after_a_loss_stays_cleared_after_the_next() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    client.fail("(error \"before\")");
+    kill_worker(&server);
+    server.goes_on_after_loss();
+    assert!(client.last_error().contains("before"));
+    assert!(client.evaluate("1").ends_with("=> 1"));
+    assert!(client.last_error().starts_with("No error"));
+    kill_worker(&server);
+    server.goes_on_after_loss();
+    assert!(client.last_error().starts_with("No error"));
+}
+
+#[test]
+fn cancelled_evaluation_of_an_attached_client_that_cannot_be_stopped_is_its_own_error() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let marker = runtime.directory.join("marker");
+    let code = format!("(sb-sys:without-interrupts (open {marker:?} :direction :output) (loop))");
+    let id = client.post_call("evaluate-lisp", json!({"code": code, "timeout": 600}));
+    until("it runs", || marker.exists());
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
+    server.goes_on_after_loss();
+    assert!(client.last_error().starts_with("Error: CANCELLED"));
+    assert!(last_error(&mut server).starts_with("No error"));
+}
+
 trait GoesOn {
     fn goes_on_after_loss(&mut self);
 }

@@ -2,6 +2,7 @@
 
 use crate::client::{Server, bad, fail, good, last_error};
 use crate::mode::{Mode, both_modes};
+use crate::processes::kill_worker;
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -183,6 +184,23 @@ fn reset_ends_running_evaluations_with_a_notice(mode: Mode) {
     assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
     let (text, is_error) = evaluation(&mut server, first, "status");
     assert!(is_error && text.contains("no longer kept"), "{text}");
+}
+
+/// Its call was answered before it began: nobody else says what became of it.
+#[apply(both_modes)]
+fn background_evaluation_that_has_not_begun_is_named_by_a_reset_and_an_image_loss(mode: Mode) {
+    let mut server = mode.ready();
+    server.post_running("", "(sleep 600)", 600.0);
+    let id = begin(&mut server, "1");
+    let text = good(&mut server, "reset-session", json!({}));
+    assert!(text.contains(&format!("Evaluation {id}, in the background, has been ended.")), "{text}");
+    if mode == Mode::Supervised {
+        server.post_running("", "(sleep 600)", 600.0);
+        let id = begin(&mut server, "1");
+        kill_worker(&server);
+        let text = server.evaluate("(+ 1 2)");
+        assert!(text.contains(&format!("Evaluation {id}, in the background, has been lost with its image.")), "{text}");
+    }
 }
 
 #[test]

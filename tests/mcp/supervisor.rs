@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::client::{BINARY, Scratch, Server, outcome};
+use crate::client::{BINARY, Scratch, Server, good, outcome};
 use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, until, worker};
 use serde_json::{Value, json};
 
@@ -179,6 +179,56 @@ fn restore_none_option_restores_no_definitions() {
     let text = server.evaluate("(fboundp 'f)");
     assert!(text.contains("Nothing was restored (--restore none)") && text.ends_with("=> NIL"), "{text}");
     assert!(server.call_tool("configure-limits", json!({})).0.contains("timeout: 7 seconds"));
+}
+
+#[test]
+fn checkpoint_is_restored_on_request_whatever_the_restore_option() {
+    for option in ["none", "definitions"] {
+        let mut server = Server::start_with(&["--restore", option]);
+        server.initialize("2025-11-25");
+        server.evaluate("(defvar *x* 1) (setf *x* 2)");
+        good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+        server.evaluate("(setf *x* 3)");
+        let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+        assert!(text.contains("Restored"), "{text}");
+        assert_eq!(server.evaluate("*x*"), "=> 2");
+        // The next image is what the option says.
+        kill_worker(&server);
+        let text = server.evaluate("(if (boundp '*x*) *x* :unbound)");
+        assert!(text.ends_with(if option == "none" { "=> :UNBOUND" } else { "=> 1" }), "{text}");
+    }
+}
+
+#[test]
+fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
+    let mut server = Server::ready();
+    server.evaluate("(defun g () 1)");
+    for code in ["(progn (defun f () 1) (error \"then\"))", "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0))"] {
+        assert!(server.call_tool("evaluate-lisp", json!({"code": code})).1);
+    }
+    let code = "(progn (defvar *v* 1) (loop))";
+    assert!(server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.3})).1);
+    // Defined again since.
+    assert!(server.call_tool("evaluate-lisp", json!({"code": "(progn (defun h () 1) (error \"then\"))"})).1);
+    server.evaluate("(defun h () 2)");
+    kill_worker(&server);
+    let text = server.evaluate("(list (fboundp 'f) (find-class 'c nil) (boundp '*v*) (g) (h))");
+    assert!(text.ends_with("=> (NIL NIL NIL 1 2)"), "{text}");
+    assert!(text.contains("Restored: 2 of 5 forms that defined something. Not restored:"), "{text}");
+    let lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().strip_prefix("- ")).collect();
+    assert_eq!(
+        lines,
+        [
+            "(progn (defun f () 1) (error \"then\")) (it failed, but had defined FUNCTION COMMON-LISP-USER::F)",
+            "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (it failed, but had defined \
+             CLASS COMMON-LISP-USER::C, FUNCTION COMMON-LISP-USER::M)",
+            "(progn (defvar *v* 1) (loop)) (it failed, but had defined VARIABLE COMMON-LISP-USER::*V*)",
+        ],
+        "{text}"
+    );
+    server.evaluate("(defun f () 3)");
+    let text = good(&mut server, "list-definitions", json!({}));
+    assert!(text.contains("(defclass c") && !text.contains("(defun f () 1)"), "{text}");
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn call_now(call: Call, request: CallToolRequestParams) {
         }
         let returns = name == checkpoint::NAME && worker.returned_for(call_of_job(call.number)).is_some();
         if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
-            let lost = worker.lost(&session);
+            let lost = worker.lost_outcome(&session);
             return call.reply(lost);
         }
         session.number_from(call.number);

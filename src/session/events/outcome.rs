@@ -10,7 +10,9 @@ use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
 use crate::interruption::Stuck;
 use crate::listed;
-use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Field, Outcome, Timing, Warning, interleaved};
+use crate::outcome::{
+    Changes, Clipped, DefiningForm, ErrorRecord, Field, FormRole, Outcome, Timing, Warning, interleaved,
+};
 use crate::session::operation::RecordsBuilder;
 
 /// Notices of an evaluation in the background, and characters of one.
@@ -70,8 +72,8 @@ pub(crate) struct OutcomeBuilder {
     /// What it does that has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
-    /// What the last of these forms changed.
-    last_changes: Changes,
+    /// The last form that defined something, whether it failed then or not, and its changes.
+    last_defined: Option<(DefiningForm, Changes)>,
     notices: Vec<String>,
     records: RecordsBuilder,
 }
@@ -258,10 +260,9 @@ impl OutcomeBuilder {
                 }
             }
             Event::Defined(start, description) => {
-                if let Some((form, changes)) = defining_form(&self.code, start, &description.to_owned()) {
-                    self.defined.push(form);
-                    self.last_changes = changes;
-                }
+                self.last_defined = defining_form(&self.code, start, &description.to_owned());
+                let defined = self.last_defined.iter().filter(|(_, changes)| changes.role != FormRole::Failed);
+                self.defined.extend(defined.map(|(form, _)| form.clone()));
             }
             event @ Event::Record(_) => {
                 let enough = self.records.event(event);
@@ -292,9 +293,9 @@ impl OutcomeBuilder {
         Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
-    /// The last form that defined something, and what.
-    pub(crate) fn last_defined(&self) -> Option<(&DefiningForm, &Changes)> {
-        Some((self.defined.last()?, &self.last_changes))
+    /// The last form that defined something, whether it failed then or not, and its changes.
+    pub(crate) fn last_defined(&self) -> Option<&(DefiningForm, Changes)> {
+        self.last_defined.as_ref()
     }
 
     /// What operations said so far of how far they are, in lines.
