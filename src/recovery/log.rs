@@ -39,7 +39,7 @@ enum LogLine<'a> {
         format: u32,
         /// The program that wrote it.
         build: String,
-        state: Cow<'a, RecoveryState>,
+        state: Box<Cow<'a, RecoveryState>>,
     },
     /// A change since.
     Event(Cow<'a, SessionEvent>),
@@ -126,7 +126,7 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
             return Err(format!("a newer sbcl-mcp wrote its log ({build}); use that one, or a newer one"));
         }
         match serde_json::from_slice(&line) {
-            Ok(LogLine::Snapshot { state, .. }) => loaded.state = state.into_owned(),
+            Ok(LogLine::Snapshot { state, .. }) => loaded.state = (*state).into_owned(),
             Ok(LogLine::Event(event)) => loaded.state.apply(event.into_owned()),
             Err(_) => match serde_json::from_slice::<OldLine>(&line) {
                 Ok(old) => old.apply_to(&mut loaded.state),
@@ -149,8 +149,9 @@ pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<
 /// The first line of a log. Histories of errors are left out if they make it too long; the rest of the state has bounds that
 /// let it fit.
 fn snapshot(state: &RecoveryState) -> Vec<u8> {
-    let encoded =
-        |state| encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state: Cow::Borrowed(state) });
+    let encoded = |state| {
+        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state: Box::new(Cow::Borrowed(state)) })
+    };
     let whole = encoded(state);
     if whole.len() < MAX_LINE { whole } else { encoded(&state.without_histories()) }
 }
