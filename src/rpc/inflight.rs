@@ -87,7 +87,9 @@ struct Call {
     /// None for a part of a batch, which has them.
     bytes: usize,
     place: Place,
-    cancel: Option<Cancel>,
+    /// What stops the call's steps. A step may begin before the one before it is registered here; to stop a step that is over
+    /// does nothing.
+    cancel: Vec<Cancel>,
     progress: Option<Progress>,
     /// What is done when it is not answered by then.
     late: Option<(Instant, Cancel)>,
@@ -205,7 +207,7 @@ impl Inflight {
                 (Place::Batch(batch.clone()), 0)
             }
         };
-        table.calls.insert(number, Call { id, bytes, place, cancel: None, progress: None, late: None });
+        table.calls.insert(number, Call { id, bytes, place, cancel: Vec::new(), progress: None, late: None });
         Ok(Responder { call: number, inflight: self.clone(), settled: false })
     }
 
@@ -234,9 +236,7 @@ impl Inflight {
         }
         drop(table);
         self.output.answered();
-        if let Some(cancel) = call.cancel {
-            cancel();
-        }
+        call.cancel.into_iter().for_each(|cancel| cancel());
         // With what they would have answered, which finds nobody.
         drop(withdrawn);
     }
@@ -330,11 +330,12 @@ impl Inflight {
         self.output.answered();
     }
 
-    /// Has `cancel` called should the client cancel this call before it is answered.
-    pub(crate) fn on_cancel(&self, call: u64, cancel: impl FnOnce() + Send + 'static) {
-        if let Some(call) = self.table.lock().calls.get_mut(&call) {
-            call.cancel = Some(Box::new(cancel));
-        }
+    /// Calls `cancel`, too, if the client cancels this call before it is answered. Returns false if the call is cancelled or
+    /// answered already.
+    pub(crate) fn on_cancel(&self, call: u64, cancel: impl FnOnce() + Send + 'static) -> bool {
+        let mut table = self.table.lock();
+        let call = table.calls.get_mut(&call);
+        call.map(|call| call.cancel.push(Box::new(cancel))).is_some()
     }
 
     /// Has `late` called if the call is not answered after `time`.
@@ -663,7 +664,10 @@ mod tests {
             );
             let (late, called) = (late.clone(), called.clone());
             inflight.after(responder.call(), Duration::from_secs(1), move || _ = late.fetch_add(1, Ordering::Relaxed));
-            inflight.on_cancel(responder.call(), move || _ = called.fetch_add(1, Ordering::Relaxed));
+            for _ in 0..2 {
+                let called = called.clone();
+                assert!(inflight.on_cancel(responder.call(), move || _ = called.fetch_add(1, Ordering::Relaxed)));
+            }
         }
         let [first, second] = responders;
         first.answer(json!(1));
@@ -673,7 +677,8 @@ mod tests {
         assert_eq!((late.load(Ordering::Relaxed), called.load(Ordering::Relaxed)), (1, 0));
         client.inflight.cancel(&RequestId::Number(2));
         client.inflight.cancel(&RequestId::Number(2));
-        assert_eq!(called.load(Ordering::Relaxed), 1);
+        assert_eq!(called.load(Ordering::Relaxed), 2);
+        assert!(!client.inflight.on_cancel(second.call(), || unreachable!("it is cancelled already")));
         assert_eq!(client.inflight.due(now + Duration::from_secs(9)), None);
         second.answer(json!(2));
         let said = client.end();

@@ -185,7 +185,12 @@ fn request(call: Call, asked: Asked, outcome: Arc<Outcome>, question: ElicitRequ
     let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
     let (session, waiting) = (call.session().clone(), call.waiting());
     let (asking, hold) = (session.asking(), session.limits().hold);
-    waiting.on_cancel(move || _ = session.abort_held(drop));
+    let held = session.clone();
+    if !waiting.on_cancel(move || _ = held.abort_held(drop)) {
+        // It was cancelled as the evaluation failed.
+        session.abort_held(drop);
+        return;
+    }
     // The hold ends then, whatever the person does.
     waiting.ask("elicitation/create", &params, hold, move |result| {
         let reason = match result.map(serde_json::from_value::<ElicitResult>) {

@@ -128,9 +128,10 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Has `cancel` called should the client cancel it.
-    pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) {
-        self.inflight.on_cancel(self.call, cancel);
+    /// Calls `cancel`, too, if the client cancels the call before it is answered. Returns false if it is cancelled or answered
+    /// already.
+    pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) -> bool {
+        self.inflight.on_cancel(self.call, cancel)
     }
 
     /// Has `late` called if it is not answered after `time`.

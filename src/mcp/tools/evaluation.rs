@@ -110,7 +110,8 @@ pub(super) fn call(session: &Session, arguments: JsonObject) -> Result<Step, Fau
                         Ok(()) => call.answer(status_of(&of, id)),
                         Err(error) => call.refuse(error),
                     });
-                    return waiting.on_cancel(move || session.cancel(job));
+                    waiting.on_cancel(move || session.cancel(job));
+                    return;
                 }
                 if let Err(error) = session.cancel_evaluation(id) {
                     return call.refuse(error);
