@@ -314,7 +314,7 @@ impl Conversation {
     }
 }
 
-/// Why `initialize` is refused: the next worker could not be given it.
+/// The error for an `initialize` that is too large to be handed to the next worker.
 fn too_large_handshake(bytes: usize) -> ErrorData {
     let limit = MAX_HANDSHAKE_MESSAGE;
     let reason = format!("initialize takes {bytes} bytes, and {limit} is the limit: send smaller capabilities");
