@@ -114,8 +114,8 @@ fn restore(call: Call, checkpoint: Checkpoint) {
                 .to_owned(),
         );
     };
-    let line = call_of_job(call.number);
-    match recovery.returned_for(line) {
+    let number = call_of_job(call.number);
+    match recovery.returned_for(number) {
         Some(Ok(returned)) => {
             let (checkpoint, forgotten) = (returned.checkpoint.clone(), returned.forgotten);
             with_package(&session, move |package| {
@@ -132,7 +132,7 @@ fn restore(call: Call, checkpoint: Checkpoint) {
             call.leave();
             session.abandon();
             inflight.withdraw_all(WITHDRAWN);
-            recovery.request_restore(line, checkpoint, &session);
+            recovery.request_restore(number, checkpoint, &session);
         }
     }
 }

@@ -235,14 +235,14 @@ fn is_about_errors(tool: &str) -> bool {
 /// Calls a tool, as soon as the image is as it was.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
     match call.context.recovery.clone() {
-        Some(worker)
-            if worker.is_restoring()
+        Some(recovery)
+            if recovery.is_restoring()
                 && (!MEANWHILE.contains(&&*request.name)
-                    || is_about_errors(&request.name) && worker.has_cancelled(call.session())) =>
+                    || is_about_errors(&request.name) && recovery.has_cancelled(call.session())) =>
         {
-            let progress = worker.clone();
+            let progress = recovery.clone();
             call.waiting().report_waiting(move || progress.progress());
-            worker.when_restored(move |restoration| match restoration {
+            recovery.when_restored(move |restoration| match restoration {
                 // Its client wants no answer any more.
                 _ if !call.is_awaited() => {}
                 Restoration::Over => call_now(call, request),
@@ -258,13 +258,13 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
 fn call_now(call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
-    if let Some(worker) = &call.context.recovery {
-        if let Some(lost) = worker.lost_question(call.number) {
+    if let Some(recovery) = &call.context.recovery {
+        if let Some(lost) = recovery.lost_question(call.number) {
             return call.refuse(Fault::Value(lost));
         }
-        let returns = name == checkpoint::NAME && worker.returned_for(call_of_job(call.number)).is_some();
-        if !REPEATABLE.contains(&&*name) && !returns && worker.has_begun(call.number) {
-            let lost = worker.lost_outcome(&session);
+        let returns = name == checkpoint::NAME && recovery.returned_for(call_of_job(call.number)).is_some();
+        if !REPEATABLE.contains(&&*name) && !returns && recovery.has_begun(call.number) {
+            let lost = recovery.lost_outcome(&session);
             return call.reply(lost);
         }
         session.number_from(call.number);

@@ -32,8 +32,8 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             call.reply(Reply::Reset(notices));
         };
         if let Some(recovery) = call.context.recovery.clone() {
-            let line = call_of_job(call.number);
-            if recovery.is_fresh_for(line) {
+            let number = call_of_job(call.number);
+            if recovery.is_fresh_for(number) {
                 return answer(call, Vec::new());
             }
             // The next worker answers.
@@ -42,7 +42,7 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
             recovery.give_up_restoring(&session);
             session.abandon();
             ask::withdraw(&context, WITHDRAWN);
-            return recovery.request_reset(line, &session);
+            return recovery.request_reset(number, &session);
         }
         let ended = session.end_all();
         ask::withdraw(&call.context, WITHDRAWN);
