@@ -11,7 +11,7 @@ use rustix::process::{Pid, getppid};
 use super::conversation::Conversation;
 use super::tools::ToolContext;
 use crate::panics;
-use crate::recovery::state::{OpenCalls, RecoveryState};
+use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::{Status, StatusPage};
 use crate::rpc::driver::Service;
 use crate::rpc::framing::Line;
@@ -24,7 +24,8 @@ pub(super) struct Server {
     main: Arc<Conversation>,
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
-    lines: Mutex<Numbers>,
+    /// The highest number of a line that was read.
+    heard: AtomicU64,
     /// Long lines that have been read in part, with their numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
     /// Lines that wait, by connection, while a thread takes a long line of that connection.
@@ -37,28 +38,14 @@ pub(super) struct Server {
 /// Lines that wait, with their numbers; `None` when the client is gone.
 type Said = VecDeque<(u64, Option<Vec<u8>>)>;
 
-/// The numbers of the lines, as the supervisor counts them.
-#[derive(Debug)]
-struct Numbers {
-    resent: VecDeque<u64>,
-    next: u64,
-}
-
 impl Server {
-    /// A server that continues the conversations of another image: `calls` are still open, `handshakes` are done.
-    pub(super) fn new(
-        tools: Arc<ToolContext>,
-        calls: OpenCalls,
-        handshakes: Vec<(u64, Vec<String>)>,
-        status: StatusPage,
-    ) -> Self {
+    /// A server that continues the conversations of another image: `handshakes` are done.
+    pub(super) fn new(tools: Arc<ToolContext>, handshakes: Vec<(u64, Vec<String>)>, status: StatusPage) -> Self {
         let parent = getppid();
-        let lines = Numbers { resent: calls.numbers.into(), next: calls.next };
-        let (main, lines) = (Conversation::new(tools), Mutex::new(lines));
         let server = Self {
-            main,
+            main: Conversation::new(tools),
             guests: Mutex::default(),
-            lines,
+            heard: AtomicU64::new(0),
             pieces: Mutex::default(),
             taken: Arc::default(),
             status,
@@ -77,15 +64,10 @@ impl Server {
         }
     }
 
-    /// The number of the line that was just read.
-    fn number(&self) -> u64 {
-        let mut lines = self.lines.lock();
-        let number = lines.resent.pop_front().unwrap_or_else(|| {
-            lines.next += 1;
-            lines.next - 1
-        });
-        self.status.set(Status::Heard, number);
-        number
+    /// Notes on the status page that the line with this number was read. Lines that another worker had begin with lower ones.
+    fn heard(&self, number: u64) {
+        let highest = self.heard.fetch_max(number, Ordering::Relaxed).max(number);
+        self.status.set(Status::Heard, highest);
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.
@@ -109,21 +91,24 @@ impl Server {
 impl Server {
     /// Takes what the supervisor has handed on.
     fn handed_on(&self, text: &[u8]) {
-        let (connection, part) = route::parse(text);
+        let Some((connection, part)) = route::parse(text) else {
+            tracing::error!("the supervisor wrote a line that cannot be read");
+            return;
+        };
         let begun = self.pieces.lock().remove(&connection);
         match (part, begun) {
-            (Part::Piece(piece), begun) => {
-                // The line has the number of its first piece.
-                let (number, mut line) = begun.unwrap_or_else(|| (self.number(), Vec::new()));
+            (Part::Piece(number, piece), begun) => {
+                self.heard(number);
+                let (_, mut line) = begun.unwrap_or_default();
                 line.extend_from_slice(piece);
                 self.pieces.lock().insert(connection, (number, line));
             }
-            (Part::Line(rest), Some((number, mut line))) => {
+            (Part::Line(number, rest), Some((_, mut line))) => {
                 line.extend_from_slice(rest);
                 self.take_long(connection, number, line);
             }
-            (Part::Line(line), None) => {
-                let number = self.number();
+            (Part::Line(number, line), None) => {
+                self.heard(number);
                 self.in_turn(connection, number, line);
             }
             (Part::Notice(text), begun) => {
@@ -133,8 +118,8 @@ impl Server {
                 let conversation = self.conversation(connection);
                 conversation.tools().session().tell(String::from_utf8_lossy(text).into_owned());
             }
-            (Part::End, begun) => {
-                let number = self.number();
+            (Part::End(number), begun) => {
+                self.heard(number);
                 if let Some((number, _)) = begun {
                     self.main.inflight().output.done(number);
                 }
@@ -203,7 +188,7 @@ impl Service for Server {
     fn line(&self, line: Line<'_>) {
         match line {
             Line::Text(text) => self.handed_on(text),
-            Line::TooLong(_) => self.main.line(line, self.number()),
+            Line::TooLong(_) => tracing::error!("the supervisor wrote a line that is too long"),
         }
     }
 

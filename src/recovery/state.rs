@@ -32,8 +32,6 @@ const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct RecoveryState {
-    /// The calls that no worker has answered yet.
-    pub(crate) calls: OpenCalls,
     /// The clients by the number of their connections; 0 is the client of the server's stdin and stdout.
     pub(crate) clients: BTreeMap<u64, Client>,
     /// Handshake messages whose calls are not answered yet, each with its call's number.
@@ -62,15 +60,6 @@ pub(crate) struct RecoveryState {
     pub(crate) replacement: Option<Replacement>,
     /// The persistent session that the server's first image continues.
     pub(crate) resumed: Option<Resumed>,
-}
-
-/// The calls that no worker has answered yet, by number.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct OpenCalls {
-    /// Their numbers, in order: the worker reads them again first.
-    pub(crate) numbers: Vec<u64>,
-    /// The number of the call after those.
-    pub(crate) next: u64,
 }
 
 /// What a client sees of the session and may expect to find again.
@@ -248,7 +237,6 @@ impl RecoveryState {
     /// The state before the first worker. `restores`: definitions are kept and replayed.
     pub(crate) fn new(restores: bool) -> Self {
         Self {
-            calls: OpenCalls::default(),
             clients: BTreeMap::from([(0, Client::default())]),
             handshakes: Vec::new(),
             limits: None,
@@ -576,10 +564,10 @@ impl RecoveryState {
     }
 
     /// The state as the next worker is given it: of the definitions only those that are not in the checkpoint.
-    pub(crate) fn for_worker(&mut self, calls: OpenCalls) -> Self {
+    pub(crate) fn for_worker(&mut self) -> Self {
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.since(self.position()));
-        let state = Self { calls, definitions, ..self.clone() };
+        let state = Self { definitions, ..self.clone() };
         self.definitions = all;
         state
     }
@@ -764,15 +752,14 @@ mod tests {
     }
 
     #[test]
-    fn a_continued_session_has_no_clients_calls_or_crashes() {
+    fn a_continued_session_has_no_clients_or_crashes() {
         let mut state = with_definitions(&["(a)"]);
         state.connected(3);
-        state.calls = OpenCalls { numbers: vec![1], next: 2 };
         state.record_crash(LastStatus::default(), true, &Crash::new("died"));
         state.crash.as_mut().unwrap().poisoned.push(Unrestored::new(&definition("(p)"), "it takes the image down"));
         let state = state.continued();
         assert_eq!(codes(&state), ["(a)"]);
         assert_eq!(state.unrestored[0].form.code, "(p)");
-        assert_eq!((state.clients.len(), state.calls.numbers.len(), state.crash.is_none()), (1, 0, true));
+        assert_eq!((state.clients.len(), state.crash.is_none()), (1, true));
     }
 }

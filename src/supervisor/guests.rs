@@ -47,8 +47,6 @@ pub(super) struct Ready {
 
 /// What one of them does.
 pub(super) enum Event<'a> {
-    /// Its lines are about to be taken.
-    Reads,
     Joined,
     Said(Line<'a>),
     Left,
@@ -81,23 +79,17 @@ impl Guests {
         }
     }
 
-    /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it; that is
-    /// false when no more lines of this connection's are to be taken now.
-    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>) -> bool) {
+    /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it.
+    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>)) {
         for (place, guest) in self.guests.iter_mut().enumerate() {
             if ready.outputs.get(place) == Some(&true) {
                 guest.is_gone |= guest.output.flush().is_err();
             }
-            let mut goes_on = take(guest.connection, Event::Reads);
-            let mut take_lines = |input: &mut LineReader| {
-                while goes_on && let Some(line) = input.next_line() {
-                    goes_on = take(guest.connection, Event::Said(line));
-                }
-                goes_on
-            };
-            if take_lines(&mut guest.input) && ready.inputs.get(place) == Some(&true) {
+            if ready.inputs.get(place) == Some(&true) {
                 let read = guest.input.read();
-                take_lines(&mut guest.input);
+                while let Some(line) = guest.input.next_line() {
+                    take(guest.connection, Event::Said(line));
+                }
                 guest.is_gone |= !read.is_ok_and(|read| read != Read::End);
             }
         }

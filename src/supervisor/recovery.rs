@@ -11,7 +11,7 @@ use crate::durable::Durable;
 use crate::recovery::checkpoint::store::{self, Checkpoint, Checkpoints};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, Loaded, Log};
-use crate::recovery::state::{Crash, LastStatus, OpenCalls, RecoveryState, Replacement, Resumed, SavedFile};
+use crate::recovery::state::{Crash, LastStatus, RecoveryState, Replacement, Resumed, SavedFile};
 use crate::recovery::status_page::{Status, WorkerStatus, last_number};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
@@ -161,8 +161,7 @@ impl Recovery {
     /// Records that a client is gone.
     pub(super) fn leave(&mut self, client: u64) {
         self.state.disconnected(client);
-        self.requests.forget(client);
-        self.requests.add(client, b"");
+        self.requests.end(client);
     }
 
     /// Records that the worker has replayed its definitions, except those at the indices in `failed`.
@@ -226,6 +225,16 @@ impl Recovery {
         Replacement { call, client: self.requests.connection(call).unwrap_or(0), notices, returned: None }
     }
 
+    /// Has the next worker read the open requests again. Those that an image may have begun keep their numbers.
+    pub(super) fn resend(&mut self) {
+        let known = [
+            Some(call_of_job(self.state.begun)),
+            self.state.replacement.as_ref().map(|replacement| replacement.call),
+            self.state.inspected.map(|(call, _)| call),
+        ];
+        self.requests.resend(known.into_iter().flatten().max().unwrap_or(0));
+    }
+
     /// True when a call may ask for another image: it is open, and has not got one.
     pub(super) fn may_replace(&self, call: u64) -> bool {
         self.requests.has(call) && self.state.replacement.as_ref().is_none_or(|replacement| replacement.call != call)
@@ -242,15 +251,9 @@ impl Recovery {
         self.state.checkpoint().map(|checkpoint| self.checkpoints.path(checkpoint))
     }
 
-    /// The recovery state as the next worker is given it. It reads the open calls once it is ready.
-    fn for_worker(&mut self) -> RecoveryState {
-        let numbers = self.requests.iter().map(|(number, ..)| number).collect();
-        self.state.for_worker(OpenCalls { numbers, next: self.requests.next() })
-    }
-
     /// Gives a worker its recovery state.
     pub(super) fn hand_over(&mut self, worker: &mut WorkerProcess) -> io::Result<()> {
-        let state = self.for_worker();
+        let state = self.state.for_worker();
         let mut line = serde_json::to_vec(&state)?;
         if line.len() >= MAX_LINE {
             // Control characters take six bytes each.

@@ -26,7 +26,7 @@ use crate::rpc::frame::Kind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
-use crate::rpc::route::{marked, notice};
+use crate::rpc::route::notice;
 use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
@@ -130,13 +130,13 @@ impl Relay {
         }
         self.look_for_ends()?;
         for id in ready.worker_inputs {
-            if let Some(Worker { process: Some(process), recovery, .. }) = self.workers.get_mut(&id)
-                && process.write(&recovery.requests).is_err()
-            {
-                process.input = None;
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.hand_on();
             }
         }
-        self.read_client(ready.input);
+        if ready.input {
+            self.read_client();
+        }
         self.attend_guests(&ready.guests);
         if ready.output && self.output.flush().is_err() {
             return Err(Verdict::End);
@@ -171,7 +171,7 @@ impl Relay {
     fn wait(&mut self) -> Result<Ready, Verdict> {
         let is_over = self.is_over();
         let first = &self.workers[&WorkerId::FIRST];
-        let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS && !first.is_busy_with(client);
+        let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS;
         let mut fds = Vec::with_capacity(5);
         let mut watch = |fd| {
             fds.push(fd);
@@ -183,8 +183,8 @@ impl Relay {
         let workers: Vec<_> = open.map(|(id, process)| (id, watch(PollFd::new(process, PollFlags::IN)))).collect();
         let input = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
-        let unsent = processes().filter(|(_, process)| process.has_unsent());
-        let unsent = unsent.filter_map(|(id, process)| Some((id, process.input.as_ref()?)));
+        let unsent = self.workers.iter().filter(|(_, worker)| worker.has_unsent());
+        let unsent = unsent.filter_map(|(id, worker)| Some((*id, worker.process.as_ref()?.input.as_ref()?)));
         let inputs: Vec<_> = unsent.map(|(id, input)| (id, watch(PollFd::new(input, PollFlags::OUT)))).collect();
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
         let guests = self.guests.watch(&mut fds, |client| self.shutdown.is_none() && takes_more(client));
@@ -265,20 +265,14 @@ impl Relay {
 
     /// Takes an event of a worker's.
     fn take_event(&mut self, id: WorkerId, event: WorkerEvent) -> Step {
-        let Some(Worker { process: Some(process), recovery, has_served, .. }) = self.workers.get_mut(&id) else {
-            return Ok(());
-        };
+        let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
+        let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
         match event {
             WorkerEvent::Ready if !process.ready => {
                 process.ready = true;
                 *has_served = true;
                 recovery.requests.apply_cancellations();
-                if let Some(input) = &mut process.input {
-                    for (_, connection, line) in recovery.requests.iter() {
-                        // A process that is gone already is noticed elsewhere.
-                        let _ = input.put(&marked(connection, line));
-                    }
-                }
+                worker.hand_on();
             }
             WorkerEvent::Leaving { status, reason } => {
                 process.bye = Some(status);
@@ -341,31 +335,20 @@ impl Relay {
         Err(Verdict::Replace(id, crash.during(outcome)))
     }
 
-    /// Takes the client's lines, and reads once if more are there, unless a long line is being handed on.
-    fn read_client(&mut self, is_readable: bool) {
-        self.take_lines();
-        if !is_readable || self.worker_of(0).is_busy_with(0) {
-            return;
-        }
-        let Some(client) = &mut self.input else { return };
-        let read = client.read();
-        self.take_lines();
-        if !read.is_ok_and(|read| read != Read::End) {
-            self.shut_down(0);
-        }
-    }
-
-    fn take_lines(&mut self) {
+    /// Reads once what the client says.
+    fn read_client(&mut self) {
         let Some(mut client) = self.input.take() else { return };
-        while !self.worker_of(0).is_busy_with(0)
-            && let Some(line) = client.next_line()
-        {
+        let read = client.read();
+        while let Some(line) = client.next_line() {
             match line {
-                Line::Text(line) => self.worker_of(0).hand_on(0, line),
+                Line::Text(line) => self.worker_of(0).take(0, line),
                 Line::TooLong(id) => drop(self.output.put(&messages::too_long(id))),
             }
         }
         self.input = Some(client);
+        if !read.is_ok_and(|read| read != Read::End) {
+            self.shut_down(0);
+        }
     }
 
     /// Looks who connects or leaves, and what the clients say that have connected.
@@ -373,15 +356,11 @@ impl Relay {
         let Self { guests, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
         let mut too_long = Vec::new();
-        guests.attend(ready, |client, event| {
-            match event {
-                Event::Reads => {}
-                Event::Joined => worker.recovery.join(client),
-                Event::Said(Line::Text(line)) => worker.hand_on(client, line),
-                Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
-                Event::Left => worker.leave(client),
-            }
-            !worker.is_busy_with(client)
+        guests.attend(ready, |client, event| match event {
+            Event::Joined => worker.recovery.join(client),
+            Event::Said(Line::Text(line)) => worker.take(client, line),
+            Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
+            Event::Left => worker.leave(client),
         });
         for (client, id) in too_long {
             guests.send(client, &messages::too_long(id));
@@ -431,8 +410,8 @@ impl Relay {
     /// What is due at the end.
     fn conclude(&mut self) -> Step {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
-        for process in self.workers.values_mut().filter_map(|worker| worker.process.as_mut()) {
-            if process.ready && !process.has_unsent() {
+        for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent()) {
+            if let Some(process) = worker.process.as_mut().filter(|process| process.ready) {
                 // The worker sees the end of input.
                 process.input = None;
             }

@@ -41,8 +41,7 @@ impl Shutdown {
 
     /// Answers whoever waits; returns the exit status. `worker`: what the worker said its own will be.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
-        let own = requests.iter().filter(|(_, connection, _)| *connection == 0);
-        let mut refusals = own.filter_map(|(.., line)| messages::refusal(line, &self.reason));
+        let mut refusals = requests.of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FAREWELL);
         if refusals.all(|answer| output.put(&answer).is_ok()) {
             while !output.is_empty() && Instant::now() < end {

@@ -94,7 +94,7 @@ impl Watchdog {
             return Some(Crash::new("no longer answered and was ended"));
         }
         let heard = worker.status.get(Status::Heard);
-        let not_reading = hears && heard == self.heard && requests.iter().any(|(number, ..)| number > heard);
+        let not_reading = hears && heard == self.heard && requests.is_any_after(heard);
         self.heard = heard;
         (found(&mut self.not_reading, not_reading) >= NOT_READING)
             .then(|| Crash::new("no longer read what was asked of it and was ended"))

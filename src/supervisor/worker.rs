@@ -63,26 +63,31 @@ impl Worker {
         Ok(())
     }
 
-    /// True while a long line of this client's is being handed on.
-    pub(super) fn is_busy_with(&self, client: u64) -> bool {
-        self.process.as_ref().is_some_and(|process| process.is_busy_with(client))
-    }
-
-    /// Takes a line that was just read, and hands it on. A process that is not ready gets all lines when it is.
-    pub(super) fn hand_on(&mut self, client: u64, line: &[u8]) {
+    /// Takes a line that was just read, and hands it on when its turn has come.
+    pub(super) fn take(&mut self, client: u64, line: &[u8]) {
         self.recovery.requests.add(client, line);
-        if let Some(process) = self.process.as_mut().filter(|process| process.ready) {
-            process.hand_on(client, self.recovery.requests.next() - 1, line);
-        }
+        self.hand_on();
     }
 
     /// Records that a client is gone, and tells the process.
     pub(super) fn leave(&mut self, client: u64) {
         self.recovery.leave(client);
-        if let Some(process) = self.process.as_mut().filter(|process| process.ready) {
-            process.drop_lines_of(client);
-            process.hand_on(client, self.recovery.requests.next() - 1, b"");
+        self.hand_on();
+    }
+
+    /// Hands on what waits, as far as the process reads.
+    pub(super) fn hand_on(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.hand_on(&mut self.recovery.requests);
         }
+    }
+
+    /// True while there is something to be written to the process.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| {
+            let waits = process.ready && self.recovery.requests.is_waiting();
+            process.input.as_ref().is_some_and(|input| !input.is_empty() || waits)
+        })
     }
 
     /// True while the process must be looked at now and then.
@@ -102,9 +107,10 @@ impl Worker {
             Some(process) if process.bye.is_none() => Stage::Starting,
             _ => Stage::Unstarted,
         };
-        if let Some(process) = process
-            && self.recovery.record_crash(&process.status, process.restored, crash)
-        {
+        let progress =
+            process.is_some_and(|process| self.recovery.record_crash(&process.status, process.restored, crash));
+        self.recovery.resend();
+        if progress {
             self.start_at = Instant::now();
             return Ok(());
         }
@@ -119,6 +125,7 @@ impl Worker {
     pub(super) fn replace(&mut self, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(process) = self.process.take() {
             remember(&mut self.recovery, &process);
+            self.recovery.resend();
         }
         self.start_at = Instant::now();
     }

@@ -1,6 +1,5 @@
 //! A worker: a process of this very program that serves MCP and runs Lisp.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,7 +10,7 @@ use std::process::Stdio;
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, WaitStatus};
 
-use super::requests::Requests;
+use super::requests::{PIECE, Requests};
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
 use crate::image::heap;
@@ -20,7 +19,6 @@ use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{Frame, Malformed, parse};
-use crate::rpc::route;
 
 /// How much is read at a time.
 const CHUNK: usize = 64 << 10;
@@ -58,7 +56,6 @@ pub(super) fn start(
         pid: Pid::from_child(&child?),
         status,
         input: Some(WriteBuffer::new(to)),
-        long: VecDeque::new(),
         output: from,
         open: true,
         buffer: Vec::new(),
@@ -72,18 +69,6 @@ pub(super) fn start(
     })
 }
 
-/// A line longer than this is handed on in pieces of this size, so that those of other clients need not wait for all of it.
-const PIECE: usize = 64 << 10;
-
-/// A line that is being handed on in pieces.
-#[derive(Debug)]
-struct LongLine {
-    connection: u64,
-    number: u64,
-    /// How much of it was handed on.
-    done: usize,
-}
-
 /// A worker that was started.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
@@ -91,8 +76,6 @@ pub(super) struct WorkerProcess {
     pub(super) status: WorkerStatus,
     /// What it reads; `None` once there will be no more.
     pub(super) input: Option<WriteBuffer>,
-    /// Long lines that it has read the beginning of.
-    long: VecDeque<LongLine>,
     output: OwnedFd,
     /// It may still write something.
     pub(super) open: bool,
@@ -114,49 +97,26 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Hands on a line that was just read, under the number that `requests` gave it; of a long one the beginning.
-    pub(super) fn hand_on(&mut self, connection: u64, number: u64, line: &[u8]) {
+    /// Writes what is left, and then what waits, as far as the process reads, and not for long. A process that is not ready has to
+    /// read its recovery state first.
+    pub(super) fn hand_on(&mut self, requests: &mut Requests) {
         let Some(input) = &mut self.input else { return };
-        // A worker that does not read is gone; the next one gets the line.
-        if line.len() <= PIECE {
-            let _ = input.put(&route::marked(connection, line));
-            return;
+        // A process that does not read any more is gone; the next one gets the lines.
+        let mut goes_on = input.flush().is_ok();
+        let mut written = 0;
+        // What is more than the pipe holds stays where other clients' lines can come before it.
+        while goes_on
+            && self.ready
+            && input.is_empty()
+            && written < PIECE
+            && let Some(piece) = requests.next_piece()
+        {
+            written += piece.len();
+            goes_on = input.put(&piece).is_ok();
         }
-        let _ = input.put(&route::piece(connection, &line[..PIECE]));
-        self.long.push_back(LongLine { connection, number, done: PIECE });
-    }
-
-    /// True while a line of this connection's is being handed on: those after it have to wait.
-    pub(super) fn is_busy_with(&self, connection: u64) -> bool {
-        self.long.iter().any(|long| long.connection == connection)
-    }
-
-    /// Drops what is left of the lines of a connection that has ended.
-    pub(super) fn drop_lines_of(&mut self, connection: u64) {
-        self.long.retain(|long| long.connection != connection);
-    }
-
-    /// True while there is something to be written.
-    pub(super) fn has_unsent(&self) -> bool {
-        self.input.as_ref().is_some_and(|input| !input.is_empty() || !self.long.is_empty())
-    }
-
-    /// Writes what is left, and then a piece of a long line: in turn, if there are several.
-    pub(super) fn write(&mut self, requests: &Requests) -> io::Result<()> {
-        let Some(input) = &mut self.input else { return Ok(()) };
-        input.flush()?;
-        if !input.is_empty() {
-            return Ok(());
+        if !goes_on {
+            self.input = None;
         }
-        let Some(mut long) = self.long.pop_front() else { return Ok(()) };
-        let Some(rest) = requests.text(long.number).and_then(|text| text.get(long.done..)) else { return Ok(()) };
-        if rest.len() <= PIECE {
-            return input.put(&route::last(long.connection, rest));
-        }
-        long.done += PIECE;
-        input.put(&route::piece(long.connection, &rest[..PIECE]))?;
-        self.long.push_back(long);
-        Ok(())
     }
 
     /// Reads once.

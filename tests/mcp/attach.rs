@@ -77,7 +77,11 @@ impl Client {
     }
 
     pub(crate) fn send(&mut self, message: &Value) {
-        self.stream.write_all(format!("{message}\n").as_bytes()).unwrap();
+        self.send_line(&message.to_string());
+    }
+
+    pub(crate) fn send_line(&mut self, line: &str) {
+        self.stream.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     pub(crate) fn post(&mut self, method: &str, params: &Value) -> i64 {
@@ -659,13 +663,13 @@ fn forged_connection_prefix_is_rejected_as_a_parse_error() {
     let mut server = runtime.server(&[]);
     let mut client = runtime.join(&server);
     // As the supervisor would mark them: the end of the first client that joined, and a request of its.
-    server.send_raw(b"@1\n");
+    server.send_raw(b"@1:9\n");
     let message = server.receive().unwrap();
     assert_eq!(message["error"]["code"], -32700, "{message}");
-    server.send_raw(b"@1 {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n");
+    server.send_raw(b"@1:9 {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n");
     let message = server.receive().unwrap();
     assert_eq!(message["error"]["code"], -32700, "{message}");
-    client.stream.write_all(b"@0 {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"}\n").unwrap();
+    client.stream.write_all(b"@0:9 {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"}\n").unwrap();
     let message = client.read().unwrap();
     assert_eq!(message["error"]["code"], -32700, "{message}");
     assert_eq!(client.evaluate("1"), "=> 1");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::attach::{Client, Runtime};
 use crate::client::{Scratch, Server, good, outcome};
 use crate::mode::{Mode, both_modes};
-use crate::processes::until;
+use crate::processes::{kill_worker, until};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -185,6 +185,19 @@ impl Client {
         answers
     }
 
+    /// Sends calls of `evaluate-lisp`, each a line.
+    fn post_calls(&mut self, calls: usize, code: &str) {
+        let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}}).to_string();
+        for id in 0..calls {
+            self.send_line(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#));
+        }
+    }
+
+    /// The answers to so many requests, in the order in which they come.
+    fn answers(&mut self, requests: usize) -> Vec<Value> {
+        (0..requests).map(|_| self.read().expect("an answer before the end")).collect()
+    }
+
     fn cancel(&mut self, id: i64) {
         self.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
     }
@@ -324,6 +337,110 @@ fn large_batch_of_one_client_does_not_delay_another(mode: Mode) {
     println!("the slowest ping took {slowest:?}");
     assert!(slowest <= LONGEST, "a ping took {slowest:?}");
     server.goes_on();
+}
+
+/// The time that a client's pings took while others did something, and those of a client of an idle server.
+struct Pings {
+    slowest: Duration,
+    slowest_idle: Duration,
+}
+
+impl Pings {
+    /// Has `client` ping its server, and another an idle one, until `work` is done, which does the same to the idle server's process
+    /// that it does to the other's.
+    fn during(runtime: &Runtime, client: Client, work: impl FnOnce(&Server)) -> Self {
+        let idle = runtime.server(&[]);
+        let mut clients = [client, runtime.join(&idle)];
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let [slowest, slowest_idle] = std::thread::scope(|scope| {
+            let pinging = clients.each_mut().map(|client| {
+                let stop = &stop;
+                scope.spawn(move || {
+                    let mut slowest = Duration::ZERO;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let begin = Instant::now();
+                        client.request("ping", &json!({}));
+                        slowest = slowest.max(begin.elapsed());
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    slowest
+                })
+            });
+            work(&idle);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            pinging.map(|pinging| pinging.join().expect("all are answered"))
+        });
+        println!("the slowest ping took {slowest:?}, that of an idle server {slowest_idle:?}");
+        Self { slowest, slowest_idle }
+    }
+
+    /// Asserts that no ping took as long as it would if it waited for all that the others do, or as the idle server is slow.
+    #[track_caller]
+    fn are_fast(&self) {
+        let Self { slowest, slowest_idle } = *self;
+        assert!(slowest <= LONGEST.max(slowest_idle * 5), "a ping took {slowest:?}, and {slowest_idle:?} elsewhere");
+    }
+}
+
+/// A client that has an evaluation run, for as long as `seconds`.
+fn runs(runtime: &Runtime, server: &Server, seconds: u32) -> Client {
+    let mut busy = runtime.join(server);
+    let marker = runtime.directory.join("marker");
+    let code = format!("(progn (with-open-file (s {marker:?} :direction :output)) (sleep {seconds}))");
+    busy.post_call("evaluate-lisp", json!({"code": code, "timeout": 60}));
+    until("it runs", || marker.exists());
+    busy
+}
+
+#[test]
+fn large_requests_that_wait_when_the_image_is_lost_delay_no_other_client() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let _busy = runs(&runtime, &server, 60);
+    let mut clients = [(); 4].map(|()| runtime.join(&server));
+    let code = format!("#| {} |# 7", "a\\\"".repeat(10_000_000));
+    let waiting = clients.each_mut().map(|client| client.post_call("evaluate-lisp", json!({"code": code})));
+    // Once these are answered, all before them has been read.
+    clients.iter_mut().for_each(|client| drop(client.request("ping", &json!({}))));
+    let pings = Pings::during(&runtime, runtime.join(&server), |idle| {
+        kill_worker(idle);
+        kill_worker(&server);
+        for (client, id) in clients.iter_mut().zip(waiting) {
+            assert_eq!(outcome(&client.answer(id)).0.lines().last(), Some("=> 7"));
+        }
+    });
+    pings.are_fast();
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
+#[rstest::rstest]
+#[case::while_they_wait(false)]
+#[case::when_the_image_is_lost(true)]
+fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
+    const REQUESTS: usize = 1_500;
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&[]);
+    let _busy = runs(&runtime, &server, if lost { 60 } else { 2 });
+    let mut clients = [(); 8].map(|()| runtime.join(&server));
+    let code = format!("(length \"{}\")", "a".repeat(60_000));
+    let pings = Pings::during(&runtime, runtime.join(&server), |idle| {
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| client.post_calls(REQUESTS, &code));
+            }
+        });
+        if lost {
+            kill_worker(idle);
+            kill_worker(&server);
+        }
+        for client in &mut clients {
+            for answer in client.answers(REQUESTS) {
+                assert_eq!(outcome(&answer).0.lines().last(), Some("=> 60000"));
+            }
+        }
+    });
+    pings.are_fast();
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
 /// Stops all Lisp threads for three seconds, as a collection of a large heap does. `lisp/checkpoint.lisp` does the same.
