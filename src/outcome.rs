@@ -35,6 +35,21 @@ impl Clipped {
         Self { text: self.text + &after.text, omitted: after.omitted }
     }
 
+    /// The beginning of it that takes at most so many bytes.
+    #[cfg(feature = "mcp")]
+    fn within(&self, bytes: usize) -> Self {
+        let mut left = bytes;
+        let mut fits = |character: char| {
+            let size = if character.is_ascii_control() { 6 } else { character.len_utf8() };
+            let fits = size <= left;
+            left -= if fits { size } else { 0 };
+            fits
+        };
+        let end = self.text.find(|character| !fits(character)).unwrap_or(self.text.len());
+        let (text, rest) = self.text.split_at(end);
+        Self { text: text.to_owned(), omitted: self.omitted + rest.chars().count() as u64 }
+    }
+
     /// How many characters were written.
     pub(crate) fn characters(&self) -> u64 {
         self.text.chars().count() as u64 + self.omitted
@@ -196,24 +211,83 @@ impl ErrorRecord {
 
     /// How much room it takes, about: in memory, and as JSON where that is more.
     pub(crate) fn bytes(&self) -> usize {
-        /// Of a part, besides its texts.
-        const PART: usize = 64;
-        // JSON takes six characters for one that controls.
-        let text = |text: &str| text.len() + 5 * text.bytes().filter(u8::is_ascii_control).count();
-        let pair = |name: &str, value: &str| PART + text(name) + text(value);
-        let slots = self.slots.iter().map(|slot| pair(&slot.name, &slot.value));
-        let restarts = self.restarts.iter().map(|restart| pair(&restart.name, &restart.description));
-        let frames = self.frames.iter().map(|frame| {
-            let locals = frame.locals.iter().map(|local| match &local.value {
-                LocalValue::Value(value) => pair(&local.name, value),
-                LocalValue::Dead | LocalValue::Unavailable => pair(&local.name, ""),
-            });
-            let [source, code] = [&frame.source, &frame.code].map(|part| part.as_deref().unwrap_or_default());
-            pair(&frame.call, source) + text(code) + locals.sum::<usize>()
+        let form = self.form.as_ref().map_or(0, |form| text_bytes(&form.text));
+        let own = 4 * PART + text_bytes(&self.kind) + text_bytes(&self.message.text) + form;
+        let slots = self.slots.iter().map(Slot::bytes).sum::<usize>();
+        let restarts = self.restarts.iter().map(Restart::bytes).sum::<usize>();
+        own + slots + restarts + self.frames.iter().map(Frame::bytes).sum::<usize>()
+    }
+
+    /// The record, cut to about so many bytes: the end of its message, slots, restarts and outer frames are left out.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn within(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
+        if self.bytes() <= bytes {
+            return self.clone();
+        }
+        let mut left = bytes;
+        let mut takes = |bytes: usize| {
+            let fits = bytes <= left;
+            left -= if fits { bytes } else { 0 };
+            fits
+        };
+        let form = self.form.clone().filter(|form| takes(text_bytes(&form.text)));
+        takes(4 * PART + text_bytes(&self.kind));
+        let message = self.message.within(bytes / 2);
+        takes(text_bytes(&message.text));
+        let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.bytes())).cloned().collect();
+        // The last ones are the server's own.
+        let mut restarts: Vec<_> =
+            self.restarts.iter().rev().filter(|restart| takes(restart.bytes())).cloned().collect();
+        restarts.reverse();
+        let frames = self.frames.iter().take_while(|frame| takes(frame.bytes())).cloned().collect();
+        Arc::new(Self {
+            id: self.id,
+            kind: self.kind.clone(),
+            message,
+            time: self.time,
+            form,
+            slots_omitted: self.slots_omitted + (self.slots.len() - slots.len()) as u64,
+            slots,
+            restarts,
+            frames,
+            total_frames: self.total_frames,
+            evaluation: self.evaluation,
+        })
+    }
+}
+
+/// Bytes of a part of an error, besides its texts.
+const PART: usize = 64;
+
+/// Bytes that a text takes, in memory or as JSON: that takes six for a character that controls.
+fn text_bytes(text: &str) -> usize {
+    text.len() + 5 * text.bytes().filter(u8::is_ascii_control).count()
+}
+
+fn part_bytes(name: &str, value: &str) -> usize {
+    PART + text_bytes(name) + text_bytes(value)
+}
+
+impl Slot {
+    fn bytes(&self) -> usize {
+        part_bytes(&self.name, &self.value)
+    }
+}
+
+impl Restart {
+    fn bytes(&self) -> usize {
+        part_bytes(&self.name, &self.description)
+    }
+}
+
+impl Frame {
+    fn bytes(&self) -> usize {
+        let locals = self.locals.iter().map(|local| match &local.value {
+            LocalValue::Value(value) => part_bytes(&local.name, value),
+            LocalValue::Dead | LocalValue::Unavailable => part_bytes(&local.name, ""),
         });
-        let form = self.form.as_ref().map_or(0, |form| text(&form.text));
-        let own = 4 * PART + text(&self.kind) + text(&self.message.text) + form;
-        own + slots.sum::<usize>() + restarts.sum::<usize>() + frames.sum::<usize>()
+        let [source, code] = [&self.source, &self.code].map(|part| part.as_deref().unwrap_or_default());
+        part_bytes(&self.call, source) + text_bytes(code) + locals.sum::<usize>()
     }
 }
 

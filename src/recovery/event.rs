@@ -16,6 +16,8 @@ use crate::rpc::frame::MAX_EVENT;
 
 /// The largest message of an opening handshake, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
+/// Bytes of an error: what is more is left out.
+pub(crate) const MAX_ERROR: usize = 64 << 10;
 /// Notices that a replaced image hands on, at most, and the characters of each.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 10_000;
@@ -88,7 +90,7 @@ pub(crate) enum SessionEvent {
     Errors {
         /// The number of the client's connection.
         client: u64,
-        /// The error that was added to the history.
+        /// The error that was added to the history: about [`MAX_ERROR`] bytes at most.
         added: Option<Arc<ErrorRecord>>,
         /// The number of the last error; `None` when the last evaluation succeeded.
         last: Option<u64>,
@@ -172,6 +174,43 @@ fn cut(text: &str, characters: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::{Clipped, Frame};
+
+    #[test]
+    fn an_error_is_cut_to_its_bound_and_says_what_is_left_out() {
+        let call = format!("(f {})", "\u{1}".repeat(300));
+        let frame = |number| Frame {
+            number,
+            call: call.clone(),
+            source: None,
+            code: None,
+            machinery: None,
+            locals: Vec::new(),
+        };
+        let record = |characters, frames| {
+            Arc::new(ErrorRecord {
+                id: 7,
+                kind: "SIMPLE-ERROR".to_owned(),
+                message: Clipped { text: "\u{1}".repeat(characters), omitted: 5 },
+                time: jiff::Timestamp::UNIX_EPOCH,
+                form: None,
+                slots: Vec::new(),
+                restarts: Vec::new(),
+                frames: (0..frames).map(frame).collect(),
+                total_frames: frames,
+                slots_omitted: 0,
+                evaluation: 1,
+            })
+        };
+        let whole = record(10, 3);
+        assert!(Arc::ptr_eq(&whole.within(MAX_ERROR), &whole));
+        let cut = record(10_000, 1_000).within(MAX_ERROR);
+        let bytes = serde_json::to_vec(&cut).expect("JSON").len();
+        assert!((MAX_ERROR * 9 / 10..MAX_ERROR * 11 / 10).contains(&bytes), "{bytes} bytes");
+        assert_eq!(cut.message.characters(), 10_005);
+        assert!(cut.message.text.len() > 5_000 && cut.frames.len() > 10, "{} frames", cut.frames.len());
+        assert_eq!((cut.id, cut.total_frames), (7, 1_000));
+    }
 
     #[test]
     fn texts_and_lists_of_an_event_are_cut_to_their_bounds() {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::checkpoint::autosave::Activity;
 use super::definitions::{Definition, Unrestored};
-use super::event::{SessionEvent, WorkerEvent};
+use super::event::{MAX_ERROR, SessionEvent, WorkerEvent};
 use super::restore::Restoring;
 use super::status_page::{Status, StatusPage, deadline};
 use crate::interruption::Stuck;
@@ -115,7 +115,8 @@ impl Observer for EventReporter {
         let known = last_errors.entry(connection).or_default();
         if added.is_some() || *known != last {
             *known = last;
-            self.reporter.changed(SessionEvent::Errors { client: connection, added: added.cloned(), last });
+            let added = added.map(|error| error.within(MAX_ERROR));
+            self.reporter.changed(SessionEvent::Errors { client: connection, added, last });
         }
     }
 

@@ -24,7 +24,12 @@ impl History {
     pub(crate) fn push(&mut self, error: Arc<ErrorRecord>) {
         self.bytes += error.bytes();
         self.errors.push_back(error);
-        while self.errors.len() > ERRORS || self.bytes > BYTES && self.errors.len() > 1 {
+        self.limit(BYTES);
+    }
+
+    /// Drops the oldest errors, but for the last one, until they take at most so many bytes together.
+    pub(crate) fn limit(&mut self, bytes: usize) {
+        while self.errors.len() > ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();
             self.bytes -= oldest.map_or(0, |error| error.bytes());
         }

@@ -67,6 +67,10 @@ impl Inner {
     }
 }
 
+/// Bytes of the history that is handed to another session at most. All clients' histories together are sent to a worker before it
+/// serves.
+const MAX_HISTORY: usize = 1 << 20;
+
 /// What a session knows of errors, as it is handed to another.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Errors {
@@ -84,6 +88,7 @@ impl Errors {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
             self.history.push(error);
+            self.history.limit(MAX_HISTORY);
         }
         let before = self.last.take().filter(|error| Some(error.id) == last);
         self.last = before.or_else(|| self.history.get(last?).cloned());

@@ -443,6 +443,44 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
+/// An error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
+const LARGE_ERROR: &str = r#"
+(labels ((f (n a b c d e g h)
+           (if (= n 0)
+               (error "~a" (make-string 9000 :initial-element (code-char 1)))
+               (list (f (1- n) a b c d e g h)))))
+  (let ((s (make-string 150 :initial-element (code-char 1))))
+    (f 900 s s s s s s s)))"#;
+
+#[test]
+fn large_errors_of_a_persistent_session_delay_no_other_client() {
+    const ERRORS: usize = 20;
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&["--session", "large"]);
+    let join = || {
+        let mut client = Client::connect(&runtime.directory.join("sbcl-mcp/large.sock"));
+        client.initialize("person");
+        client
+    };
+    let mut clients: Vec<_> = (0..15).map(|_| join()).collect();
+    let pings = Pings::during(&runtime, join(), |_| {
+        for client in &mut clients {
+            client.post_calls(ERRORS, LARGE_ERROR);
+        }
+        for client in &mut clients {
+            assert!(client.answers(ERRORS).iter().all(|answer| outcome(answer).1));
+        }
+    });
+    pings.are_fast();
+    kill_worker(&server);
+    // What the next image knows of them is less.
+    let history = clients[7].good("error-history", json!({"limit": 200}));
+    assert!((10..=ERRORS).contains(&history.matches("SIMPLE-ERROR").count()), "{history}");
+    let error = clients[7].good("get-backtrace", json!({}));
+    assert!(error.contains("LABELS F"), "{error}");
+    assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
+}
+
 /// Stops all Lisp threads for three seconds, as a collection of a large heap does. `lisp/checkpoint.lisp` does the same.
 const STOP_THE_WORLD: &str = r#"
 (defun stop-the-world (after)
