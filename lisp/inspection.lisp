@@ -130,6 +130,7 @@ package of many symbols only those that NAME is the beginning of are compared wi
            (if lambda-list (print-lambda-list lambda-list stream) (write-string "()" stream)))))
      (unless (or (eq kind :function) (and (symbolp name) (macro-function name)))
        (write-string (if (compiler-macro-function name) " (compiler macro)" " (symbol macro)") stream)))
+    (:type (write-string " (type)" stream))
     (:variable
      (when (boundp name)
        (push-argument (symbol-value name) stream)))))
@@ -199,7 +200,7 @@ other."
     (:function (item-code :function))
     (:variable (item-code :variable))
     (:macro (item-code :macro))
-    (:class (item-code :class))
+    ((:class :type) (item-code :class))
     (:package (item-code :package))))
 
 (defun definition-package (kind name)

@@ -34,7 +34,7 @@ pub(crate) struct Definition {
     /// How long it took at first, in milliseconds, at most.
     #[serde(default)]
     pub(crate) took: u64,
-    /// The form's length in bytes, when that exceeds what is kept: `form` has only its beginning then, and cannot be replayed.
+    /// Bytes that the form takes as JSON, when they exceed [`MAX_FORM`]: `form` has only its beginning then, and cannot be replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
 }
@@ -42,8 +42,9 @@ pub(crate) struct Definition {
 impl Definition {
     /// The definition, its form cut to its beginning when it is too long to be kept.
     pub(crate) fn bounded(mut self) -> Self {
-        if json_size(&self.form.code) > MAX_FORM {
-            self.too_long = Some(self.form.code.len());
+        let size = json_size(&self.form.code);
+        if size > MAX_FORM {
+            self.too_long = Some(size);
             self.form.code = self.form.code.chars().take(BEGINNING).collect();
         }
         self
@@ -52,7 +53,7 @@ impl Definition {
     /// Returns why the form cannot be replayed, in a clause; `None` when it can.
     pub(crate) fn obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
-            return Some(format!("it takes {bytes} bytes, more than are kept"));
+            return Some(format!("it takes {bytes} bytes as JSON, more than the {MAX_FORM} that are kept"));
         }
         if self.changes.role != FormRole::Failed {
             return None;
@@ -343,7 +344,7 @@ mod tests {
     #[test]
     fn a_form_that_is_too_long_is_kept_by_its_beginning() {
         let long = definition(format!("(defvar *long* \"{}\")", "x".repeat(MAX_FORM))).bounded();
-        assert_eq!(long.too_long, Some(MAX_FORM + 18));
+        assert_eq!(long.too_long, Some(MAX_FORM + 20));
         assert_eq!(long.form.code.len(), BEGINNING);
         assert_eq!(definition("(f)".to_owned()).bounded(), definition("(f)".to_owned()));
     }

@@ -638,6 +638,15 @@ fn system(directory: &Scratch, name: &str, functions: usize) -> PathBuf {
 }
 
 #[apply(both_modes)]
+fn list_definitions_shows_types_with_the_classes(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(deftype small () '(integer 0 9)) (defclass part () ())");
+    let listed = "[Classes]\n- PART\n- SMALL (type)";
+    assert_eq!(good(&mut server, "list-definitions", json!({})), listed);
+    assert_eq!(good(&mut server, "list-definitions", json!({"type": "classes"})), listed);
+}
+
+#[apply(both_modes)]
 fn list_definitions_shows_a_loaded_system_on_a_single_line(mode: Mode) {
     let mut server = mode.ready();
     let scratch = Scratch::below_target();

@@ -96,11 +96,12 @@ fn failing_code_of_34_mebibytes_keeps_its_error_after_image_loss() {
 fn definition_too_long_for_the_recovery_log_is_reported() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
-    server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "x".repeat(9 << 20)));
+    server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "\u{1}".repeat(3 << 19)));
     kill_worker(&server);
     let text = server.evaluate("(list (f) (boundp '*long*))");
-    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("- (defparameter *long* (length \"xx"), "{text}");
-    let reason = format!("(it takes {} bytes, more than are kept)", (9 << 20) + 33);
+    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("- (defparameter *long* (length \""), "{text}");
+    // Six for each control character, and two for each quotation mark.
+    let reason = format!("(it takes {} bytes as JSON, more than the 8323072 that are kept)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
     // Nothing ran.
     assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
