@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, MAX_LINE, Read};
-use super::output::{MAX_UNREAD, Output};
+use super::output::Output;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -147,7 +147,7 @@ impl Driver {
         let mut descriptors = Descriptors { waker: true, signals: true };
         loop {
             let State { is_paused, ending } = *self.state.lock();
-            let reads = ending.is_none() && !is_paused && self.output.backlog() <= MAX_UNREAD;
+            let reads = ending.is_none() && !is_paused && self.output.takes_more();
             if reads && let Some(line) = input.next_line() {
                 // What a call owes its client is settled by its responder.
                 if panics::caught(|| service.line(line)).is_none() {

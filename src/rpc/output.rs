@@ -25,6 +25,8 @@ pub(crate) enum Reader {
 /// With so many bytes unread by a client, no more of its requests are read, its answers become errors and what else is for it
 /// is dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
+/// With so many bytes that the supervisor has not read, no more requests are read: their answers would come after those.
+const MAX_UNSENT: usize = 1 << 20;
 /// The longest line that is written, in bytes, but for what errors add to it.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
@@ -131,6 +133,12 @@ impl Output {
     /// True when the client has more to read than is kept for it. The supervisor, which reads always, looks to that itself.
     pub(crate) fn is_unread(&self) -> bool {
         self.reader == Reader::Client && self.backlog() > MAX_UNREAD
+    }
+
+    /// True when more requests are to be read.
+    pub(crate) fn takes_more(&self) -> bool {
+        let most = if self.is_framed() { MAX_UNSENT } else { MAX_UNREAD };
+        self.backlog() <= most
     }
 
     /// Notes that `line` gets no answer.

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::descriptors::nonblocking_reader;
 use super::driver::{Service, push};
 use super::framing::{LineReader, Read};
-use super::output::{MAX_UNREAD, Output};
+use super::output::Output;
 use super::waker::Waker;
 use crate::panics;
 
@@ -25,7 +25,7 @@ pub(crate) fn serve(
 ) -> io::Result<()> {
     let mut input = LineReader::new(nonblocking_reader(input)?);
     loop {
-        let reads = output.backlog() <= MAX_UNREAD;
+        let reads = output.takes_more();
         while reads && let Some(line) = input.next_line() {
             // What a call owes its client is settled by its responder.
             if panics::caught(|| service.line(line)).is_none() {

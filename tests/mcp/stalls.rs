@@ -443,6 +443,27 @@ fn many_requests_of_some_clients_delay_no_other_client(#[case] lost: bool) {
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
+/// A line of 60 bytes each, whose answer takes 30 KB.
+#[apply(both_modes)]
+fn many_small_requests_with_large_answers_delay_no_other_client(mode: Mode) {
+    const REQUESTS: usize = 2_000;
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut clients = [(); 6].map(|()| runtime.join(&server));
+    let pings = Pings::during(&runtime, runtime.join(&server), |_| {
+        for client in &mut clients {
+            for _ in 0..REQUESTS {
+                client.post("tools/list", &json!({}));
+            }
+        }
+        for client in &mut clients {
+            client.answers(REQUESTS);
+        }
+    });
+    pings.are_fast();
+    server.goes_on();
+}
+
 /// An error of some 3 MB as JSON: its message and the arguments of its frames are control characters.
 const LARGE_ERROR: &str = r#"
 (labels ((f (n a b c d e g h)
