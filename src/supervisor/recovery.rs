@@ -122,8 +122,10 @@ impl Recovery {
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.content()
         {
-            // Without this file a return to the checkpoint from elsewhere still boots the image.
-            let _ = log::write_content(&self.checkpoints.forms_path(file), &content);
+            // Without this file a return to the checkpoint still boots the image, but forgets which forms were missing.
+            if let Err(error) = log::write_content(&self.checkpoints.forms_path(file), &content) {
+                tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
+            }
         }
         if let SessionEvent::Saved(checkpoint) = &event
             && self.state.files_being_saved().any(|file| file == checkpoint.file)
