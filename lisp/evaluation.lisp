@@ -9,7 +9,7 @@
   (number 0 :type sb-ext:word)
   ;; How many definitions it has made, of whatever.
   (definitions 0 :type sb-ext:word)
-  ;; Those of the form that is being evaluated, newest first: lists of a sign, a kind and a name (see NOTE-CHANGE).
+  ;; The changes that the present form has made, newest first, as lines (see CHANGE-LINE).
   (changes '() :type list)
   ;; What others are to be told of these: lists of the kind, the name, and true if it was there before, newest first.
   (defined '() :type list)

@@ -59,7 +59,7 @@ stderr as text, the warnings, and how many of its forms defined something."
     (error "expected ~S, got ~S" expected actual)))
 
 (defun changes-of (code)
-  "Return what the host is told of the last form in CODE that defined something: a list of lines."
+  "Return the lines that describe the changes of the last form in CODE that made any, without the form's place."
   (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
     (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
 
@@ -90,7 +90,7 @@ b| ()) (defvar *changed* 1))"))
 (define-test a-form-is-reported-with-the-modules-of-its-symbols
   (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED" "?sb-posix" "?asdf")
           (changes-of "(defun changed () `(,(uiop:getcwd) ,(sb-posix:getpid) asdf:load-system))"))
-  ;; One that has no end.
+  ;; A circular form.
   (expect '("=other" "+VARIABLE COMMON-LISP-USER::*CHANGED*") (changes-of "(defvar *changed* '#1=(a . #1#))")))
 
 (define-test a-value-is-pushed

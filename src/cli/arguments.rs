@@ -113,7 +113,7 @@ pub(super) enum Command {
         #[command(flatten)]
         serve: Box<Serve>,
     },
-    /// List the sessions that last, and the servers that can be joined; delete a session, or write its definitions.
+    /// List the persistent sessions, and the servers that can be joined; delete a session, or write its definitions.
     ///
     /// Of a session (`--session`): what it takes, how old it is, what it defines, and who has it. Of a server that runs
     /// (`--socket`): its name, for --attach, its process, and its clients.
@@ -232,7 +232,7 @@ pub(super) enum Command {
         /// Where checkpoints are.
         #[arg(long)]
         checkpoint_directory: PathBuf,
-        /// The number of the open file that a session that lasts is locked by.
+        /// The number of the open file that a persistent session is locked by.
         #[arg(long)]
         lock_fd: Option<i32>,
     },

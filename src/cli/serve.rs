@@ -27,7 +27,7 @@ use crate::supervisor;
 
 /// How long a worker may take to end after its supervisor has.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The same where it is to save a session that lasts.
+/// The same where it is to save a persistent session.
 const LAST_SAVE: Duration = Duration::from_secs(15);
 
 impl Serve {
@@ -49,7 +49,7 @@ impl Serve {
         Recorder::begin(path, &header).map(Some)
     }
 
-    /// Where others may join, if they may: under the name of a session that lasts, else under the number of this process;
+    /// Where others may join, if they may: under the name of a persistent session, else under the number of this process;
     /// or a sentence that says why they cannot.
     fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
         if !self.socket && session.is_none() {

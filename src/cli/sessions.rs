@@ -1,4 +1,4 @@
-//! Sessions that last, on the command line: which there are, and what is done before one is served and after.
+//! Persistent sessions, on the command line: which there are, and what is done before one is served and after.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -1,9 +1,9 @@
-//! Sessions that last: images that outlive their server, each in a directory of its own.
+//! Persistent sessions: each has a directory of its own, and continues in another server.
 //!
-//! There are its checkpoints ([`store`]), the [`log`] of what must be known besides, a file that whoever
-//! serves or saves it has [locked](lock), and the numbers of its last [worker](crate::recovery::status_page). A
-//! process that is killed at any moment leaves what was there before or what is there now: a core counts once its
-//! manifest is there, and the log grows by lines or is replaced as a whole.
+//! The directory contains the checkpoints of the session ([`store`]), its recovery [`log`], a file that whoever serves or saves
+//! the session has [locked](lock), and the [status page](crate::recovery::status_page) of its last worker. A process that is
+//! killed at any moment leaves the state before a change or after it: a core counts once its manifest exists, and the log grows
+//! by lines or is replaced as a whole.
 
 mod export;
 pub(crate) mod lock;
@@ -19,24 +19,24 @@ use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME};
 use crate::recovery::log::{self, Loaded};
 use lock::Lock;
 
-/// The file with the numbers of a session's last worker.
+/// The file with the status page of a session's last worker.
 const STATUS: &str = "status";
-/// Where the process that saves at the end says what went wrong.
+/// The file for errors of the process that saves the session at the end.
 pub(crate) const ERRORS: &str = "errors";
 
-/// A session that lasts, whether it was begun yet or not.
+/// A persistent session, which may not have begun yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Durable {
-    /// What it is called.
+    /// The session's name.
     pub(crate) name: String,
     directory: PathBuf,
 }
 
 impl Durable {
-    /// The one of this name, or in this directory when there is a slash in it.
+    /// Returns the session with this name, or in this directory when there is a slash in `name`.
     ///
     /// # Errors
-    /// A sentence: it is no name, or there is no place for it.
+    /// A sentence: the name is not allowed, or there is no place for sessions.
     pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
@@ -52,7 +52,7 @@ impl Durable {
         }
     }
 
-    /// Those of this user, by name; not those that are elsewhere.
+    /// Returns this user's sessions, by name, except those in directories elsewhere.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
         let entries = match fs::read_dir(root()?) {
             Ok(entries) => entries,
@@ -68,20 +68,20 @@ impl Durable {
         Ok(all)
     }
 
-    /// Where it is.
+    /// The session's directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// True when it was begun: any directory may have been named.
+    /// True when the session has begun.
     fn exists(&self) -> bool {
         log::is_in(&self.directory)
     }
 
-    /// Makes its directory, for nobody but its owner.
+    /// Makes the session's directory, which only its owner may read.
     ///
     /// # Errors
-    /// A sentence: it cannot be made, or something else is in it.
+    /// A sentence: the directory cannot be made, or contains something else.
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
@@ -95,25 +95,25 @@ impl Durable {
         Err(format!("The directory {} is not empty, and no session: choose another.", self.directory.display()))
     }
 
-    /// What is in its directory.
+    /// The files in its directory.
     fn files(&self) -> impl Iterator<Item = PathBuf> {
         fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
-    /// The file for the numbers of its worker.
+    /// The file with the status page of its worker.
     pub(crate) fn status_file(&self) -> PathBuf {
         self.directory.join(STATUS)
     }
 
-    /// The file for what goes wrong when it is saved at the end.
+    /// The file for errors of the save at the end.
     pub(crate) fn errors_file(&self) -> PathBuf {
         self.directory.join(ERRORS)
     }
 
-    /// Its state when it was saved last, and the changes since. For whoever has locked it, or only looks.
+    /// Reads the session's log. The caller has locked the session, or only looks.
     ///
     /// # Errors
-    /// A sentence: a newer program wrote its log, or it cannot be read.
+    /// A sentence: a newer program wrote the log, or it cannot be read.
     pub(crate) fn load(&self) -> Result<Loaded, String> {
         let loaded = log::load(&self.directory);
         let mut loaded =
@@ -126,7 +126,7 @@ impl Durable {
         Ok(loaded)
     }
 
-    /// Its name as an argument in a shell.
+    /// The session's name, as an argument in a shell.
     pub(crate) fn shell_name(&self) -> String {
         let is_plain = self.name.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
         if is_plain { self.name.clone() } else { format!("'{}'", self.name.replace('\'', r"'\''")) }
@@ -139,7 +139,7 @@ impl Durable {
         files.iter().rev().find_map(|file| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
     }
 
-    /// What there is to be known of it.
+    /// Describes the session.
     pub(crate) fn describe(&self) -> Description {
         let loaded = self.load().unwrap_or_default();
         let checkpoint = self.last_checkpoint(&loaded);
@@ -156,10 +156,10 @@ impl Durable {
         }
     }
 
-    /// Removes it; not what else there is in its directory.
+    /// Removes the session's files, and the directory if nothing else is in it.
     ///
     /// # Errors
-    /// A sentence: there is none, it runs, or its files cannot be removed.
+    /// A sentence: there is no such session, it runs, or its files cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
         // The log first: without it there is none.
@@ -172,10 +172,10 @@ impl Durable {
         removed.map_err(|error| format!("The session {:?} cannot be deleted: {error}.", self.name))
     }
 
-    /// Its definitions, as the text of a file that SBCL loads.
+    /// Returns its definitions, as the text of a file that SBCL loads.
     ///
     /// # Errors
-    /// A sentence: there is none.
+    /// A sentence: there is no such session.
     pub(crate) fn export(&self) -> Result<String, String> {
         if !self.exists() {
             return Err(self.missing());
@@ -199,7 +199,7 @@ impl Durable {
     }
 }
 
-/// True for a file that is named as those of sessions are.
+/// True for a file with a name as the files of sessions have.
 fn is_ours(path: &Path) -> bool {
     let is_named = |ours: &str| {
         let name = path.file_name();
@@ -212,21 +212,21 @@ fn is_ours(path: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(crate) name: String,
-    /// What its files take.
+    /// The size of its files.
     pub(crate) bytes: u64,
-    /// When one of them was written last.
+    /// The time of the last change of a file.
     pub(crate) changed: Option<jiff::Timestamp>,
-    /// The forms that defined something.
+    /// The number of forms that defined something.
     pub(crate) forms: usize,
-    /// The number of its last evaluation, as far as that is known.
+    /// The number of its last evaluation, as far as it is known.
     pub(crate) evaluations: u64,
     /// Its last checkpoint.
     pub(crate) checkpoint: Option<Checkpoint>,
-    /// Who has it.
+    /// The process that serves or saves it.
     pub(crate) holder: Option<lock::Holder>,
 }
 
-/// Where sessions are.
+/// The directory that contains the sessions.
 fn root() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {

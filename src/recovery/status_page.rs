@@ -1,5 +1,5 @@
-//! A few numbers in memory that a worker shares with its supervisor. Writing one costs nothing, and what is written
-//! stays when the worker is killed the next moment.
+//! The status page: numbers in memory that a worker shares with its supervisor. Writing one costs nothing, and the numbers
+//! survive the death of the worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,22 +13,22 @@ use rustix::io::FdFlags;
 use crate::image::process::{SharedPage, share};
 use crate::session::MAX_BACKGROUND;
 
-/// What the numbers are.
+/// The numbers on the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Status {
     /// The last job of the evaluation lane that began.
     Begun,
     /// The client that this job is for.
     Client,
-    /// The last one of these that came to its end.
+    /// The last such job that has ended.
     Ended,
-    /// When the last one that began must have been over, in nanoseconds as [`monotonic`] counts them; 0 for never.
+    /// The deadline of the last job that began, in nanoseconds as [`monotonic`] counts them; 0 for none.
     Due,
     /// The form that is being replayed, from 1; 0 for none.
     Restoring,
     /// The number of the last line that was read.
     Heard,
-    /// How many answers wait for a person, or for another process.
+    /// The number of answers that wait for a person, or for another process.
     Asked,
     /// The number of the newest evaluation.
     Numbered,
@@ -38,33 +38,33 @@ pub(crate) enum Status {
 
 const COUNT: usize = 9;
 
-/// After them, the numbers of the evaluations in the background; 0 in place of one.
+/// The places after those: the numbers of the background evaluations; 0 in an unused place.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
 
-/// After these, what the foreground does in particular: how many bytes that has, and the bytes.
+/// The places after those: the length in bytes of the description of what the foreground does, and its bytes.
 const STEP: usize = BACKGROUND.end;
 const MAX_STEP: usize = 248;
 
-/// Nanoseconds since some time in the past that all processes agree on.
+/// Returns nanoseconds since a moment in the past that all processes agree on.
 pub(crate) fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// How long after its deadline an evaluation may take to end, or to be given up by the worker itself.
+/// Grace period after the deadline of an evaluation in which the worker itself may end or abandon the evaluation.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The [deadline](Status::Due) of an evaluation that has so much time from now on.
+/// Returns the [deadline](Status::Due) of an evaluation that has this time from now on.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
 
-/// The worker's side.
+/// The worker's side of the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StatusPage(SharedPage);
 
 impl StatusPage {
-    /// Takes over what the supervisor left open under this number.
+    /// Maps the page that the supervisor left open under this descriptor number.
     pub(crate) fn take(number: i32) -> io::Result<Self> {
         share(number).map(Self)
     }
@@ -74,14 +74,14 @@ impl StatusPage {
         self.0[what as usize].store(value, Ordering::Release);
     }
 
-    /// Writes the numbers of the evaluations in the background.
+    /// Writes the numbers of the background evaluations.
     pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
         for place in BACKGROUND {
             self.0[place].store(evaluations.next().unwrap_or(0), Ordering::Release);
         }
     }
 
-    /// Writes what the foreground does, if that is something in particular: the beginning of it.
+    /// Writes the beginning of a description of what the foreground does; `None` for nothing in particular.
     pub(crate) fn set_step(self, step: Option<&str>) {
         let step = step.unwrap_or_default();
         let end = (0..=step.len().min(MAX_STEP)).rev().find(|end| step.is_char_boundary(*end)).unwrap_or(0);
@@ -95,7 +95,7 @@ impl StatusPage {
         self.0[STEP].store(step.len() as u64, Ordering::Release);
     }
 
-    /// Counts one more, or one less.
+    /// Adds one to a number, or subtracts one.
     pub(crate) fn count(self, what: Status, more: bool) {
         let number = &self.0[what as usize];
         // Saturating: anything may have written to it.
@@ -104,18 +104,18 @@ impl StatusPage {
         });
     }
 
-    /// Reads one.
+    /// Reads a number.
     pub(crate) fn get(self, what: Status) -> u64 {
         self.0[what as usize].load(Ordering::Acquire)
     }
 }
 
-/// The supervisor's side, one for each worker.
+/// The supervisor's side of the page of one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// A new one, all zero; in this file, in place of what it was, so that it outlives everything.
+    /// Makes a page of zeros: in this file, whose content it replaces and which outlives all processes, or in memory.
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else {
             let fd = unnamed_file()?;
@@ -130,7 +130,7 @@ impl WorkerStatus {
         Ok(Self(file.into()))
     }
 
-    /// Lets the next child process inherit it; returns the number it has there.
+    /// Lets the next child process inherit the page, or not; returns its descriptor number.
     pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
         rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
         Ok(self.0.as_raw_fd())
@@ -141,13 +141,13 @@ impl WorkerStatus {
         self.read::<1>(what as usize)[0]
     }
 
-    /// Reads the numbers of the evaluations in the background.
+    /// Reads the numbers of the background evaluations.
     pub(crate) fn background(&self) -> Vec<u64> {
         let numbers = self.read::<MAX_BACKGROUND>(BACKGROUND.start);
         numbers.into_iter().filter(|number| *number != 0).collect()
     }
 
-    /// Reads what the foreground does in particular.
+    /// Reads the description of what the foreground does.
     pub(crate) fn step(&self) -> Option<String> {
         let length = usize::try_from(self.read::<1>(STEP)[0]).ok().filter(|length| (1..=MAX_STEP).contains(length))?;
         let words = self.read::<{ MAX_STEP / 8 }>(STEP + 1);
@@ -163,13 +163,13 @@ impl WorkerStatus {
     }
 }
 
-/// The number of the newest evaluation of the last worker whose numbers are in this file; 0 without one.
+/// Returns the number of the newest evaluation from the file of a page; 0 without a file.
 pub(crate) fn last_number(path: &Path) -> u64 {
     let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
     file.map_or(0, |status| status.get(Status::Numbered)).min(u64::MAX / 2)
 }
 
-/// A file in memory.
+/// Makes a file in memory.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)

@@ -1,4 +1,4 @@
-//! Whoever must know what is to outlive this image.
+//! Observers of a session, which record what must outlive its image.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use crate::config::Limits;
 use crate::interruption::Stuck;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
-/// Is told what another image would need to go on where this one stopped. Called on Lisp's threads, before the answer
-/// that it belongs to: nothing may block.
+/// Gets the events of a session that another image would need to continue it. Called on Lisp's threads, before the answer
+/// that an event belongs to: no function may block.
 pub(crate) trait Observer: Send + Sync {
-    /// The evaluation lane takes a job of this connection's, which is interrupted after `timeout`.
+    /// The evaluation lane begins a job of this connection's, which is interrupted after `timeout`.
     fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
-    /// It gets so much time from now on, or any.
+    /// The job of the evaluation lane gets this time from now on; `None` for any time.
     fn extended(&self, _more: Option<Duration>) {}
-    /// What the job of that lane does now, if that is something in particular.
+    /// The job of the evaluation lane does something in particular now, or no longer.
     fn step(&self, _step: Option<&str>) {}
-    /// A person is being asked what to do, or not any more.
+    /// A person is being asked what to do, or no longer.
     fn asks(&self, _yes: bool) {}
-    /// A job of that lane is over, or goes on in the background.
+    /// A job of the evaluation lane is over, or continues in the background.
     fn ended(&self, _job: u64) {}
     /// These evaluations are in the background.
     fn in_background(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
@@ -26,7 +26,7 @@ pub(crate) trait Observer: Send + Sync {
     fn inspects(&self, _job: Option<u64>) {}
     /// The error that an evaluation added to a connection's history, and the error state after it, changed or not.
     fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
-    /// A form of the evaluation with this number defined something. `local`: the package was bound for that alone.
+    /// A form of the evaluation with this number made `changes`. `local`: the package was bound for that evaluation alone.
     fn defined(&self, _form: &DefiningForm, _changes: &Changes, _local: bool, _evaluation: u64) {}
     /// A connection has ended.
     fn disconnected(&self, _connection: u64) {}
@@ -34,20 +34,20 @@ pub(crate) trait Observer: Send + Sync {
     fn numbered(&self, _evaluation: u64) {}
     /// The limits were set.
     fn limits(&self, _limits: &Limits) {}
-    /// True while what is evaluated is what was evaluated in another image: nobody is to hear of it.
+    /// True during a replay, which is not reported.
     fn restores(&self) -> bool {
         false
     }
-    /// What Lisp does now cannot be stopped; this is what can be said of an evaluation. The image is to be given up.
+    /// Lisp does something that cannot be stopped: the image must be replaced. `outcome` is that of the evaluation, if one ran.
     fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
 }
 
-/// Where one evaluation is all that a process is for, and no other image could go on: is told what can be said of it when
-/// what Lisp does cannot be stopped.
+/// Gets the outcome of the evaluation that a process exists for, when Lisp does something that cannot be stopped and no other
+/// image can continue.
 pub(crate) struct LastWords<F>(F);
 
 impl<F: Fn(Outcome) + Send + Sync> LastWords<F> {
-    /// `say` gets an outcome that is an error, and ends the process.
+    /// Makes such an observer: `say` gets an outcome that is an error, and ends the process.
     pub(crate) fn new(say: F) -> Self {
         Self(say)
     }

@@ -41,7 +41,7 @@ pub(crate) struct Options {
     pub(crate) checkpoints: Checkpoints,
     /// A new image begins with the last one.
     pub(crate) begins_with_checkpoints: bool,
-    /// The session that lasts, which this process has locked.
+    /// The persistent session, which this process has locked.
     pub(crate) durable: Option<(Durable, Lock)>,
     /// Where clients may join.
     pub(crate) listener: Option<Listener>,
@@ -59,7 +59,7 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// One that goes on where a session that lasts was left, or begins with nothing.
+    /// One that goes on where a persistent session was left, or begins with nothing.
     ///
     /// # Errors
     /// A sentence: that session cannot be gone on with.

@@ -67,7 +67,7 @@ pub(super) struct Relay {
     /// One today: forks and sessions over HTTP will have their own.
     workers: BTreeMap<WorkerId, Worker>,
     shutdown: Option<Shutdown>,
-    /// The session that lasts.
+    /// The persistent session.
     durable: Option<(Durable, Lock)>,
     /// The process that saves it at the end, and outlives this one.
     saver: Option<Pid>,
@@ -367,7 +367,7 @@ impl Relay {
         }
     }
 
-    /// Ends the processes that descend from this one, but for what saves a session that lasts.
+    /// Ends the processes that descend from this one, but for what saves a persistent session.
     fn leave_processes(&mut self) {
         if self.durable.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.until_asked) {
             // Whatever it has still to say: it may be about that.

@@ -25,7 +25,7 @@ const CHUNK: usize = 64 << 10;
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
 
-/// Starts a worker with these arguments, which boots `image`, or the plain one. It gets the lock of a session that lasts,
+/// Starts a worker with these arguments, which boots `image`, or the plain one. It gets the lock of a persistent session,
 /// too, and its numbers stay with that.
 pub(super) fn start(
     arguments: &[OsString],

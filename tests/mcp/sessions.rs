@@ -1,4 +1,4 @@
-//! Sessions that last: `--session`, and the command `sessions`.
+//! Persistent sessions: `--session`, and the command `sessions`.
 
 #![cfg(target_os = "linux")]
 

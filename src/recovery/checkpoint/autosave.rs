@@ -1,4 +1,4 @@
-//! Automatic checkpoints: when the image is saved without being asked to.
+//! Automatic checkpoints: when the server saves the image without being asked to.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use super::save::Saver;
 use super::store::Checkpoints;
 
-/// How long nothing must have been evaluated before an automatic save, and the least time between two of them.
+/// Idle time before an automatic save, and the least time between two automatic saves.
 const QUIET: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Bytes that automatic saves may write in a minute.
@@ -17,26 +17,26 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Bytes of disk and of memory that must be free beyond what the image takes.
 const RESERVE: u64 = 512 << 20;
 
-/// What is to be done about saving the image of the server's own accord.
+/// The next step of automatic saving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// It is saved now.
+    /// Save the image now.
     Save,
-    /// Nothing before this moment, and then it is asked again.
+    /// Ask again at this moment.
     Wait(Instant),
-    /// Nothing before something is evaluated.
+    /// Ask again once something has been evaluated.
     Rest,
 }
 
-/// How often the image may be saved of the server's own accord.
+/// Decides when the image is saved automatically.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Not before this moment.
+    /// The earliest moment of the next save.
     next: Option<Instant>,
 }
 
 impl Pace {
-    /// What is to be done at the moment `now`. `ended`: when the last evaluation that is not saved yet was over;
+    /// Returns the step to take at the moment `now`. `ended`: when the last evaluation ended that is not saved yet;
     /// `busy`: something is evaluated; `has_room`: neither disk nor memory is short.
     fn step(&self, now: Instant, ended: Option<Instant>, busy: bool, has_room: impl FnOnce() -> bool) -> Step {
         let Some(ended) = ended else { return Step::Rest };
@@ -53,14 +53,14 @@ impl Pace {
         }
     }
 
-    /// Some `bytes` were written by the moment `now`, whether a checkpoint came of it or not.
+    /// Records that a save wrote `bytes` by the moment `now`, whether it succeeded or not.
     fn wrote(&mut self, now: Instant, bytes: u64) {
         let pause = MINUTE.as_secs_f64() * bytes as f64 / RATE as f64;
         self.next = Some(now + INTERVAL.max(Duration::from_secs_f64(pause)));
     }
 }
 
-/// When something was evaluated last.
+/// The time of the last evaluation.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     last: Mutex<Option<Instant>>,
@@ -68,7 +68,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// Something was evaluated.
+    /// Records that an evaluation has ended.
     pub(crate) fn ended(&self) {
         let first = self.last.lock().replace(Instant::now()).is_none();
         if first {
@@ -76,8 +76,8 @@ impl Activity {
         }
     }
 
-    /// Waits until what `step` says of the last evaluation that is not saved is to save it: from here on it is. It
-    /// sleeps as long as nothing is evaluated.
+    /// Sleeps until `step` decides to save what the last evaluation left unsaved, and counts that as saved from then on.
+    /// Without evaluations it sleeps on.
     fn wait_to_save(&self, step: impl Fn(Option<Instant>) -> Step) {
         loop {
             let last = *self.last.lock();
@@ -97,8 +97,8 @@ impl Activity {
     }
 }
 
-/// Saves the image now and then, from a thread of its own, after `activity`; checkpoints take at most `space` bytes
-/// together.
+/// Starts the thread that saves the image automatically after `activity`. All automatic checkpoints together take at most
+/// `space` bytes.
 pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
     // Now: what is evaluated before the thread begins is to be saved.
     let mut saved = saver.session.evaluations_so_far();
@@ -127,7 +127,7 @@ pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
     let _ = std::thread::Builder::new().name("sbcl-mcp-auto".to_owned()).spawn(run);
 }
 
-/// Bytes of the heap that are used, which an image takes about as many of.
+/// Returns the bytes of the heap that are used: about the size of a saved image.
 fn used() -> u64 {
     u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
 }
@@ -142,7 +142,7 @@ fn is_enough(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
     [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(RESERVE))
 }
 
-/// Bytes of memory that programs may still have, as the kernel reckons it.
+/// Returns the bytes of memory that the kernel estimates as available to programs.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -194,8 +194,8 @@ mod tests {
         assert!(!is_enough(u64::MAX, enough, enough));
     }
 
-    /// A moment of a session: milliseconds since the last one, whether an evaluation has ended by then, whether others
-    /// run, whether there is room; and how much it would take to save the image.
+    /// A moment of a simulated session: milliseconds since the last one, whether an evaluation has ended by then, whether
+    /// others run, whether there is room, and how many bytes a save would write.
     fn moment() -> impl Strategy<Value = (u64, bool, bool, bool, u64)> {
         (0..40_000_u64, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.8), 0..(2_u64 << 30))
     }

@@ -18,18 +18,18 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{Status, StatusPage};
 use crate::session::Operation;
 
-/// How long what is evaluated may take to end when its session is to be saved at the end.
+/// Time in which evaluations must end when the session is saved at the end of its server.
 const LAST_SAVE: Duration = Duration::from_secs(10);
 
-/// A checkpoint and how it came about.
+/// A new checkpoint, and how it was made.
 #[derive(Debug)]
 pub(crate) struct Saved {
     pub(crate) checkpoint: Checkpoint,
-    /// How long the session stood still, in microseconds.
+    /// Microseconds for which the session was stopped.
     pub(crate) stopped: i64,
-    /// Threads that are not in it.
+    /// The names of the threads that the checkpoint does not contain.
     pub(crate) threads: Vec<String>,
-    /// How many timers are not.
+    /// The number of timers that the checkpoint does not contain.
     pub(crate) timers: i64,
 }
 
@@ -46,7 +46,7 @@ impl Saved {
     }
 }
 
-/// Reports of saves to the supervisor, which boots the next image from the last checkpoint.
+/// Reports saves to the supervisor, which boots the next image from the last checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct SaveReports {
     reporter: Reporter,
@@ -55,7 +55,7 @@ pub(crate) struct SaveReports {
     saved_through: Arc<AtomicU64>,
 }
 
-/// A save in progress, until it is dropped: the supervisor knows that a call waits for it.
+/// A save in progress, until it is dropped. The supervisor knows that a call waits for the save.
 #[derive(Debug)]
 struct SaveInProgress(StatusPage);
 
@@ -66,12 +66,13 @@ impl Drop for SaveInProgress {
 }
 
 impl SaveReports {
-    /// Reports of an image whose evaluations are saved up to the number `saved_through`; `None` when some are in no checkpoint.
+    /// Makes the reports of an image: all evaluations up to number `saved_through` are saved; `None` when some are in no
+    /// checkpoint.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
 
-    /// True when nothing was evaluated since the image was saved, or booted.
+    /// True when nothing was evaluated since the image was saved or booted.
     fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
     }
@@ -83,25 +84,25 @@ impl SaveReports {
         SaveInProgress(self.status)
     }
 
-    /// Reports that the file is a checkpoint now: from here on the next image may be booted from it.
+    /// Reports that the file is a checkpoint, from which the next image may be booted.
     fn completed(&self, checkpoint: &Checkpoint) {
         self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.reporter.changed(SessionEvent::Saved(Box::new(checkpoint.clone())));
     }
 }
 
-/// What saving works with.
+/// Saves checkpoints of one session.
 #[derive(Debug, Clone)]
 pub(crate) struct Saver {
     pub(crate) session: Session,
     pub(crate) checkpoints: Checkpoints,
-    /// `None` without a supervisor.
+    /// The reports to the supervisor; `None` without one.
     pub(crate) reports: Option<SaveReports>,
 }
 
 impl Saver {
-    /// Saves the image under `name` while the session goes on; `done` gets the checkpoint, or a sentence that says why
-    /// there is none.
+    /// Saves the image under `name` while the session continues. `done` gets the checkpoint, or a sentence that says why there
+    /// is none.
     pub(crate) fn save(
         &self,
         name: String,
@@ -160,34 +161,34 @@ impl Saver {
     }
 }
 
-/// When the image is saved of the server's own accord.
+/// The times at which the server saves the image without being asked to.
 #[derive(Debug, Default)]
 pub(crate) struct Saves {
-    /// Now and then; checkpoints may take so many bytes together.
+    /// Automatic saves while the server runs; their checkpoints may take so many bytes together.
     pub(crate) automatic: Option<u64>,
-    /// At the end.
+    /// The save at the end of the server.
     pub(crate) at_end: Option<AtEnd>,
 }
 
-/// How the image of a session that lasts is saved as its server ends.
+/// The parts that the save of a persistent session at the end of its server needs.
 #[derive(Debug)]
 pub(crate) struct AtEnd {
-    /// The session's lock, which the process that saves it keeps.
+    /// The session's lock, which the saving process keeps.
     pub(crate) lock: OwnedFd,
-    /// Where that says what goes wrong.
+    /// The file for errors of the saving process.
     pub(crate) errors: PathBuf,
 }
 
 impl Saver {
-    /// Saves the image without being asked to, and waits for the end; returns `None` when it failed.
+    /// Saves an automatic checkpoint and waits until it is complete; returns `None` when the save failed.
     pub(super) fn save_automatically(&self) -> Option<Checkpoint> {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 
-    /// Saves the image, if anything was evaluated since it was saved or booted, by a process that outlives this one. What
-    /// runs is ended. That process' number.
+    /// Ends what runs, and saves the image by a process that outlives this one, if anything was evaluated since the image was
+    /// saved or booted. Returns the id of that process.
     pub(crate) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! Checkpoints as files: cores that running images of this program saved, each with a manifest that says what it is.
+//! Checkpoints as files: cores that images of this program saved, each with a manifest that describes it.
 //!
-//! A core counts once its manifest is there, which is written last: what a crash leaves behind is no checkpoint. They
-//! may hold whatever was in memory, so the directory is its owner's alone, and gone when the server ends.
+//! The manifest is written last, and a core without one is no checkpoint: so a crash leaves no incomplete checkpoint. Cores may
+//! contain whatever was in memory: the directory is its owner's alone, and is removed when the server ends.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -21,44 +21,44 @@ use serde::{Deserialize, Serialize};
 use crate::build;
 use crate::seal::Seal;
 
-/// How long a child may take to save an image, and a throw-away process to boot it.
+/// Time in which a child must save an image, or a throw-away process boot it.
 const SAVING: Duration = Duration::from_secs(300);
 const PROBING: Duration = Duration::from_secs(60);
-/// Checkpoints that there may be, but for automatic ones.
+/// Named checkpoints, at most.
 const MAX_CHECKPOINTS: usize = 100;
-/// Characters of a name.
+/// Characters of a name, at most.
 pub(crate) const MAX_NAME: usize = 100;
 
-/// What a checkpoint is.
+/// The description of a checkpoint, as its manifest has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
-    /// What the client calls it.
+    /// The name that the client gave it.
     pub(crate) name: String,
-    /// The name of its core's file, and how many bytes that has.
+    /// The name of its core's file, and the size of that file in bytes.
     pub(crate) file: String,
     pub(crate) bytes: u64,
-    /// What tells whether that is still what was saved; other programs' manifests may have none.
+    /// The seal that tells whether the core is intact; manifests of other programs may have none.
     #[serde(default)]
     pub(crate) seal: Option<Seal>,
-    /// The number of the last evaluation before it.
+    /// The number of the last evaluation that it contains.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
-    /// The heap that it was saved under, in bytes: it only boots under the same.
+    /// The size of the heap in bytes: the core only boots with the same.
     pub(crate) heap: u64,
-    /// The program that saved it: no other may boot it.
+    /// The program that saved it, and the only one that can boot it.
     pub(crate) build: String,
-    /// It was saved of the server's own accord.
+    /// True for an automatic checkpoint.
     pub(crate) automatic: bool,
-    /// It was saved when the server of a session that lasts ended, with all that had been evaluated in it.
+    /// True for the save at the end of a persistent session's server, which contains all that was evaluated.
     #[serde(default)]
     pub(crate) at_end: bool,
-    /// What the session had defined, in words.
+    /// The definitions of the session, in words.
     #[serde(default)]
     pub(crate) defines: String,
 }
 
 impl Checkpoint {
-    /// The program that saved it, as people call it, if that is another one.
+    /// The name of the program that saved it, for people; `None` when that is this program.
     pub(crate) fn other_program(&self) -> Option<String> {
         (self.build != build()).then(|| match self.build.split(' ').collect::<Vec<_>>()[..] {
             [version, sbcl, ..] => format!("another build of sbcl-mcp: {version}, with SBCL {sbcl}"),
@@ -67,7 +67,8 @@ impl Checkpoint {
     }
 }
 
-/// Where what is kept lies, which need not exist: below XDG_STATE_HOME; `None` for a user without a home directory.
+/// The directory below XDG_STATE_HOME for files that outlive servers. It need not exist. `None` for a user without a home
+/// directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
     let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")))?;
@@ -78,19 +79,19 @@ pub(crate) fn state_directory() -> Option<PathBuf> {
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints {
     directory: PathBuf,
-    /// What images are booted with.
+    /// The heap and other settings that images are booted with.
     heap: u64,
     control_stack: u64,
 }
 
 impl Checkpoints {
-    /// Those in `directory`, for images of this size.
+    /// The checkpoints in `directory`, for images of this size.
     pub(crate) fn new(directory: PathBuf, heap: u64, control_stack: u64) -> Self {
         Self { directory, heap, control_stack }
     }
 
-    /// A directory that no other server has, which need not exist until there is a checkpoint: below XDG_STATE_HOME,
-    /// or in `scratch` for a user without a home directory.
+    /// The checkpoints in a directory that no other server has, and which is made with the first checkpoint: below
+    /// XDG_STATE_HOME, or in `scratch` for a user without a home directory.
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The standard library seeds its hash maps from the system's randomness.
@@ -99,26 +100,26 @@ impl Checkpoints {
         }
     }
 
-    /// The file of a checkpoint's core.
+    /// The path of a checkpoint's core.
     pub(crate) fn path(&self, checkpoint: &Checkpoint) -> PathBuf {
         self.directory.join(&checkpoint.file)
     }
 
-    /// Those that can be booted, oldest first.
+    /// The checkpoints that can be booted, oldest first.
     pub(crate) fn list(&self) -> Vec<Checkpoint> {
         let mut found = manifests(&self.directory);
         found.retain(|checkpoint| self.is_whole(checkpoint));
         found
     }
 
-    /// The one whose core is the file of this name, if it can be booted.
+    /// The checkpoint whose core has this file name, if it can be booted.
     pub(crate) fn of_file(&self, file: &str) -> Option<Checkpoint> {
         let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
         let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
         Some(found).filter(|checkpoint| checkpoint.file == file && self.is_whole(checkpoint))
     }
 
-    /// True for a core of this very program that is what it was.
+    /// True when this very program saved the core, and the core is intact.
     pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build()
             && checkpoint.heap == self.heap
@@ -131,8 +132,8 @@ impl Checkpoints {
             })
     }
 
-    /// Looks whether a core that was copied here is what its seal says. If so, its manifest gets the seal of the copy: it is
-    /// read once.
+    /// Compares a core that was copied here with its seal. If they agree, the manifest gets the seal of the copy, so that the
+    /// core is read once.
     fn adopt(&self, checkpoint: &Checkpoint, seal: &Seal) -> bool {
         let path = self.path(checkpoint);
         let Ok(mut core) = File::open(&path) else { return false };
@@ -140,39 +141,39 @@ impl Checkpoints {
             return false;
         }
         let own = core.metadata().map(|metadata| seal.moved_to(&metadata)).ok();
-        // If it cannot be written, the core will be read again.
+        // Otherwise the core will be read again.
         let _ = write_manifest(&path, &Checkpoint { seal: own, ..checkpoint.clone() });
         true
     }
 
-    /// The heap that a checkpoint has to be booted under, if that is not the one that images have here.
+    /// The heap that a checkpoint must be booted with, if images here have another one.
     pub(crate) fn other_heap(&self, checkpoint: &Checkpoint) -> Option<u64> {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build() && *heap != self.heap)
     }
 
-    /// The one of this name, the last one if there are two for a moment.
+    /// The checkpoint with this name; the newer one while there are two.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
-    /// The one of this name that would be there if its core were what was saved.
+    /// The checkpoint with this name whose core is not intact.
     pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
         let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
         manifests(&self.directory).into_iter().filter(|one| !self.is_whole(one)).rfind(is_meant)
     }
 
-    /// The file of the forms that are in a checkpoint.
+    /// The path of the file with a checkpoint's definitions.
     pub(crate) fn forms_path(&self, file: &str) -> PathBuf {
         self.directory.join(file).with_extension("forms")
     }
 
-    /// Makes the directory, if it is not there, and returns its name.
+    /// Makes the directory if it does not exist, and returns its name.
     pub(crate) fn make_directory(&self) -> io::Result<PathBuf> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         Ok(self.directory.clone())
     }
 
-    /// Chooses a file for a new one.
+    /// Chooses a file for a new checkpoint.
     ///
     /// # Errors
     /// A sentence: the directory cannot be made, or there are too many that the client has named.
@@ -189,13 +190,13 @@ impl Checkpoints {
         Ok(Draft { checkpoints: self.clone(), file: format!("{number:016x}.core"), finished: false })
     }
 
-    /// Removes one.
+    /// Removes a checkpoint.
     ///
     /// # Errors
     /// The files cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
-        // Without its manifest it is none any more, whatever happens to the rest.
+        // Without its manifest it is no checkpoint, whatever happens to the core.
         fs::remove_file(core.with_extension("json"))?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
         match fs::remove_file(core) {
@@ -204,7 +205,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes what has the name of this one and is older.
+    /// Removes older checkpoints with the name of this one.
     pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
         let is_replaced = |one: &Checkpoint| one.name == by.name && one.file != by.file && one.saved <= by.saved;
         for checkpoint in self.list().into_iter().filter(is_replaced) {
@@ -212,7 +213,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes what a process that was killed has left behind, and automatic ones that are not among `known` files.
+    /// Removes the files of killed processes, and automatic checkpoints whose files are not `known`.
     pub(crate) fn clear_up(&self, known: &[String]) {
         let all = manifests(&self.directory);
         for checkpoint in all.iter().filter(|one| one.automatic && !known.contains(&one.file)) {
@@ -221,7 +222,7 @@ impl Checkpoints {
         self.remove_torn();
     }
 
-    /// Removes what a process that was killed has left behind. For whoever knows that none is saving.
+    /// Removes the files of killed processes. The caller knows that no process is saving.
     pub(crate) fn remove_torn(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
@@ -234,14 +235,14 @@ impl Checkpoints {
         }
     }
 
-    /// A name for one that is saved of the server's own accord.
+    /// Returns a new name for an automatic checkpoint.
     pub(crate) fn automatic_name(&self) -> String {
         let numbers = manifests(&self.directory).into_iter();
         let last = numbers.filter_map(|one| one.name.strip_prefix("auto-")?.parse::<u64>().ok()).max();
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Removes the automatic ones that came after this one, or all: the session goes on from there.
+    /// Removes the automatic checkpoints that came after this one, or all: the session continues from there.
     pub(crate) fn forget_since(&self, from: Option<&Checkpoint>) {
         let later = |one: &Checkpoint| from.is_none_or(|from| one.saved > from.saved);
         for checkpoint in self.list().into_iter().filter(|one| one.automatic && later(one)) {
@@ -249,7 +250,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest automatic ones until all together take at most `space` bytes; the newest stays.
+    /// Removes the oldest automatic checkpoints until all together take at most `space` bytes. The newest stays.
     pub(crate) fn make_room(&self, space: u64) {
         let all = self.list();
         let mut taken: u64 = all.iter().map(|checkpoint| checkpoint.bytes).sum();
@@ -261,20 +262,20 @@ impl Checkpoints {
         }
     }
 
-    /// Bytes that may still be written there, if that can be told.
+    /// Returns the free bytes on the disk, if they are known.
     pub(crate) fn free_space(&self) -> Option<u64> {
         let existing = self.directory.ancestors().find(|directory| directory.exists())?;
         let disk = rustix::fs::statvfs(existing).ok()?;
         Some(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
-    /// Removes all of them, and the directory.
+    /// Removes all checkpoints, and the directory.
     pub(crate) fn remove(&self) {
         remove_directory(&self.directory);
     }
 
     /// Boots the core in a throw-away process, which collects its garbage, and compares the name of its image with `name`.
-    /// Returns what the image says that its session has defined.
+    /// Returns the image's description of the session's definitions.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
@@ -297,12 +298,12 @@ impl Checkpoints {
         }
     }
 
-    /// A core of this name that is being saved, by another process.
+    /// A core with this name that another process is saving.
     pub(crate) fn draft(&self, file: String) -> Draft {
         Draft { checkpoints: self.clone(), file, finished: false }
     }
 
-    /// Removes the automatic ones but for the last `count`.
+    /// Removes the automatic checkpoints except the last `count`.
     pub(crate) fn keep_automatic(&self, count: usize) {
         let automatic: Vec<_> = self.list().into_iter().filter(|one| one.automatic).collect();
         for checkpoint in automatic.iter().rev().skip(count) {
@@ -311,42 +312,42 @@ impl Checkpoints {
     }
 }
 
-/// What an image that is [probed](Checkpoints::probe) says of itself.
+/// The answer of an image that is [probed](Checkpoints::probe).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tried {
-    /// What it is called.
+    /// The image's name.
     pub(crate) name: String,
-    /// What its session has defined, in words.
+    /// The definitions of its session, in words.
     pub(crate) defines: String,
 }
 
-/// What has been saved in a directory, whatever program did it, oldest first.
+/// Returns the manifests in a directory, whatever program wrote them, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
     let mut found: Vec<Checkpoint> = paths
         .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
-        // It names a file beside it, or it is not ours.
+        // A manifest names a file beside it, or it is not ours.
         .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
 }
 
-/// True for a file that is named as those of checkpoints are: a directory that the user has chosen may have others.
+/// True for a file with a name as checkpoints have: a directory that the user has chosen may contain others.
 pub(crate) fn is_ours(path: &Path) -> bool {
     let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
     path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_number)
         && ["core", "json", "forms", "draft"].iter().any(|ours| path.extension() == Some(ours.as_ref()))
 }
 
-/// Removes a directory of checkpoints if it was made.
+/// Removes a directory of checkpoints, if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
-    // What cannot be removed is not worth a word at the end.
+    // A failure at the end of the server is not worth a message.
     let _ = fs::remove_dir_all(directory);
 }
 
-/// A core that is being saved. Dropped before it is finished, it leaves nothing behind.
+/// A core that is being saved. Unless it is finished, its files are removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Draft {
     checkpoints: Checkpoints,
@@ -355,28 +356,29 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Where to save it.
+    /// The path to save the core at.
     pub(crate) fn path(&self) -> PathBuf {
         self.checkpoints.directory.join(&self.file)
     }
 
-    /// The name of that file.
+    /// The name of the core's file.
     pub(crate) fn file(&self) -> &str {
         &self.file
     }
 
-    /// Those that it will be one of.
+    /// The checkpoints that it will belong to.
     pub(crate) fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// Leaves it to the [finisher](Self::finisher).
+    /// Leaves the core to the [finisher](Self::finisher).
     pub(crate) fn leave(mut self) {
         self.finished = true;
     }
 
-    /// The address of the command line, as C has it, of the process that makes a checkpoint of this after this process'
-    /// end, when a child of its own has saved it; file number 3 there is the session's lock. It stays in memory.
+    /// Returns the address of the command line, as C has it, of the process that saves the image in a child of its own after
+    /// this process' end and makes a checkpoint of it; its file number 3 is the session's lock. The command line stays in
+    /// memory.
     pub(crate) fn finisher(&self, name: &str, evaluation: u64) -> u64 {
         let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
@@ -397,10 +399,10 @@ impl Draft {
         pointers.collect::<Vec<_>>().leak().as_ptr().expose_provenance() as u64
     }
 
-    /// Waits until process `child` has saved it, tries it, and makes a checkpoint of it.
+    /// Waits until process `child` has saved the core, tries the core, and makes a checkpoint of it.
     ///
     /// # Errors
-    /// The rest of a sentence: why there is none.
+    /// The rest of a sentence: why there is no checkpoint.
     pub(crate) fn finish(self, child: Pid, made: Made) -> Result<Checkpoint, String> {
         if !wait_until(child, SAVING) {
             let _ = kill_process(child, Signal::KILL);
@@ -411,22 +413,22 @@ impl Draft {
         }
     }
 
-    /// Waits for the one child that this process has, which saves it, and does the same.
+    /// Waits for the only child of this process, which saves the core, and makes a checkpoint of it.
     ///
     /// # Errors
-    /// The rest of a sentence: why there is none.
+    /// The rest of a sentence: why there is no checkpoint.
     pub(crate) fn finish_only_child(self, made: Made) -> Result<Checkpoint, String> {
         let (sender, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
         match ended.recv_timeout(SAVING) {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
             Ok(Err(error)) => Err(format!("the process that saved it cannot be waited for: {error}")),
-            // It goes with this process.
+            // The child ends with this process.
             Err(_) => Err("the process that saves it does not end".to_owned()),
         }
     }
 
-    /// Tries what a process that ended so has saved, and makes a checkpoint of it.
+    /// Tries the core of a process that ended with this status, and makes a checkpoint of it.
     fn complete(mut self, ended: Option<WaitStatus>, made: Made) -> Result<Checkpoint, String> {
         let status = ended.ok_or("the process that saved it is gone")?;
         if status.exit_status() != Some(0) {
@@ -467,11 +469,11 @@ fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     write_whole(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
 }
 
-/// How a core came to be saved.
+/// The circumstances of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) name: String,
-    /// The number of the last evaluation before it.
+    /// The number of the last evaluation that the core contains.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
     pub(crate) automatic: bool,
@@ -487,7 +489,7 @@ impl Drop for Draft {
     }
 }
 
-/// Writes a file that is there as a whole or not at all.
+/// Writes a file as a whole or not at all.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("draft");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
@@ -495,7 +497,7 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
-/// Waits, no longer than `time`, until a child has ended; it is yet to be waited for. False when it goes on.
+/// Waits, no longer than `time`, until a child has ended, and does not reap it. Returns false when it still runs.
 fn wait_until(child: Pid, time: Duration) -> bool {
     let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
     let end = Instant::now() + time;
@@ -510,7 +512,7 @@ fn wait_until(child: Pid, time: Duration) -> bool {
     }
 }
 
-/// This very program, even if its file has been replaced since.
+/// The path of this very program, even if its file has been replaced since.
 #[cfg(target_os = "linux")]
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     Ok(PathBuf::from("/proc/self/exe"))
