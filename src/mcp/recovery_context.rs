@@ -105,13 +105,13 @@ impl RecoveryContext {
         }
     }
 
-    /// True when the image before was replaced because a cancelled evaluation of this client's did not end: once the definitions
-    /// are replayed, that is the last error.
+    /// True when the image before was replaced because a cancelled evaluation of this client's did not end: once the
+    /// definitions are replayed, that is the last error.
     pub(super) fn has_cancelled(&self, session: &Session) -> bool {
         self.cancelled == Some(session.connection_number())
     }
 
-    /// Has the event loop look what is due.
+    /// Wakes the event loop, which looks what is due.
     pub(super) fn look_again(&self) {
         self.driver.look_again();
     }

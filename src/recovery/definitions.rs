@@ -24,17 +24,18 @@ const OVERHEAD: usize = 256;
 pub(crate) struct Definition {
     /// The form and the package it was read in.
     pub(crate) form: DefiningForm,
-    /// What it defined and removed, as Lisp reported it.
+    /// The changes that it made, as Lisp reported them.
     #[serde(default)]
     pub(crate) changes: Changes,
     /// The package was bound for its evaluation alone.
     pub(crate) local: bool,
     /// The number of the evaluation that it was part of.
     pub(crate) evaluation: u64,
-    /// How long it took at first, in milliseconds, at most.
+    /// Milliseconds that its first evaluation took, at most.
     #[serde(default)]
     pub(crate) took: u64,
-    /// Bytes that the form takes as JSON, when they exceed [`MAX_FORM`]: `form` has only its beginning then, and cannot be replayed.
+    /// Bytes that the form takes as JSON, when they exceed [`MAX_FORM`]: `form` has only its beginning then, and cannot be
+    /// replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
 }
@@ -68,7 +69,7 @@ impl Definition {
         })
     }
 
-    /// What is equal for repetitions of a form.
+    /// The parts that are equal for repetitions of a form.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
     }
@@ -88,7 +89,7 @@ pub(crate) struct Unrestored {
     /// The names that are missing without it, as [`Changes::defined`] has them.
     #[serde(default)]
     pub(super) missing: Vec<String>,
-    /// Why, in a line.
+    /// The reason, in a line.
     pub(crate) reason: String,
 }
 
@@ -119,18 +120,18 @@ impl Unrestored {
 pub(crate) struct Definitions {
     /// Each with its position: how many had come before it.
     entries: Vec<(u64, Definition)>,
-    /// How many have come.
+    /// The number of definitions that were ever added.
     count: u64,
-    /// How many were dropped for want of room.
+    /// The number of definitions that were dropped for want of room.
     dropped: usize,
     #[serde(skip)]
     bytes: usize,
-    /// How many entries there may be before repetitions are looked for again.
+    /// The number of entries at which repetitions are looked for again.
     #[serde(skip)]
     limit: usize,
 }
 
-/// What is serialized of [`Definitions`].
+/// The serialized part of [`Definitions`].
 #[derive(Deserialize)]
 struct Stored {
     entries: Vec<(u64, Definition)>,
@@ -208,7 +209,7 @@ impl Definitions {
         });
     }
 
-    /// Takes out the definition at an index from `position` on.
+    /// Removes the definition at an index from `position` on, and returns it.
     pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
         let index = self.first_since(position).saturating_add(index);
         let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
@@ -216,7 +217,7 @@ impl Definitions {
         Some(definition)
     }
 
-    /// How many were dropped for want of room.
+    /// Returns the number of definitions that were dropped for want of room.
     pub(crate) fn dropped(&self) -> usize {
         self.dropped
     }

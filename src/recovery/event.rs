@@ -61,14 +61,14 @@ pub(crate) enum WorkerEvent {
     },
     /// A process saves the persistent session and outlives all others.
     SaverStarted {
-        /// That process' id.
+        /// The id of the process.
         pid: i32,
     },
     /// The worker ends.
     Leaving {
         /// Its exit status.
         status: i32,
-        /// Why it cannot serve, in a sentence; `None` when its input ended.
+        /// The reason why it cannot serve, in a sentence; `None` when its input ended.
         reason: Option<String>,
     },
 }
@@ -114,7 +114,7 @@ impl SessionEvent {
     }
 }
 
-/// Why an event cannot be sent.
+/// The error for an event that is too large to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it takes {bytes} bytes, and {MAX_EVENT} is the limit")]
 pub(crate) struct TooLarge {
@@ -156,7 +156,7 @@ impl WorkerEvent {
     /// Reads an event that a worker sent.
     ///
     /// # Errors
-    /// When [`encode`](Self::encode) did not write it.
+    /// [`encode`](Self::encode) did not write these bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }

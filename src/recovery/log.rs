@@ -1,4 +1,5 @@
-//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, a line of JSON each.
+//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, a line of JSON
+//! each.
 //!
 //! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and compacts the log to a
 //! snapshot when the state has changed by something that is no event (a reset, a return to a checkpoint, forms that failed in
@@ -45,7 +46,7 @@ enum LogLine<'a> {
     Event(Cow<'a, SessionEvent>),
 }
 
-/// What every version's first line has in common from the second format on.
+/// The part of the first line that every format from the second on has.
 #[derive(Debug, Deserialize)]
 struct FirstLine {
     snapshot: Version,

@@ -144,7 +144,7 @@ fn not_kept(state: &RecoveryState, others: &str) -> String {
     format!("\n{values}{others}.{hint}")
 }
 
-/// What was restored: the checkpoint, and the forms since.
+/// Describes what was restored: the checkpoint, and the forms since.
 fn restored_since(state: &RecoveryState, report: &Report) -> String {
     let dropped = state.dropped();
     let failures = state.failures(&report.failed);

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::state::Suspicion;
 
-/// What the last image was doing when it was lost before its replay had ended.
+/// The form, or the boot, at which the last image was lost before its replay had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Suspect {
     /// The index of the form that it replayed; `None` while it booted.
     replaying: Option<usize>,
-    /// How many images in a row were lost at this.
+    /// The number of images in a row that were lost there.
     losses: u32,
 }
 
@@ -19,27 +19,27 @@ pub(crate) struct ReplayPolicy {
     suspect: Option<Suspect>,
 }
 
-/// What the next image does.
+/// The next step after an image was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It replays the same definitions again.
+    /// Replay the same definitions again.
     Retry {
         /// A form became the suspect when there was none, or is closer to its last try.
         progress: bool,
     },
-    /// It leaves out the definition at this index, which is poisoned.
+    /// Leave out the definition at this index, which is poisoned.
     Skip {
         index: usize,
-        /// Why, in a line.
+        /// The reason, in a line.
         reason: String,
     },
-    /// It is booted from the checkpoint before this one, which did not come up.
+    /// Boot the checkpoint before this one, which did not come up.
     PreviousCheckpoint,
 }
 
 impl Suspicion {
-    /// How many images may be lost at a form before it is left out, or, at `None`, while they boot before their checkpoint
-    /// is.
+    /// Returns the number of images that may be lost at a form before the form is left out; at `None`, the number that may be
+    /// lost while booting a checkpoint.
     fn tries(self, replaying: Option<usize>) -> u32 {
         match self {
             Self::Certain => 1,
@@ -108,7 +108,7 @@ mod tests {
             prop_assert_eq!(forms.len(), poisoned.len() - bad);
         }
 
-        /// Whatever happens, only the form or the checkpoint at which images were lost is left out, and never at a first loss
+        /// Only the form or the checkpoint at which images were lost is left out, and never at a first loss
         /// that somebody else may have caused.
         #[test]
         fn only_what_images_were_lost_at_is_left_out(

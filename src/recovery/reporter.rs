@@ -58,7 +58,7 @@ pub(crate) struct EventReporter {
     pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
     /// The number of each client's last error as the supervisor knows it.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
-    /// When the job that runs began, or its last form that defined something ended.
+    /// The time at which the present job began, or its last form that defined something ended.
     pub(crate) since: Mutex<Instant>,
 }
 

@@ -12,7 +12,7 @@ use crate::outcome::ErrorRecord;
 use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
 
-/// How long a form that is restored may take: so many times what it took at first, and at least this.
+/// The time limit of a replayed form: a multiple of its first time, and at least this time.
 const RESTORE_FACTOR: u32 = 5;
 const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
 
@@ -65,7 +65,7 @@ impl Restoring {
         matches!(*self.stage.lock(), Stage::Ended(Restoration::Over))
     }
 
-    /// Has `then` called when this ends: on this thread if it has, else on the one that ends it.
+    /// Calls `then` when the replay ends: on this thread if it has ended, else on the thread that ends it.
     pub(crate) fn when_ended(&self, then: impl FnOnce(Restoration) + Send + 'static) {
         let mut stage = self.stage.lock();
         match &mut *stage {
@@ -121,7 +121,7 @@ impl Restoring {
         self.evaluated().then_some(report)
     }
 
-    /// Has the next stage begin; false when it was given up.
+    /// Begins the next stage; returns false when the replay was given up.
     fn evaluated(&self) -> bool {
         let mut stage = self.stage.lock();
         let Stage::Evaluating(waiting) = &mut *stage else { return false };
@@ -156,12 +156,12 @@ impl Restoring {
     }
 }
 
-/// How long a form may take that took so many milliseconds at first, however many there are.
+/// Returns the time limit of a form whose first evaluation took so many milliseconds.
 fn time_for(took: u64) -> Duration {
     Duration::from_millis(took).saturating_mul(RESTORE_FACTOR).max(LEAST_RESTORE_TIME)
 }
 
-/// How restoring went.
+/// The result of a replay.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) restored: usize,
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// What was called, in its order.
+    /// The calls, in order.
     type Calls = Arc<Mutex<Vec<(u32, Restoration)>>>;
 
     fn calls() -> (Calls, impl Fn(u32) -> Waiting) {

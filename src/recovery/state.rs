@@ -28,7 +28,7 @@ const MAX_RESTORABLE: usize = 8;
 const MAX_UNRESTORED: usize = 100;
 const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 
-/// What outlives an image.
+/// The recovery state: everything that outlives an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct RecoveryState {
@@ -46,7 +46,7 @@ pub(crate) struct RecoveryState {
     saving: VecDeque<Save>,
     /// The checkpoints that the next image may be booted from, oldest first.
     restorable: VecDeque<Restorable>,
-    /// What is known of forms that may be poisoned.
+    /// The form or checkpoint that images were lost at, if the last one was.
     replay: ReplayPolicy,
     /// Jobs with numbers up to this one have begun in an image that is gone, and must not begin again.
     pub(crate) begun: u64,
@@ -62,7 +62,7 @@ pub(crate) struct RecoveryState {
     pub(crate) resumed: Option<Resumed>,
 }
 
-/// What a client sees of the session and may expect to find again.
+/// A client's part of the state: its handshake and its errors.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Client {
     /// The messages that opened its conversation; it has the answers.
@@ -78,7 +78,7 @@ struct Save {
     file: String,
     /// The position of the first definition that is not in it.
     position: u64,
-    /// How many of the definitions that are not in it were dropped for want of room.
+    /// The number of later definitions that were dropped for want of room.
     #[serde(default)]
     dropped: usize,
 }
@@ -95,7 +95,7 @@ struct Restorable {
     checkpoint: Checkpoint,
     /// The position of the first definition that is not in it.
     position: u64,
-    /// How many of the definitions that are not in it were dropped for want of room.
+    /// The number of later definitions that were dropped for want of room.
     #[serde(default)]
     dropped: usize,
 }
@@ -117,7 +117,7 @@ pub(crate) struct Replacement {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Returned {
     pub(crate) checkpoint: Checkpoint,
-    /// How many evaluations came after it.
+    /// The number of evaluations after the checkpoint, which are forgotten.
     pub(crate) forgotten: u64,
 }
 
@@ -126,11 +126,11 @@ pub(crate) struct Returned {
 pub(crate) struct Resumed {
     /// The session's name.
     pub(crate) session: String,
-    /// Why the session does not continue with the last image that was saved, or not with all that was logged, in sentences.
+    /// Sentences that say why the session continues without its last image, or without some lines of its log.
     pub(crate) remark: Option<String>,
 }
 
-/// How an image was lost, as the client is told.
+/// A crash report: what clients are told about a lost image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CrashReport {
     /// The rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
@@ -156,18 +156,18 @@ impl CrashReport {
     }
 }
 
-/// Why an image is lost, as its supervisor sees it.
+/// A crash, as the supervisor sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Crash {
     /// The rest of a sentence about the image.
     pub(crate) cause: String,
     /// The outcome of the evaluation that ran.
     pub(crate) outcome: Option<Box<Outcome>>,
-    /// How strongly it speaks against a form that was being replayed.
+    /// The suspicion against the form that was being replayed.
     pub(crate) suspicion: Suspicion,
 }
 
-/// How strongly a crash speaks against the form that was being replayed.
+/// The suspicion that a crash casts on the form that was being replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     /// Only the form can have caused the crash.
@@ -206,7 +206,7 @@ impl Crash {
     }
 }
 
-/// What a worker's status page said when the worker was gone.
+/// The last content of a worker's status page.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
     /// The number of the last job that began, if a call asked for it; else 0.
@@ -217,7 +217,7 @@ pub(crate) struct LastStatus {
     pub(crate) client: u64,
     /// The numbers of the evaluations in the background.
     pub(crate) background: Vec<u64>,
-    /// What the foreground was doing in particular.
+    /// A description of what the foreground was doing.
     pub(crate) step: Option<String>,
     /// The index of the definition that was being replayed.
     pub(crate) replaying: Option<usize>,
@@ -536,7 +536,7 @@ impl RecoveryState {
         state
     }
 
-    /// Takes the saves of a session that a new server continues: of each file, in order, `look` says what became of it.
+    /// Settles the saves of a session that a new server continues: `look` says of each file, in order, what became of it.
     pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
         let complete = self.restorable.drain(..).map(|Restorable { checkpoint, position, dropped }| Save {
             file: checkpoint.file,
@@ -572,7 +572,7 @@ impl RecoveryState {
         state
     }
 
-    /// What a checkpoint that is being saved contains, for whoever returns to it: definitions, and forms that are missing.
+    /// Returns the content of a checkpoint that is being saved, for a later return to it: definitions, and missing forms.
     pub(crate) fn content(&self) -> Option<Self> {
         let definitions = self.definitions.as_ref()?;
         let any = definitions.end() > 0 || !self.unrestored.is_empty();
@@ -595,21 +595,21 @@ impl RecoveryState {
         self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
 
-    /// How many definitions that the checkpoint does not contain were dropped for want of room.
+    /// Returns the number of definitions after the checkpoint that were dropped for want of room.
     pub(crate) fn dropped(&self) -> usize {
         let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
         self.restorable.back().map_or_else(since_the_beginning, |one| one.dropped)
     }
 }
 
-/// What became of a file that a session was saved in.
+/// The fate of a file that a session was saved in.
 #[derive(Debug)]
 pub(crate) enum SavedFile {
-    /// It is a checkpoint that can be booted here.
+    /// The file is a checkpoint that can be booted here.
     Usable(Box<Checkpoint>),
-    /// Another program saved it. Older ones would be a step back: the definitions are more.
+    /// Another program saved it. Older checkpoints do not count either: replaying all definitions restores more.
     OfOtherProgram,
-    /// It is gone, incomplete or damaged.
+    /// The file is gone, incomplete or damaged.
     Unusable,
 }
 

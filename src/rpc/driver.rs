@@ -1,6 +1,6 @@
 //! The event loop: one thread reads and dispatches.
 //!
-//! It is no thread of Lisp's, which a collection would stop: so what needs no Lisp is answered whatever Lisp does.
+//! A garbage collection does not stop this thread, since it is none of Lisp's: requests that need no Lisp are always answered.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,10 +23,10 @@ const LAST_ANSWERS: Duration = Duration::from_millis(700);
 /// How long after that an evaluation that still runs may unwind: the process is gone within a second of the end. Without a
 /// request that waits, unwinding begins at once.
 const UNWINDING: Duration = Duration::from_millis(150);
-/// How often to look around when the loop cannot be woken: evaluated code may close any descriptor.
+/// Poll interval after the wake-up descriptor is lost: evaluated code may close any descriptor.
 const UNWOKEN: Duration = Duration::from_millis(5);
 
-/// What is served. Its functions are called by the event loop, one at a time.
+/// A service: the event loop calls its functions, one at a time.
 pub(crate) trait Service: Send + Sync {
     /// Takes a line of the other side's.
     fn line(&self, line: Line<'_>);
@@ -117,7 +117,7 @@ impl Driver {
         }
     }
 
-    /// Has the loop look what is due: another thread may have added to that.
+    /// Wakes the loop, which looks what is due: another thread may have added a timer.
     pub(crate) fn look_again(&self) {
         self.waker.wake();
     }

@@ -11,7 +11,7 @@
 /// Length of a header.
 pub(crate) const HEADER: usize = 16;
 
-/// What every frame begins with. Anything else was not written by a worker.
+/// The first bytes of every frame. Anything else was not written by a worker.
 const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 
 /// The largest answer or message of a worker, in bytes.
@@ -19,7 +19,7 @@ const MAX_LINE_PAYLOAD: usize = 256 << 20;
 /// The largest event of a worker, in bytes.
 pub(crate) const MAX_EVENT: usize = 8 << 20;
 
-/// What a frame carries. `call` is the number in its header.
+/// The kinds of frames. `call` is the number in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -67,7 +67,7 @@ pub(crate) fn event(payload: &[u8]) -> Vec<u8> {
 /// A frame that was read: its kind, line and payload.
 pub(crate) type Frame<'a> = (Kind, u64, &'a [u8]);
 
-/// What no worker writes.
+/// The error for bytes that no worker writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed;
 

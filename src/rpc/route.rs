@@ -1,7 +1,7 @@
-//! How a supervisor marks what it hands on to a worker: each line begins with `@` and the number of a client's connection, then
-//! come a colon, the line's own number, a space, and the line as the client wrote it. When there is nothing behind the number, the
-//! client is gone. A long line comes in pieces, between which other clients' lines may stand: all but the last have a `+` in place
-//! of the space. A `!` in place of the colon marks a notice.
+//! Marks on the lines that a supervisor hands on to a worker: each line begins with `@` and the number of a client's
+//! connection, then come a colon, the line's own number, a space, and the line as the client wrote it. When there is nothing
+//! behind the number, the client is gone. A long line comes in pieces, between which other clients' lines may stand: all but
+//! the last have a `+` in place of the space. A `!` in place of the colon marks a notice.
 
 /// Marks a client's line, or the last piece of one, with its newline; an empty one when the client is gone.
 pub(crate) fn line(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {

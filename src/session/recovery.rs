@@ -18,7 +18,7 @@ use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
-/// How long a question about the error state waits for the end of a cancelled evaluation.
+/// Time that a question about the error state waits for the end of a cancelled evaluation.
 const SETTLING: Duration = Duration::from_millis(200);
 
 /// What a reset says of an evaluation that ran.

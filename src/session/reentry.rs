@@ -18,7 +18,7 @@ pub(super) const BY_BACKGROUND: &str = "Session::evaluate was called in an evalu
 const BY_STREAM: &str = "Session::evaluate was called by a stream or a warning hook of Lisp's, which an evaluation may be \
     waiting for. Queue the code with Session::submit, whose reply comes later.";
 
-/// How often an evaluation in the background that waits for another one looks whether it is interrupted.
+/// Interval at which a background evaluation that waits for another one checks whether it is interrupted.
 pub(super) const INTERRUPTION_WATCH: Duration = Duration::from_millis(50);
 
 thread_local! {

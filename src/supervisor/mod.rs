@@ -30,28 +30,28 @@ use crate::rpc::recorder::Recorder;
 use recovery::Recovery;
 use relay::Relay;
 
-/// How to supervise.
+/// The settings of a supervisor.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// The arguments of a worker.
     pub(crate) arguments: Vec<OsString>,
     /// Definitions come back when an image is lost.
     pub(crate) restore: bool,
-    /// Where checkpoints are.
+    /// The checkpoints.
     pub(crate) checkpoints: Checkpoints,
     /// A new image begins with the last one.
     pub(crate) begins_with_checkpoints: bool,
     /// The persistent session, which this process has locked.
     pub(crate) durable: Option<(Durable, Lock)>,
-    /// Where clients may join.
+    /// The socket at which clients may attach.
     pub(crate) listener: Option<Listener>,
-    /// How often to look whether the worker does anything.
+    /// The interval at which the watchdog looks at the worker.
     pub(crate) watch_interval: Duration,
-    /// What records the conversation.
+    /// The recorder of the conversation.
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// What is remembered between workers, before the first one.
+/// Makes the record that outlives workers, before the first one.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     options: Options,
@@ -59,7 +59,7 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// One that goes on where a persistent session was left, or begins with nothing.
+    /// Makes a record that continues a persistent session, or begins with nothing.
     ///
     /// # Errors
     /// A sentence: that session cannot be gone on with.

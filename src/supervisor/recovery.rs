@@ -16,7 +16,7 @@ use crate::recovery::status_page::{Status, WorkerStatus, last_number};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
 
-/// What outlives a worker.
+/// The record that outlives a worker.
 #[derive(Debug)]
 pub(super) struct Recovery {
     pub(super) requests: Requests,
@@ -227,7 +227,7 @@ impl Recovery {
         Replacement { call, client: self.requests.connection(call).unwrap_or(0), notices, returned: None }
     }
 
-    /// Has the next worker read the open requests again. Those that an image may have begun keep their numbers.
+    /// Queues the open requests for the next worker. Requests that an image may have begun keep their numbers.
     pub(super) fn resend(&mut self) {
         let known = [
             Some(call_of_job(self.state.begun)),

@@ -38,7 +38,7 @@ const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 /// Characters of an error that a notice shows.
 const MAX_REASON: usize = 200;
 
-/// What is to be done before the next step.
+/// An action that the loop takes before its next step.
 #[must_use]
 #[derive(Debug)]
 enum Verdict {
@@ -64,7 +64,7 @@ pub(super) struct Relay {
     guests: Guests,
     signals: Signals,
     arguments: Vec<OsString>,
-    /// One today: forks and sessions over HTTP will have their own.
+    /// The workers by id: one today.
     workers: BTreeMap<WorkerId, Worker>,
     shutdown: Option<Shutdown>,
     /// The persistent session.
@@ -263,7 +263,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Takes an event of a worker's.
+    /// Handles an event of a worker.
     fn take_event(&mut self, id: WorkerId, event: WorkerEvent) -> Step {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
         let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
@@ -310,7 +310,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Looks for processes that have ended: workers', once they have said their last words, and what they have left behind.
+    /// Reaps processes that have ended: workers, after reading the rest of their output, and the processes that they left
+    /// behind.
     fn look_for_ends(&mut self) -> Step {
         while let Some((pid, status)) = processes::ended() {
             let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
@@ -351,7 +352,7 @@ impl Relay {
         }
     }
 
-    /// Looks who connects or leaves, and what the clients say that have connected.
+    /// Handles attached clients: new ones, their lines, and their ends.
     fn attend_guests(&mut self, ready: &guests::Ready) {
         let Self { guests, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
@@ -407,7 +408,7 @@ impl Relay {
             && (!shutdown.until_asked || self.input.is_none() || self.workers.values_mut().any(is_awaited))
     }
 
-    /// What is due at the end.
+    /// Takes the next step of the shutdown, if it has begun.
     fn conclude(&mut self) -> Step {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
         for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent()) {
@@ -437,7 +438,7 @@ impl Relay {
         }
     }
 
-    /// Has another process take the place of this one, as somebody asked.
+    /// Replaces a process with another one, as a call asked.
     fn replace_as_asked(&mut self, id: WorkerId, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.replace(remember);
@@ -479,7 +480,7 @@ fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
     backlog > MAX_UNREAD
 }
 
-/// What can be done without waiting.
+/// The descriptors that are ready.
 #[derive(Debug)]
 struct Ready {
     signals: bool,

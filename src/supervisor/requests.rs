@@ -6,13 +6,13 @@ use super::messages::{self, LONG};
 use crate::id_scanner::IdScanner;
 use crate::rpc::route;
 
-/// What a line takes besides its own bytes.
+/// Bytes that a line takes besides its own.
 const OVERHEAD: usize = 64;
 /// A line longer than this is handed on in pieces of this size, so that those of other clients need not wait for all of it.
 pub(super) const PIECE: usize = 64 << 10;
 
-/// The lines that the worker has, by number, and those that it does not have yet, by connection. A line gets its number when the
-/// worker gets its beginning: so jobs begin in the order of their numbers, however the clients take turns.
+/// The lines that the worker has, by number, and those that it does not have yet, by connection. A line gets its number when
+/// the worker gets its beginning: so jobs begin in the order of their numbers, however the clients take turns.
 #[derive(Debug)]
 pub(super) struct Requests {
     open: BTreeMap<u64, Pending>,
@@ -22,7 +22,7 @@ pub(super) struct Requests {
     /// The lines that the worker has a part of, by connection: their numbers, and how much of them.
     partial: BTreeMap<u64, (u64, usize)>,
     next: u64,
-    /// How many bytes the lines of each connection take.
+    /// The bytes that the lines of each connection take.
     bytes: BTreeMap<u64, usize>,
 }
 
@@ -50,7 +50,7 @@ impl Requests {
         }
     }
 
-    /// Takes a line of a client's.
+    /// Queues a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
         let line = Pending { number: None, connection, text: line.into(), awaited: None };
@@ -105,7 +105,7 @@ impl Requests {
         self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
-    /// Has all lines handed on to another worker, those of each client in their order. The numbers up to `known` stay.
+    /// Queues all lines for another worker, those of each client in their order. The numbers up to `known` stay.
     pub(super) fn resend(&mut self, known: u64) {
         self.partial.clear();
         for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
@@ -132,8 +132,8 @@ impl Requests {
         }
     }
 
-    /// Forgets what a client has asked for that is gone, and has the worker told of that. Lines that the worker has stay, as empty
-    /// ones.
+    /// Forgets what a client has asked for that is gone, and has the worker told of that. Lines that the worker has stay, as
+    /// empty ones.
     pub(super) fn end(&mut self, connection: u64) {
         for line in self.waiting.remove(&connection).into_iter().flatten() {
             self.forget_bytes(&line);
@@ -190,7 +190,7 @@ impl Requests {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Has nobody wait any more for what a later line cancels, which no worker may have come to do.
+    /// Silences the requests that later lines cancel: no worker may have read those lines.
     pub(super) fn apply_cancellations(&mut self) {
         for (connection, lines) in &mut self.waiting {
             let cancels =
@@ -232,7 +232,7 @@ impl Requests {
         self.next
     }
 
-    /// How many bytes the lines of a connection take.
+    /// Returns the bytes that the lines of a connection take.
     pub(super) fn bytes(&self, connection: u64) -> usize {
         self.bytes.get(&connection).copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! When a worker that is lost is replaced, and when the server gives up.
+//! The restart policy: when a lost worker is replaced, and when the server gives up.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// be going.
 const BACKOFF: Duration = Duration::from_millis(50);
 
-/// How far a worker came.
+/// The stage that a worker had reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It could not be started, or said that it cannot.
+    /// The worker could not be started, or reported that it cannot serve.
     Unstarted,
-    /// It started, and was booting or replaying definitions.
+    /// The worker was booting or replaying definitions.
     Starting,
-    /// It served.
+    /// The worker served.
     Serving,
 }
 

@@ -24,7 +24,7 @@ impl WorkerId {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) process: Option<WorkerProcess>,
-    /// When the next process is to be started.
+    /// The time to start the next process.
     pub(super) start_at: Instant,
     /// A process has got as far as serving.
     pub(super) has_served: bool,
@@ -63,7 +63,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes a line that was just read, and hands it on when its turn has come.
+    /// Queues a line that was just read, and hands on what the process takes.
     pub(super) fn take(&mut self, client: u64, line: &[u8]) {
         self.recovery.requests.add(client, line);
         self.hand_on();
@@ -121,7 +121,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Has another process take the place of this one, of which `remember` records what remains.
+    /// Replaces the process with another one; `remember` records what remains of it.
     pub(super) fn replace(&mut self, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(process) = self.process.take() {
             remember(&mut self.recovery, &process);

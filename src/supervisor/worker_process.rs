@@ -20,7 +20,7 @@ use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{Frame, Malformed, parse};
 
-/// How much is read at a time.
+/// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
 /// Kept memory above this is given back when it is no longer needed.
 const KEEP: usize = 1 << 20;
@@ -74,31 +74,31 @@ pub(super) fn start(
 pub(super) struct WorkerProcess {
     pub(super) pid: Pid,
     pub(super) status: WorkerStatus,
-    /// What it reads; `None` once there will be no more.
+    /// Its input; `None` once that is closed.
     pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
-    /// It may still write something.
+    /// Its output is open.
     pub(super) open: bool,
     buffer: Vec<u8>,
-    /// Where the next frame begins.
+    /// The place in `buffer` where the next frame begins.
     start: usize,
-    /// How many bytes it has written.
+    /// The number of bytes that it has written.
     pub(super) received: u64,
-    /// How it ended. Its number may be another process' then.
+    /// Its exit status, once it has ended: its process id may be another process' then.
     pub(super) ended: Option<WaitStatus>,
-    /// It serves.
+    /// True once it serves.
     pub(super) ready: bool,
-    /// It has restored what there was.
+    /// True once it has replayed its definitions.
     pub(super) restored: bool,
     /// The status that it said it would end with.
     pub(super) bye: Option<i32>,
-    /// It has reported an event that cannot be read.
+    /// True once it has reported an event that cannot be read.
     pub(super) has_unreadable: bool,
 }
 
 impl WorkerProcess {
-    /// Writes what is left, and then what waits, as far as the process reads, and not for long. A process that is not ready has to
-    /// read its recovery state first.
+    /// Writes what is left, and then what waits, as far as the process reads, and not for long. A process that is not ready has
+    /// to read its recovery state first.
     pub(super) fn hand_on(&mut self, requests: &mut Requests) {
         let Some(input) = &mut self.input else { return };
         // A process that does not read any more is gone; the next one gets the lines.
@@ -142,7 +142,7 @@ impl WorkerProcess {
         Ok(Some(frame))
     }
 
-    /// How much it has written, when that ends within a frame.
+    /// Returns the number of bytes that it has written, when they end within a frame.
     pub(super) fn unfinished(&self) -> Option<u64> {
         (self.start < self.buffer.len()).then_some(self.received)
     }
@@ -154,7 +154,7 @@ impl AsFd for WorkerProcess {
     }
 }
 
-/// How a process ended, as the rest of a sentence.
+/// Describes how a process ended, as the rest of a sentence.
 pub(super) fn cause(status: WaitStatus) -> String {
     if let Some(signal) = status.terminating_signal() {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
