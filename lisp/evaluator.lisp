@@ -149,22 +149,28 @@ defined is made again by evaluating CODE."
     (let ((function (gethash name **operations**))
           (definitions (evaluation-definitions *evaluation*))
           (evaluated nil)
+          (done nil)
           (*form-number* 1)
           (*form-start* 0))
       (declare (type function function))
       (with-settings (package)
-        (prog1 (call-with-form-restarts
-                (lambda ()
-                  (prog1 (with-boundary ()
-                           (apply function
-                                  (lambda ()
-                                    (setf evaluated t)
-                                    (evaluate-forms code))
-                                  arguments))
-                    (check-failure))))
+        (unwind-protect
+             (multiple-value-prog1 (call-with-form-restarts
+                                    (lambda ()
+                                      (prog1 (with-boundary ()
+                                               (apply function
+                                                      (lambda ()
+                                                        (setf evaluated t)
+                                                        (evaluate-forms code))
+                                                      arguments))
+                                        (check-failure))))
+               (setf done t))
           (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
-            (let ((*package* package))
-              (push-defining-form (guarded (read-from-string code) (failure) nil) code 0 (length code) package))))))))
+            (let* ((*package* package)
+                   (form (guarded (read-from-string code) (failure) nil)))
+              (if done
+                  (push-defining-form form code 0 (length code) package)
+                  (push-defining-form form code 0 (length code) package "failed")))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."

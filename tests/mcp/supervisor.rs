@@ -211,11 +211,16 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
     // Defined again since.
     assert!(server.call_tool("evaluate-lisp", json!({"code": "(progn (defun h () 1) (error \"then\"))"})).1);
     server.evaluate("(defun h () 2)");
+    let file = server.home().join("half.lisp");
+    std::fs::write(&file, "(defun in-file () 1)\n(/ 0)\n").unwrap();
+    assert!(server.call_tool("load", json!({"path": file})).1);
     kill_worker(&server);
-    let text = server.evaluate("(list (fboundp 'f) (find-class 'c nil) (boundp '*v*) (g) (h))");
-    assert!(text.ends_with("=> (NIL NIL NIL 1 2)"), "{text}");
-    assert!(text.contains("Restored: 2 of 5 forms that defined something. Not restored:"), "{text}");
-    let lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().strip_prefix("- ")).collect();
+    let text = server.evaluate("(list (fboundp 'f) (find-class 'c nil) (boundp '*v*) (g) (h) (fboundp 'in-file))");
+    assert!(text.ends_with("=> (NIL NIL NIL 1 2 NIL)"), "{text}");
+    assert!(text.contains("Restored: 2 of 6 forms that defined something. Not restored:"), "{text}");
+    let mut lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().strip_prefix("- ")).collect();
+    let load = lines.pop().unwrap();
+    assert!(load.ends_with(" (it failed, but had defined FUNCTION COMMON-LISP-USER::IN-FILE)"), "{text}");
     assert_eq!(
         lines,
         [
