@@ -67,12 +67,12 @@ loaded, as FILE-KIND, unless that is NIL."
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
 
 (defun removal-lines (kinds name)
-  "Return the lines about NAME, which is about to be removed as each of KINDS, as far as changes are recorded."
+  "Return the lines that describe the removal of NAME as each of KINDS; NIL when changes are not recorded."
   (and (recording-changes-p)
        (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
 
 (defun note-removal (lines)
-  "Record that the session removed what LINES are about."
+  "Record the removals that LINES describe."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-definitions *evaluation*))
     (mapc #'note-change lines)))

@@ -170,15 +170,15 @@ that give their values. Only what begins a line counts."
 ;;; Loading
 
 (defun noted-file (namestring)
-  "Return a LOADED-FILE of what the file with this native namestring, which is being loaded, has defined so far."
+  "Return a LOADED-FILE with the definitions so far of the file with this native namestring, which is being loaded."
   (note-parts)
   (let ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
                            collect (cons key value))))
     (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
 
 (defun merge-loaded-files (now before)
-  "Return a LOADED-FILE of NOW, what was loaded of a file, and BEFORE, the last time or NIL: what is not defined anew is
-there as it was."
+  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and those of BEFORE, the last time or
+NIL, that NOW does not have."
   (flet ((merged (now before)
            (let ((known (make-hash-table :test 'equal)))
              (loop for (key) in now do (setf (gethash key known) t))
@@ -189,8 +189,8 @@ there as it was."
         now)))
 
 (defun call-noting-definitions (namestring function)
-  "Return the values of FUNCTION, which loads the source file with this native namestring or what was made of it. Note what
-that defines, and when it is left what it has defined so far."
+  "Return the values of FUNCTION, which loads the source file with this native namestring or its fasl. Record the definitions
+of the file; if FUNCTION does not return, those that it made."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))

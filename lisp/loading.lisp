@@ -191,7 +191,7 @@ methods alone with those."
                   (prin1-to-string name))))))
 
 (defun first-names (names)
-  "Return the first ones of NAMES as a text that says how many more there are."
+  "Return a text with the first NAMES and the number of the others."
   (let ((more (- (length names) +stale-names+)))
     (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +stale-names+ (length names)))
             (and (plusp more) more))))
@@ -442,7 +442,7 @@ where else SYSTEM was looked for."
                 (fetching-advice))))))
 
 (defun definitions-so-far ()
-  "Return what the file that is being loaded has defined so far, as texts, without what classes bring along."
+  "Return the definitions so far of the file that is being loaded, as texts. Accessors and the like of classes are left out."
   (when *file-definitions*
     (note-parts)
     (loop for key being the hash-keys of *file-definitions* using (hash-value value)
