@@ -1,5 +1,6 @@
-;;;; The changes that a form makes: the names that it defines and removes, as SBCL makes the definitions; its role; and the
-;;;; modules that its symbols belong to. The host records them with the form, to know later which forms replace others.
+;;;; The changes that a form makes: the names that the form defines and removes, as SBCL makes the definitions; the form's
+;;;; role; and the modules that its symbols belong to. The host records the changes with the form, and can tell later which
+;;;; forms replace others.
 
 (in-package "SBCL-HOST")
 
@@ -7,27 +8,28 @@
   "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defconstant +changes+ 50
-  "How many names a form may define or remove for them to be reported. Of a form that changes more names, none are.")
+  "The maximum number of names that a form reports. A form that defines or removes more names reports none.")
 
 (defconstant +change-line+ 1000
-  "The length at which a line is cut: symbols may have names of any length.")
+  "The maximum length of a line: symbols may have names of any length.")
 
 (defun change-line (sign kind name)
-  "Return the line about NAME, which is defined (SIGN is #\\+) or removed (#\\-) as KIND."
+  "Return the line for NAME, which is defined (SIGN is #\\+) or removed (#\\-) as KIND."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
       (substitute #\Space #\Newline (subseq line 0 (min (length line) +change-line+))))))
 
 (defun recording-changes-p ()
-  "True when the changes of a form are recorded: what a system defines is not, for the form that loads it stands for all."
+  "Return true when the changes of a form are recorded. A system's definitions are not: the form that loads the system
+stands for all of them."
   (and *evaluation*
        (not *loading-system*)
        (<= (length (evaluation-changes *evaluation*)) +changes+)))
 
 (defun note-change (line)
   "Record LINE with the form that is being evaluated."
-  ;; The threads of an evaluation may define at once.
+  ;; Several threads of an evaluation may define something at the same time.
   (sb-ext:atomic-update (evaluation-changes *evaluation*)
                         (lambda (changes)
                           (if (member line changes :test #'equal)
@@ -35,16 +37,16 @@
                               (cons line changes)))))
 
 (defun forget-changes ()
-  "Begin to record the changes of another form."
+  "Begin to record the changes of the next form."
   (setf (evaluation-changes *evaluation*) '()))
 
 ;;; Roles of forms
 
 (defconstant +visited+ 10000
-  "How many conses and atoms of a form are visited: it may be circular.")
+  "The maximum number of conses and atoms that are visited in a form, which may be circular.")
 
 (defun map-symbols (function form)
-  "Call FUNCTION with the symbols in FORM, within lists and backquotes. Return true if all of it was visited."
+  "Call FUNCTION with the symbols in FORM, within lists and backquotes. Return true if all of FORM was visited."
   (declare (type function function))
   (let ((pending (list form)))
     (loop repeat +visited+
@@ -58,8 +60,8 @@
     (null pending)))
 
 (defun runs-when-called-p (form text)
-  "True when all code in FORM, a function's definition that was read from TEXT, runs when the function is called. Macros that
-are defined elsewhere do not count."
+  "Return true when no code in FORM, a function's definition that was read from TEXT, runs before the function is called. The
+code of macros that are defined elsewhere does not count."
   (let ((early nil))
     (and (map-symbols (lambda (symbol)
                         (when (member symbol '(eval-when load-time-value macrolet symbol-macrolet))
@@ -86,18 +88,18 @@ function is called; or \"other\"."
     ("SB-CONCURRENCY" . "sb-concurrency") ("SB-COVER" . "sb-cover") ("SB-GRAPH" . "sb-graph") ("SB-GROVEL" . "sb-grovel")
     ("SB-INTROSPECT" . "sb-introspect") ("SB-MANUAL" . "sb-manual") ("SB-MD5" . "sb-md5") ("SB-POSIX" . "sb-posix")
     ("SB-ROTATE-BYTE" . "sb-rotate-byte") ("SB-RT" . "sb-rt") ("SB-SPROF" . "sb-sprof"))
-  "Packages of this image that a plain SBCL has after REQUIRE only, each with the module. Packages of ASDF's are named
-after these, with a slash and more.")
+  "The packages of this image that a plain SBCL has only after REQUIRE, each with its module. ASDF's other packages have
+names with a slash after one of these names.")
 
 (defun symbol-module (symbol)
-  "Return the module that SYMBOL belongs to, or, if it is a keyword, names a package of; NIL for none."
+  "Return the module of SYMBOL's package, or of the package that SYMBOL names if it is a keyword; NIL for none."
   (let ((package (symbol-package symbol)))
     (unless (or (null package) (eq package (load-time-value (find-package "COMMON-LISP"))))
       (let ((name (if (keywordp symbol) (symbol-name symbol) (package-name package))))
         (cdr (assoc (subseq name 0 (position #\/ name)) *module-packages* :test #'string=))))))
 
 (defun form-modules (form)
-  "Return the modules that symbols of FORM belong to."
+  "Return the modules of the symbols in FORM."
   (let ((modules '()))
     (map-symbols (lambda (symbol)
                    (let ((module (symbol-module symbol)))
@@ -107,8 +109,8 @@ after these, with a slash and more.")
     modules))
 
 (defun changes-text (form role)
-  "Return the lines that describe the changes that FORM has just made: = and ROLE (as FORM-ROLE returns it, or \"failed\" for a
-form that failed after it had defined something), + and a name that it defined, - and a name that it removed, ? and a module."
+  "Return the lines that describe the changes that FORM has just made: = and ROLE (a value of FORM-ROLE, or \"failed\" for a
+form that failed after it had defined something), + and a defined name, - and a removed name, ? and a module."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role

@@ -1,29 +1,30 @@
-;;;; What belongs to one evaluation, whichever threads it has.
+;;;; The state of one evaluation, which all of its threads share.
 
 (in-package "SBCL-HOST")
 
 (declaim (inline make-evaluation))
 (defstruct (evaluation (:copier nil) (:predicate nil))
-  "One evaluation, which its threads share."
-  ;; What the host knows it by, which the functions that it defines remember.
+  "The state of one evaluation, shared by its threads."
+  ;; The host's number for the evaluation, which is recorded with the functions that the evaluation defines.
   (number 0 :type sb-ext:word)
-  ;; How many definitions it has made, of whatever.
+  ;; The number of definitions and removals that the evaluation has made.
   (definitions 0 :type sb-ext:word)
-  ;; The changes that the present form has made, newest first, as lines (see CHANGE-LINE).
+  ;; The changes of the form that is being evaluated, newest first: lines as CHANGE-LINE returns them.
   (changes '() :type list)
-  ;; What others are to be told of these: lists of the kind, the name, and true if it was there before, newest first.
+  ;; The definitions to report to other connections, newest first: lists of the kind, the name, and true for a redefinition.
   (defined '() :type list)
-  ;; Weak pointers to the threads that it started, newest first. Those that have ended are dropped after every 100.
+  ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads that
+  ;; have ended are dropped.
   (threads '() :type list)
   (thread-count 0 :type index)
-  ;; The process groups of the programs that it started and of which something may still run.
+  ;; The process groups of the programs that the evaluation started, as far as their processes may still run.
   (groups '() :type list)
-  ;; True once it was told that a program's output is not captured.
+  ;; True once the evaluation has been warned that a program's output is not captured.
   (output-told nil))
 
 (declaim (type (or null evaluation) *evaluation*))
 (defvar *evaluation* nil
-  "The evaluation that this thread works for, or NIL.")
+  "The evaluation to which this thread belongs, or NIL.")
 
 (defglobal **evaluation-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
   "Held while the list of an evaluation's threads is changed.")
@@ -36,7 +37,7 @@
           collect thread))
 
 (defun note-thread (thread evaluation)
-  "Record that EVALUATION started THREAD. One that has ended is not kept from being collected: its result may be large."
+  "Record that EVALUATION started THREAD. The pointer is weak: the result of a thread that has ended may be large."
   (sb-thread:with-mutex (**evaluation-threads-lock**)
     (when (= (evaluation-thread-count evaluation) 100)
       (setf (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))

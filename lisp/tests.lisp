@@ -50,7 +50,7 @@ stderr as text, the warnings, and how many of its forms defined something."
   "The tests, newest first: lists of a name and a function that signals an error when it fails.")
 
 (defmacro define-test (name &body body)
-  "Have RUN-TESTS evaluate BODY, which signals an error when what NAME says does not hold."
+  "Define a test for RUN-TESTS: BODY signals an error unless the behaviour that NAME states holds."
   `(push (list ',name (lambda () ,@body)) *tests*))
 
 (defun expect (expected actual)
@@ -59,7 +59,7 @@ stderr as text, the warnings, and how many of its forms defined something."
     (error "expected ~S, got ~S" expected actual)))
 
 (defun changes-of (code)
-  "Return the lines that describe the changes of the last form in CODE that made any, without the form's place."
+  "Return the lines that the host gets for the last form in CODE that defined something."
   (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
     (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
 

@@ -1,9 +1,9 @@
-//! Persistent sessions: each has a directory of its own, and continues in another server.
+//! Persistent sessions, which outlive their server, each in a directory of its own.
 //!
-//! The directory contains the checkpoints of the session ([`store`]), its recovery [`log`], a file that whoever serves or saves
-//! the session has [locked](lock), and the [status page](crate::recovery::status_page) of its last worker. A process that is
-//! killed at any moment leaves the state before a change or after it: a core counts once its manifest exists, and the log grows
-//! by lines or is replaced as a whole.
+//! The directory contains the checkpoints ([`store`]), the recovery [`log`], a file that the process which serves or saves
+//! the session has [locked](lock), and the status page of the last [worker](crate::recovery::status_page). The files are
+//! consistent even if a process is killed at any moment: a core counts only with its manifest, which is written last, and
+//! the log grows by lines or is replaced atomically.
 
 mod export;
 pub(crate) mod lock;
@@ -21,22 +21,22 @@ use lock::Lock;
 
 /// The file with the status page of a session's last worker.
 const STATUS: &str = "status";
-/// The file for errors of the process that saves the session at the end.
+/// The file with the errors of the process that saves the session at the end of its server.
 pub(crate) const ERRORS: &str = "errors";
 
-/// A persistent session, which may not have begun yet.
+/// A persistent session, which need not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Durable {
-    /// The session's name.
+    /// The session's name, or the path of its directory as the user gave it.
     pub(crate) name: String,
     directory: PathBuf,
 }
 
 impl Durable {
-    /// Returns the session with this name, or in this directory when there is a slash in `name`.
+    /// Returns the session of this name, or the session in this directory when `name` contains a slash.
     ///
     /// # Errors
-    /// A sentence: the name is not allowed, or there is no place for sessions.
+    /// A sentence: `name` is not valid, or there is no directory for sessions.
     pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
@@ -52,7 +52,7 @@ impl Durable {
         }
     }
 
-    /// Returns this user's sessions, by name, except those in directories elsewhere.
+    /// Returns the sessions in this user's directory for sessions, sorted by name.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
         let entries = match fs::read_dir(root()?) {
             Ok(entries) => entries,
@@ -68,26 +68,26 @@ impl Durable {
         Ok(all)
     }
 
-    /// The session's directory.
+    /// Returns the session's directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// True when the session has begun.
+    /// Returns true when the directory has a session's log: the user may have named any directory.
     fn exists(&self) -> bool {
         log::is_in(&self.directory)
     }
 
-    /// Makes the session's directory, which only its owner may read.
+    /// Creates the session's directory, accessible only to its owner.
     ///
     /// # Errors
-    /// A sentence: the directory cannot be made, or contains something else.
+    /// A sentence: the directory cannot be created, or contains other files.
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
             format!("The session {:?} has no place: {}: {error}.", self.name, self.directory.display())
         })?;
-        // Whoever begins one is killed, or has not come further.
+        // A process that creates the session may have been killed, or may be running, before the log exists.
         let is_begun = |path: &PathBuf| is_ours(path) && path.file_name() != Some(log::LOG.as_ref());
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
@@ -95,30 +95,30 @@ impl Durable {
         Err(format!("The directory {} is not empty, and no session: choose another.", self.directory.display()))
     }
 
-    /// The files in its directory.
+    /// Returns the paths of the files in the directory.
     fn files(&self) -> impl Iterator<Item = PathBuf> {
         fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
-    /// The file with the status page of its worker.
+    /// Returns the path of the worker's status page.
     pub(crate) fn status_file(&self) -> PathBuf {
         self.directory.join(STATUS)
     }
 
-    /// The file for errors of the save at the end.
+    /// Returns the path of the file for the errors of the save at the end.
     pub(crate) fn errors_file(&self) -> PathBuf {
         self.directory.join(ERRORS)
     }
 
-    /// Reads the session's log. The caller has locked the session, or only looks.
+    /// Reads the session's recovery state. A caller that only displays the state need not lock the session.
     ///
     /// # Errors
-    /// A sentence: a newer program wrote the log, or it cannot be read.
+    /// A sentence: a newer program wrote the log, or the log cannot be read.
     pub(crate) fn load(&self) -> Result<Loaded, String> {
         let loaded = log::load(&self.directory);
         let mut loaded =
             loaded.map_err(|reason| format!("The session {:?} cannot be used here: {reason}.", self.name))?;
-        // A save at the end contains all of the log, which says nothing of it.
+        // The log has no event for the save at the end, which contains all definitions of the log.
         let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
         if let Some(last) = last {
             loaded.state.saved_at_end(&last);
@@ -126,20 +126,20 @@ impl Durable {
         Ok(loaded)
     }
 
-    /// The session's name, as an argument in a shell.
+    /// Returns the session's name, quoted for a shell.
     pub(crate) fn shell_name(&self) -> String {
         let is_plain = self.name.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
         if is_plain { self.name.clone() } else { format!("'{}'", self.name.replace('\'', r"'\''")) }
     }
 
-    /// Its last checkpoint, whatever program saved it.
+    /// Returns the session's last checkpoint, whatever program saved it.
     fn last_checkpoint(&self, loaded: &Loaded) -> Option<Checkpoint> {
         let all = store::manifests(&self.directory);
         let files = loaded.state.saved_files();
         files.iter().rev().find_map(|file| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
     }
 
-    /// Describes the session.
+    /// Returns the entry of the session in the list of sessions.
     pub(crate) fn describe(&self) -> Description {
         let loaded = self.load().unwrap_or_default();
         let checkpoint = self.last_checkpoint(&loaded);
@@ -156,13 +156,13 @@ impl Durable {
         }
     }
 
-    /// Removes the session's files, and the directory if nothing else is in it.
+    /// Deletes the session's files, and the directory if no other files are in it.
     ///
     /// # Errors
-    /// A sentence: there is no such session, it runs, or its files cannot be removed.
+    /// A sentence: there is no such session, a process serves or saves the session, or its files cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
-        // The log first: without it there is none.
+        // The log first: a directory without a log is no session.
         let ours = self.files().filter(|path| is_ours(path));
         let mut removed = fs::remove_file(self.directory.join(log::LOG));
         ours.for_each(|path| drop(fs::remove_file(path)));
@@ -172,10 +172,10 @@ impl Durable {
         removed.map_err(|error| format!("The session {:?} cannot be deleted: {error}.", self.name))
     }
 
-    /// Returns its definitions, as the text of a file that SBCL loads.
+    /// Returns the session's definitions as the text of a file that SBCL can load.
     ///
     /// # Errors
-    /// A sentence: there is no such session.
+    /// A sentence: there is no such session, or its log cannot be read.
     pub(crate) fn export(&self) -> Result<String, String> {
         if !self.exists() {
             return Err(self.missing());
@@ -199,7 +199,7 @@ impl Durable {
     }
 }
 
-/// True for a file with a name as the files of sessions have.
+/// Returns true for a file named like a file of a session.
 fn is_ours(path: &Path) -> bool {
     let is_named = |ours: &str| {
         let name = path.file_name();
@@ -212,21 +212,21 @@ fn is_ours(path: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(crate) name: String,
-    /// The size of its files.
+    /// The size of the session's files together.
     pub(crate) bytes: u64,
-    /// The time of the last change of a file.
+    /// The time of the last change to one of the files.
     pub(crate) changed: Option<jiff::Timestamp>,
     /// The number of forms that defined something.
     pub(crate) forms: usize,
-    /// The number of its last evaluation, as far as it is known.
+    /// The highest number of an evaluation in the log or a save.
     pub(crate) evaluations: u64,
-    /// Its last checkpoint.
+    /// The last checkpoint.
     pub(crate) checkpoint: Option<Checkpoint>,
-    /// The process that serves or saves it.
+    /// The process that serves or saves the session.
     pub(crate) holder: Option<lock::Holder>,
 }
 
-/// The directory that contains the sessions.
+/// Returns this user's directory for sessions.
 fn root() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {

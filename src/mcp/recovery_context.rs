@@ -1,4 +1,4 @@
-//! The recovery context: what a worker and its clients know of the image before, and how another image is asked for.
+//! The recovery context: the knowledge of a worker and its clients about the last image, and requests for another image.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,33 +34,33 @@ pub(super) struct RecoveryContext {
     pub(super) reporter: Reporter,
     driver: Arc<Driver>,
     status: StatusPage,
-    /// Jobs with numbers up to this one have begun in an image that is gone.
+    /// The highest number of a job that began in an earlier image.
     begun: u64,
-    /// The call that asked for this image.
+    /// The call that requested this image.
     requested_by: Option<u64>,
-    /// The call whose inspection lost the last two images.
+    /// The call whose inspection has lost two images or more.
     fatal_inspection: Option<u64>,
     pub(super) restoring: Arc<Restoring>,
-    /// The last image was lost, not replaced because somebody asked for that.
+    /// True when the last image was lost, not replaced by request.
     crashed: bool,
     pub(super) activity: Arc<Activity>,
     pub(super) saves: SaveReports,
     /// The forms that could not be restored and have not been defined again.
     unrestored: Arc<Mutex<Vec<Unrestored>>>,
-    /// The errors of the clients that were attached to the image before.
+    /// The errors of the clients that were attached to the last image, by connection.
     errors: Arc<BTreeMap<u64, Errors>>,
-    /// Known once the definitions are replayed.
+    /// The messages about the last image, set once the definitions are replayed.
     messages: Arc<OnceLock<Messages>>,
-    /// The client whose cancelled evaluation did not end, so that the image before was replaced.
+    /// The client whose cancelled evaluation did not end, so that the last image was replaced.
     cancelled: Option<u64>,
-    /// The outcome of this client's lost evaluations, if that is an error with a number of its own.
+    /// The outcome of this client's lost evaluation as an error in the client's own history.
     lost: Arc<OnceLock<Outcome>>,
-    /// An answer has reported the loss.
+    /// True once an answer has reported the loss.
     told: Arc<AtomicBool>,
 }
 
 impl RecoveryContext {
-    /// The recovery context of another client, which may have been attached to the image before.
+    /// Creates the recovery context of another client, which may have been attached to the last image.
     pub(super) fn beside(&self, session: &Session) -> Self {
         if let Some(errors) = self.errors.get(&session.connection_number()) {
             session.set_errors(errors.clone());
@@ -68,7 +68,7 @@ impl RecoveryContext {
         Self { lost: Arc::default(), told: Arc::default(), ..self.clone() }
     }
 
-    /// Tells a client of the image before what became of that, once it is known.
+    /// Reports the replacement of the last image to a client, once the definitions are replayed.
     pub(super) fn tell_of_replacement(&self, session: &Session) {
         let (context, session) = (self.clone(), session.clone());
         self.once_restored(move || {
@@ -105,28 +105,28 @@ impl RecoveryContext {
         }
     }
 
-    /// True when the image before was replaced because a cancelled evaluation of this client's did not end: once the
-    /// definitions are replayed, that is the last error.
+    /// Returns true when a cancelled evaluation of this client did not end, so that the last image was replaced. The
+    /// cancellation becomes the client's last error once the definitions are replayed.
     pub(super) fn has_cancelled(&self, session: &Session) -> bool {
         self.cancelled == Some(session.connection_number())
     }
 
-    /// Wakes the event loop, which looks what is due.
+    /// Makes the event loop check for due work.
     pub(super) fn look_again(&self) {
         self.driver.look_again();
     }
 
-    /// True until the image is as it was.
+    /// Returns true until the replay is complete.
     pub(super) fn is_restoring(&self) -> bool {
         !self.restoring.is_over()
     }
 
-    /// Calls `then` once the replay has ended: on this thread if it has, else on the thread that replays.
+    /// Calls `then` once the replay has ended: on this thread if it has already, else on the thread that ends it.
     pub(super) fn when_restored(&self, then: impl FnOnce(Restoration) + Send + 'static) {
         self.restoring.when_ended(then);
     }
 
-    /// Calls `then` once the definitions are replayed, and never if the replay is given up.
+    /// Calls `then` once the definitions are replayed, and never if the replay is abandoned.
     pub(super) fn once_restored(&self, then: impl FnOnce() + Send + 'static) {
         self.when_restored(move |restoration| match restoration {
             Restoration::Over => then(),
@@ -134,12 +134,12 @@ impl RecoveryContext {
         });
     }
 
-    /// Describes the progress of the replay, for a client that waits; `None` once it is over.
+    /// Describes the progress of the replay, for a client that waits; `None` once the replay is complete.
     pub(super) fn progress(&self) -> Option<String> {
         self.is_restoring().then(|| self.restoring.progress())
     }
 
-    /// Ends the replay, since another image takes this one's place, and has `session` say so.
+    /// Abandons the replay, because another image replaces this one, and adds a notice to `session`.
     pub(super) fn give_up_restoring(&self, session: &Session) {
         self.restoring.give_up(|| {
             session.forget_said();
@@ -147,27 +147,27 @@ impl RecoveryContext {
         });
     }
 
-    /// The forms that could not be restored and have not been defined again: a line each.
+    /// Returns a line for each form that could not be restored and has not been defined again.
     pub(super) fn unrestored(&self) -> Vec<String> {
         self.unrestored.lock().iter().map(unrestored_line).collect()
     }
 
-    /// This process saves the image, and goes on when all others end.
+    /// Reports that the process `saver` saves the image and must survive the end of the others.
     pub(super) fn leaves(&self, saver: Pid) {
         self.reporter.report(&WorkerEvent::SaverStarted { pid: saver.as_raw_nonzero().get() });
     }
 
-    /// True for a job that another image has begun.
+    /// Returns true for a job that an earlier image has begun.
     pub(super) fn has_begun(&self, number: u64) -> bool {
         number <= self.begun
     }
 
-    /// The outcome of such a job, which is an error like any other.
+    /// Returns the outcome of a job that an earlier image has begun, and makes it the session's last error after a crash.
     pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
         let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
         let mut outcome = lost.cloned().unwrap_or_else(replaced);
         if !self.crashed {
-            // It was asked for before the reset, which has cleared the error state.
+            // The job is older than the reset, which has cleared the error state.
             return outcome;
         }
         if let (false, Err(error)) = (self.told.swap(true, Ordering::Relaxed), &outcome.result) {
@@ -180,35 +180,35 @@ impl RecoveryContext {
         outcome
     }
 
-    /// The answer to an inspection whose jobs have numbers from this one on, when two images were lost while they answered
-    /// it. The session's error state does not change.
+    /// Returns the answer to an inspection, whose jobs have numbers from `number` on, if two images were lost during it. The
+    /// session's error state does not change.
     pub(super) fn lost_question(&self, number: u64) -> Option<String> {
         let lost = &self.messages.get()?.lost;
         let told = lost.result.as_ref().err().filter(|_| self.fatal_inspection == Some(call_of_job(number)))?;
         Some(format!("[ERROR] {}\nTwice the image was lost while this was answered.\n{}", told.kind, told.message.text))
     }
 
-    /// True when this image is the one that a call asked for.
+    /// Returns true when this call requested the image.
     pub(super) fn is_fresh_for(&self, call: u64) -> bool {
         self.requested_by == Some(call)
     }
 
-    /// The outcome of the restore that a call requested, if this worker serves it.
+    /// Returns the outcome of the restore that this call requested, if the image serves that restore.
     pub(super) fn returned_for(&self, call: u64) -> Option<&Result<Returned, String>> {
         self.messages.get()?.returned.as_ref().filter(|_| self.is_fresh_for(call))
     }
 
-    /// Asks the supervisor for a checkpoint's image, which tells `session` what this one has not told it yet.
+    /// Asks the supervisor to restore a checkpoint. The new image gets the notices that `session` has not seen yet.
     pub(super) fn request_restore(&self, call: u64, checkpoint: Checkpoint, session: &Session) {
         self.leave_image(session, move |notices| WorkerEvent::restore_requested(call, checkpoint, notices));
     }
 
-    /// Asks the supervisor for a fresh image, which tells `session` what this one has not told it yet.
+    /// Asks the supervisor for a reset. The new image gets the notices that `session` has not seen yet.
     pub(super) fn request_reset(&self, call: u64, session: &Session) {
         self.leave_image(session, move |notices| WorkerEvent::reset_requested(call, notices));
     }
 
-    /// Asks for another image, once what was abandoned is unwound; `request` gets the notices that `session` has not seen yet.
+    /// Requests another image once abandoned evaluations have unwound; `request` gets the unseen notices of `session`.
     fn leave_image(&self, session: &Session, request: impl FnOnce(&[String]) -> WorkerEvent + Clone + Send + 'static) {
         self.driver.pause();
         let is_unwinding = session.is_unwinding();
@@ -220,14 +220,14 @@ impl RecoveryContext {
         if !is_unwinding {
             return leave();
         }
-        // What unwinds may want this thread.
+        // An unwinding evaluation may need this thread.
         if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(leave.clone()).is_err() {
             leave();
         }
     }
 }
 
-/// Makes `session` continue where the last image stopped, and reports what happens in it to the supervisor.
+/// Makes `session` continue where the last image stopped, and reports its events to the supervisor.
 pub(super) fn resume(
     session: &Session,
     state: RecoveryState,
@@ -281,7 +281,7 @@ pub(super) fn resume(
         context.replay(session, &state);
         return context;
     }
-    // Meanwhile questions are answered.
+    // On a thread of its own, so that calls that need no image are answered meanwhile.
     let (replayed, session) = (context.clone(), session.clone());
     let run = move || replayed.replay(&session, &state);
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-restore".to_owned()).spawn(run) {
@@ -292,9 +292,9 @@ pub(super) fn resume(
 }
 
 impl RecoveryContext {
-    /// Replays the definitions, and lets all calls continue that wait for that.
+    /// Replays the definitions, then continues the waiting calls.
     fn replay(&self, session: &Session, state: &RecoveryState) {
-        // What the image said as it was booted.
+        // The notices of the boot survive `forget_said`.
         let notices = session.take_notices();
         let Some(report) = self.restoring.evaluate(session, state.definitions(), self.status) else { return };
         session.forget_said();
@@ -302,7 +302,7 @@ impl RecoveryContext {
         self.unrestored.lock().extend(state.failures(&report.failed));
         let _ = self.messages.set(messages(state, &report));
         self.reporter.report(&WorkerEvent::restored(&report.failed));
-        // Until the supervisor knows, a crash is put down to the last form.
+        // Only after the report: until then the supervisor blames a crash on the last form.
         self.status.set(Status::Restoring, 0);
         self.restoring.end();
         self.driver.look_again();

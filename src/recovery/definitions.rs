@@ -1,4 +1,4 @@
-//! The definitions of a session: the forms that make a fresh image like the one that was lost.
+//! The definitions of a session: forms whose replay gives the next image the definitions of the lost image.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Changes, DefiningForm, FormRole};
 
-/// The number of forms up to which all are kept as they were evaluated, repetitions included.
+/// The number of forms up to which every form is kept, repetitions included.
 const EXACT: usize = 2_000;
-/// Bytes that the forms may take as JSON.
+/// Maximum size of all forms together, in bytes of JSON.
 const MAX_BYTES: usize = 16 << 20;
-/// Bytes that one form may take as JSON: what a frame holds, and room for the rest of the event.
+/// Maximum size of one form, in bytes of JSON: the capacity of a frame, less room for the rest of the event.
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
-/// Characters that are kept of a longer one.
+/// Number of characters that are kept of a form over [`MAX_FORM`].
 const BEGINNING: usize = 200;
-/// Names that are listed of those that a form had defined when it failed.
+/// Maximum number of names that a message lists for a form that failed after it had defined them.
 const MAX_NAMED: usize = 3;
-/// Bytes that a form takes as JSON besides its texts, at most: names of fields, and numbers.
+/// Maximum size of a form's JSON without its texts, in bytes: names of fields, and numbers.
 const OVERHEAD: usize = 256;
 
 /// A form that defined something.
@@ -24,24 +24,23 @@ const OVERHEAD: usize = 256;
 pub(crate) struct Definition {
     /// The form and the package it was read in.
     pub(crate) form: DefiningForm,
-    /// The changes that it made, as Lisp reported them.
+    /// The changes that the form made, as Lisp reported them.
     #[serde(default)]
     pub(crate) changes: Changes,
-    /// The package was bound for its evaluation alone.
+    /// True when the package was bound for this evaluation only.
     pub(crate) local: bool,
-    /// The number of the evaluation that it was part of.
+    /// The number of the evaluation that contained the form.
     pub(crate) evaluation: u64,
-    /// Milliseconds that its first evaluation took, at most.
+    /// An upper bound of the form's first run time, in milliseconds.
     #[serde(default)]
     pub(crate) took: u64,
-    /// Bytes that the form takes as JSON, when they exceed [`MAX_FORM`]: `form` has only its beginning then, and cannot be
-    /// replayed.
+    /// The size of a form over [`MAX_FORM`], in bytes of JSON: `form` has only its beginning then, and cannot be replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
 }
 
 impl Definition {
-    /// The definition, its form cut to its beginning when it is too long to be kept.
+    /// Returns the definition; a form over [`MAX_FORM`] is cut to its beginning.
     pub(crate) fn bounded(mut self) -> Self {
         let size = json_size(&self.form.code);
         if size > MAX_FORM {
@@ -51,7 +50,7 @@ impl Definition {
         self
     }
 
-    /// Returns why the form cannot be replayed, in a clause; `None` when it can.
+    /// Returns the reason why the form cannot be replayed, as a clause; `None` when it can.
     pub(crate) fn obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
             return Some(format!("it takes {bytes} bytes as JSON, more than the {MAX_FORM} that are kept"));
@@ -69,12 +68,12 @@ impl Definition {
         })
     }
 
-    /// The parts that are equal for repetitions of a form.
+    /// Returns the key that repetitions of a form share.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
     }
 
-    /// Bytes that it takes as JSON, at most.
+    /// Returns an upper bound of the definition's size, in bytes of JSON.
     fn size(&self) -> usize {
         let changes = self.changes.defined.iter().chain(&self.changes.removed).chain(&self.changes.modules);
         let changes: usize = changes.map(|name| json_size(name) + 3).sum();
@@ -86,10 +85,10 @@ impl Definition {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Unrestored {
     pub(crate) form: DefiningForm,
-    /// The names that are missing without it, as [`Changes::defined`] has them.
+    /// The names that are missing without the form, in the format of [`Changes::defined`].
     #[serde(default)]
     pub(super) missing: Vec<String>,
-    /// The reason, in a line.
+    /// The reason, as one line.
     pub(crate) reason: String,
 }
 
@@ -99,14 +98,14 @@ impl Unrestored {
         Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
     }
 
-    /// Bytes that it takes as JSON, at most.
+    /// Returns an upper bound of the size, in bytes of JSON.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.form.code, &self.form.package, &self.reason];
         OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
     }
 
-    /// Records that a form was evaluated. Returns true when nothing is missing any more: it was the same form, or every
-    /// name has been defined again or removed since.
+    /// Records that `form` was evaluated. Returns true when nothing is missing any more: `form` is the unrestored form and
+    /// did not fail, or every missing name has been defined or removed since.
     pub(crate) fn is_resolved_by(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
         let had_names = !self.missing.is_empty();
         self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
@@ -118,15 +117,15 @@ impl Unrestored {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "Stored")]
 pub(crate) struct Definitions {
-    /// Each with its position: how many had come before it.
+    /// The definitions, each with its position: the number of definitions that were added before it.
     entries: Vec<(u64, Definition)>,
     /// The number of definitions that were ever added.
     count: u64,
-    /// The number of definitions that were dropped for want of room.
+    /// The number of definitions that were dropped for lack of room.
     dropped: usize,
     #[serde(skip)]
     bytes: usize,
-    /// The number of entries at which repetitions are looked for again.
+    /// The number of entries above which repetitions are removed again.
     #[serde(skip)]
     limit: usize,
 }
@@ -148,7 +147,7 @@ impl From<Stored> for Definitions {
 }
 
 impl Definitions {
-    /// Adds a definition. Returns the positions of those that were dropped to make room.
+    /// Adds a definition. Returns the positions of the definitions that were dropped to make room.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.bytes += definition.size();
         self.entries.push((self.count, definition));
@@ -161,8 +160,8 @@ impl Definitions {
         dropped
     }
 
-    /// Removes repeated forms, except the first and the last of each: later forms may depend on the first. If the rest still
-    /// takes too much room, drops the oldest forms and returns their positions.
+    /// Removes repetitions of each form except the first and the last: other forms may depend on the first one. If the rest
+    /// still takes too much room, drops the oldest forms and returns their positions.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
@@ -179,7 +178,7 @@ impl Definitions {
         self.entries.retain(|_| keep.next().unwrap_or(true));
         self.bytes = self.entries.iter().map(|(_, definition)| definition.size()).sum();
         let mut excess = 0;
-        // With room for some more, lest every form from here on is work.
+        // Leave room, or every further form would need another round.
         let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
         while self.bytes > room && excess < self.entries.len() {
             self.bytes -= self.entries[excess].1.size();
@@ -189,7 +188,7 @@ impl Definitions {
         self.entries.drain(..excess).map(|(position, _)| position).collect()
     }
 
-    /// Records that `count` more were dropped.
+    /// Records that `count` more definitions were dropped.
     pub(crate) fn count_dropped(&mut self, count: usize) {
         self.dropped += count;
     }
@@ -209,7 +208,7 @@ impl Definitions {
         });
     }
 
-    /// Removes the definition at an index from `position` on, and returns it.
+    /// Removes and returns the definition at an index from `position` on.
     pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
         let index = self.first_since(position).saturating_add(index);
         let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
@@ -217,12 +216,12 @@ impl Definitions {
         Some(definition)
     }
 
-    /// Returns the number of definitions that were dropped for want of room.
+    /// Returns the number of definitions that were dropped for lack of room.
     pub(crate) fn dropped(&self) -> usize {
         self.dropped
     }
 
-    /// The position of the next definition.
+    /// Returns the position of the next definition.
     pub(crate) fn end(&self) -> u64 {
         self.count
     }
@@ -231,18 +230,18 @@ impl Definitions {
         self.entries.partition_point(|(place, _)| *place < position)
     }
 
-    /// The definitions from `position` on, in order.
+    /// Returns the definitions from `position` on, in order.
     pub(crate) fn iter_from(&self, position: u64) -> impl Iterator<Item = &Definition> {
         self.entries[self.first_since(position)..].iter().map(|(_, definition)| definition)
     }
 
-    /// A copy of those from `position` on.
+    /// Returns a copy of the definitions from `position` on.
     pub(crate) fn since(&self, position: u64) -> Self {
         let entries = self.entries[self.first_since(position)..].to_vec();
         Stored { entries, count: self.count, dropped: self.dropped }.into()
     }
 
-    /// Forgets those from `position` on.
+    /// Removes the definitions from `position` on.
     pub(crate) fn truncate(&mut self, position: u64) {
         for (_, definition) in self.entries.drain(self.first_since(position)..) {
             self.bytes -= definition.size();
@@ -250,7 +249,7 @@ impl Definitions {
     }
 }
 
-/// Bytes that a text takes as JSON.
+/// Returns an upper bound of a text's size as JSON without its quotes, in bytes.
 fn json_size(text: &str) -> usize {
     let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
     text.bytes().map(escaped).sum()
@@ -364,7 +363,7 @@ mod tests {
         assert!(!both.is_resolved_by(&form("(defun g ())"), &defining(&["FUNCTION APP::G"])));
         let removing = Changes { removed: names(&["VARIABLE APP::F"]), ..Changes::default() };
         assert!(both.is_resolved_by(&form("(unintern 'f)"), &removing));
-        // Without a name only the same form resolves it.
+        // An unrestored form without names is resolved only by an equal form.
         let mut load = missing(&[]);
         assert!(!load.is_resolved_by(&form("(load \"a\")"), &defining(&["FUNCTION APP::F"])));
         let same = definition("(define-both)".to_owned()).form;

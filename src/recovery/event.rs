@@ -1,7 +1,7 @@
 //! The events that a worker reports to its supervisor.
 //!
-//! A [`WorkerEvent`] travels as JSON in a [frame](crate::rpc::frame). Every event has a bound: the worker shortens or refuses
-//! what would exceed it, and whatever the supervisor cannot read is reported, never replaced by a default.
+//! A [`WorkerEvent`] travels as JSON in a [frame](crate::rpc::frame). The worker shortens or refuses an event that would
+//! exceed its bound. The supervisor reports an event that it cannot read, and never replaces an event by a default.
 
 use std::sync::Arc;
 
@@ -14,38 +14,38 @@ use crate::interruption::Stuck;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
 
-/// The largest message of an opening handshake, in bytes.
+/// Maximum size of a message of an opening handshake, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
-/// Bytes of an error: what is more is left out.
+/// Maximum size of an error in an event, in bytes of JSON; the rest is left out.
 pub(crate) const MAX_ERROR: usize = 64 << 10;
-/// Notices that a replaced image hands on, at most, and the characters of each.
+/// Maximum number of notices that a replaced image passes on, and of the characters of each.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 10_000;
-/// Forms that one replay reports as failed, at most, and the characters of each reason.
+/// Maximum number of forms that a replay reports as failed, and of the characters of each reason.
 const MAX_FAILED: usize = 10_000;
 const MAX_REASON: usize = 130;
 
-/// An event of a worker's life.
+/// An event that a worker reports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WorkerEvent {
-    /// The worker serves, though it may still have definitions to replay. The first event of every worker that can serve.
+    /// The worker serves, though it may still have definitions to replay. The first event of every worker that serves.
     Ready,
     /// The worker has replayed the definitions that it was given.
     Restored {
-        /// The forms that failed, as indices into those definitions, each with the reason.
+        /// The indices of the definitions that failed, each with the reason.
         failed: Vec<(usize, String)>,
     },
-    /// Something changed that the next worker must know.
+    /// The session changed, and the next worker must know the change.
     Changed(SessionEvent),
-    /// A call asks for a fresh image.
+    /// A call requested a reset.
     ResetRequested {
         /// The call's number.
         call: u64,
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
     },
-    /// A call asks for the image of a checkpoint.
+    /// A call requested the restore of a checkpoint.
     RestoreRequested {
         /// The call's number.
         call: u64,
@@ -53,31 +53,32 @@ pub(crate) enum WorkerEvent {
         /// Notices that the client has not seen yet.
         notices: Vec<String>,
     },
-    /// Lisp does something that cannot be interrupted; the image must be replaced.
+    /// Lisp could not be interrupted; the image must be replaced.
     Stuck {
-        /// The outcome of the evaluation that is stuck, if one is.
+        /// The outcome of the stuck evaluation, if a call still waits for its answer.
         outcome: Option<Box<Outcome>>,
         why: Stuck,
     },
-    /// A process saves the persistent session and outlives all others.
+    /// A process that outlives the others saves the persistent session.
     SaverStarted {
-        /// The id of the process.
+        /// The id of the saving process.
         pid: i32,
     },
     /// The worker ends.
     Leaving {
-        /// Its exit status.
+        /// The worker's exit status.
         status: i32,
-        /// The reason why it cannot serve, in a sentence; `None` when its input ended.
+        /// The reason why the worker cannot serve, as a sentence; `None` when its input ended.
         reason: Option<String>,
     },
 }
 
-/// A change of the session that outlives the image. [`RecoveryState`](super::state::RecoveryState) is the fold over these.
+/// A change of the session that outlives the image. [`RecoveryState`](super::state::RecoveryState) is the fold over session
+/// events.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEvent {
-    /// A message belongs to the handshake of its client, once the call is answered.
+    /// A client sent a message that is part of its handshake once the call is answered.
     Handshake {
         /// The call's number.
         call: u64,
@@ -86,7 +87,7 @@ pub(crate) enum SessionEvent {
     },
     /// A form defined something.
     Defined(Definition),
-    /// An evaluation changed the errors of a client.
+    /// An evaluation changed the error state or history of a client.
     Errors {
         /// The number of the client's connection.
         client: u64,
@@ -97,14 +98,14 @@ pub(crate) enum SessionEvent {
     },
     /// The limits were set.
     Limits(Limits),
-    /// The image is being saved in a file of this name, from here on.
+    /// A save of the image in a file of this name has begun. The core contains no definition after this event.
     Saving { file: String },
     /// The save is complete: the file is a checkpoint.
     Saved(Box<Checkpoint>),
 }
 
 impl SessionEvent {
-    /// True when a new server that continues the session must know of the event: its clients and limits are new.
+    /// Returns true when a new server that continues the session needs the event. Clients and limits end with their server.
     pub(crate) fn outlives_server(&self) -> bool {
         match self {
             Self::Handshake { .. } | Self::Limits(_) => false,
@@ -114,7 +115,7 @@ impl SessionEvent {
     }
 }
 
-/// The error for an event that is too large to be sent.
+/// The error for an event that exceeds a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it takes {bytes} bytes, and {MAX_EVENT} is the limit")]
 pub(crate) struct TooLarge {
@@ -122,23 +123,24 @@ pub(crate) struct TooLarge {
 }
 
 impl WorkerEvent {
-    /// The end of a replay: the first [`MAX_FAILED`] forms that failed, each reason cut to [`MAX_REASON`] characters.
+    /// Creates the event for the end of a replay, with the first [`MAX_FAILED`] forms that failed, each reason cut to
+    /// [`MAX_REASON`] characters.
     pub(crate) fn restored(failed: &[(usize, String)]) -> Self {
         let failed = failed.iter().take(MAX_FAILED).map(|(index, reason)| (*index, cut(reason, MAX_REASON)));
         Self::Restored { failed: failed.collect() }
     }
 
-    /// A request for a fresh image; the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
+    /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
     pub(crate) fn reset_requested(call: u64, notices: &[String]) -> Self {
         Self::ResetRequested { call, notices: bounded(notices) }
     }
 
-    /// A request for the image of a checkpoint, its notices bounded like those of a reset.
+    /// Creates the request for the restore of a checkpoint, with the notices bounded as for a reset.
     pub(crate) fn restore_requested(call: u64, checkpoint: Checkpoint, notices: &[String]) -> Self {
         Self::RestoreRequested { call, checkpoint: Box::new(checkpoint), notices: bounded(notices) }
     }
 
-    /// The worker's end, its reason cut to [`MAX_NOTICE`] characters.
+    /// Creates the event for the end of the worker, with the reason cut to [`MAX_NOTICE`] characters.
     pub(crate) fn leaving(status: i32, reason: Option<&str>) -> Self {
         Self::Leaving { status, reason: reason.map(|reason| cut(reason, MAX_NOTICE)) }
     }
@@ -146,7 +148,7 @@ impl WorkerEvent {
     /// Returns the event as JSON.
     ///
     /// # Errors
-    /// [`TooLarge`] when it exceeds what a frame holds.
+    /// [`TooLarge`] when the event exceeds a frame.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, TooLarge> {
         // Strings, numbers, lists and maps with keys of text: serializing them cannot fail.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
@@ -156,7 +158,7 @@ impl WorkerEvent {
     /// Reads an event that a worker sent.
     ///
     /// # Errors
-    /// [`encode`](Self::encode) did not write these bytes.
+    /// The bytes are not an event as [`encode`](Self::encode) writes it.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
@@ -166,7 +168,7 @@ fn bounded(notices: &[String]) -> Vec<String> {
     notices.iter().take(MAX_NOTICES).map(|notice| cut(notice, MAX_NOTICE)).collect()
 }
 
-/// The first `characters` of a text.
+/// Returns the first `characters` of a text.
 fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }

@@ -1,10 +1,10 @@
-//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, a line of JSON
-//! each.
+//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, one JSON
+//! object per line.
 //!
 //! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and compacts the log to a
-//! snapshot when the state has changed by something that is no event (a reset, a return to a checkpoint, forms that failed in
-//! a replay), and when the log has grown. Reading ignores a last line that a crash has cut off. A session that ends with its
-//! server has no log: its state is kept in memory.
+//! snapshot when something other than an event has changed the state (a reset, a restore of a checkpoint, forms that failed
+//! in a replay), and when the log has grown. Reading ignores an incomplete last line. A session that ends with its server
+//! has no log: its state is kept in memory.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -25,28 +25,28 @@ use crate::rpc::framing::MAX_LINE;
 pub(crate) const LOG: &str = "log";
 /// The name of the copy that is kept of a log with lines that cannot be read.
 pub(crate) const DAMAGED: &str = "log.damaged";
-/// A log that has grown by so many bytes is compacted.
+/// Bytes of events after which the log is compacted.
 const GROWTH: u64 = 64 << 20;
-/// The version of the format: a log of a higher one is not read.
+/// The version of the format: a log with a higher version is not read.
 const FORMAT: u32 = 2;
 
 /// A line of the log.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LogLine<'a> {
-    /// The state so far. The first line, and no other.
+    /// The state so far, as the first line of the log.
     Snapshot {
         /// The version of the format.
         format: u32,
-        /// The program that wrote it.
+        /// The program that wrote the log.
         build: String,
         state: Box<Cow<'a, RecoveryState>>,
     },
-    /// A change since.
+    /// A change after the snapshot.
     Event(Cow<'a, SessionEvent>),
 }
 
-/// The part of the first line that every format from the second on has.
+/// The part of the first line that all formats from version 2 on share.
 #[derive(Debug, Deserialize)]
 struct FirstLine {
     snapshot: Version,
@@ -65,14 +65,14 @@ struct Version {
 pub(crate) struct Loaded {
     /// The fold over the log.
     pub(crate) state: RecoveryState,
-    /// The number of lines that could not be read. A last line that was cut off does not count.
+    /// The number of lines that could not be read, without an incomplete last line.
     pub(crate) unreadable: usize,
 }
 
-/// Reads the log in a session's directory; a session without one has an empty state.
+/// Reads the log in a session's directory; a session without a log has an empty state.
 ///
 /// # Errors
-/// A clause: a newer program wrote the log, or it cannot be read.
+/// A clause: a newer program wrote the log, or the log cannot be read.
 pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
     match File::open(directory.join(LOG)) {
         Ok(file) => read(BufReader::new(file)),
@@ -85,8 +85,8 @@ fn unreadable(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
 
-/// Keeps a copy of the log in a session's directory, with lines that cannot be read, before the log is compacted. Returns
-/// the copy's path.
+/// Copies a log with unreadable lines within the session's directory, before the log is compacted. Returns the copy's
+/// path.
 ///
 /// # Errors
 /// The copy cannot be written.
@@ -96,7 +96,7 @@ pub(crate) fn keep_damaged(directory: &Path) -> io::Result<PathBuf> {
     Ok(copy)
 }
 
-/// True when there is a log in a directory.
+/// Returns true when there is a log in a directory.
 pub(crate) fn is_in(directory: &Path) -> bool {
     let mut line = Vec::new();
     let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
@@ -105,7 +105,7 @@ pub(crate) fn is_in(directory: &Path) -> bool {
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
 }
 
-/// Reads what a checkpoint contains, from the file beside it; `None` where there is none.
+/// Reads the recovery state that a checkpoint contains from its `.forms` file; `None` without a readable file.
 pub(crate) fn load_content(path: &Path) -> Option<RecoveryState> {
     Some(read(BufReader::new(File::open(path).ok()?)).ok()?.state)
 }
@@ -119,7 +119,7 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
         if read.map_err(|error| unreadable(&error))? == 0 {
             return Ok(loaded);
         }
-        // Of a newer format nothing but the version need be as it is here.
+        // A newer format need share no more than `FirstLine`.
         if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
             && snapshot.format > FORMAT
         {
@@ -131,7 +131,7 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
             Ok(LogLine::Event(event)) => loaded.state.apply(event.into_owned()),
             Err(_) => match serde_json::from_slice::<OldLine>(&line) {
                 Ok(old) => old.apply_to(&mut loaded.state),
-                // A line that was cut off, as the disk was full or the machine stopped.
+                // An incomplete line: the disk was full, or the machine stopped.
                 Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
                 Err(error) => {
                     tracing::warn!(%error, "a line of the session's log cannot be read");
@@ -142,13 +142,13 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
     }
 }
 
-/// Writes what a checkpoint contains, as a file of its own.
+/// Writes the recovery state that a checkpoint contains to a file of its own.
 pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<()> {
     write_whole(path, &snapshot(content))
 }
 
-/// The first line of a log. Histories of errors are left out if they make it too long; the rest of the state has bounds that
-/// let it fit.
+/// Returns the first line of a log. Histories of errors are left out if they make the line too long; the bounds of the
+/// other parts of the state let these fit.
 fn snapshot(state: &RecoveryState) -> Vec<u8> {
     let encoded = |state| {
         encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state: Box::new(Cow::Borrowed(state)) })
@@ -170,12 +170,12 @@ pub(crate) struct Log {
     path: PathBuf,
     file: Option<File>,
     grown: u64,
-    /// The last line may be incomplete, and later ones may be missing.
+    /// True when the last line may be incomplete, and later events may be missing.
     is_incomplete: bool,
 }
 
 impl Log {
-    /// The log in a session's directory; it must be [compacted](Self::compact) before an event is appended.
+    /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
         Self { path: directory.join(LOG), file: None, grown: 0, is_incomplete: false }
     }
@@ -183,7 +183,7 @@ impl Log {
     /// Replaces the log with a snapshot of `state`.
     ///
     /// # Errors
-    /// The file cannot be written; it is as it was.
+    /// The file cannot be written; the log stays as it was.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
         self.is_incomplete = self.file.is_some();
         write_whole(&self.path, &snapshot(state))?;
@@ -192,8 +192,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends an event. Returns true when it is time to compact the log: it has grown, or earlier events could not be
-    /// written.
+    /// Appends an event. Returns true when the log must be compacted: it has grown, or it lacks earlier events and can be
+    /// written again.
     pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
         let mut line = encoded(&LogLine::Event(Cow::Borrowed(event)));
         let was_incomplete = self.is_incomplete;
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!((loaded.unreadable, loaded.state.definitions().count()), (1, 2));
         let copy = keep_damaged(&directory).unwrap();
         assert_eq!(std::fs::read(copy).unwrap(), std::fs::read(&log.path).unwrap());
-        // Of which nothing but the version may be known here.
+        // A newer format whose state cannot be read here.
         for newer in [text.clone(), text.replace("\"definitions\":", "\"definitions\":7,\"other\":")] {
             std::fs::write(&log.path, newer.replace("\"format\":2", "\"format\":3")).unwrap();
             assert!(load(&directory).unwrap_err().starts_with("a newer sbcl-mcp wrote its log (0."));

@@ -1,4 +1,4 @@
-//! Messages that a client sees after its image was replaced: how the image was lost, and what of it was restored.
+//! Messages that a client sees after its image was replaced: the cause of the loss, and what was restored.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
 use crate::session::recovery::failed;
 
-/// Forms that a message names when they could not be restored.
+/// Maximum number of unrestored forms that a message lists.
 const NAMED: usize = 10;
-/// Characters of a form that a message shows.
+/// Number of characters of a form that a message shows.
 const SHOWN: usize = 100;
 
 /// The messages for all clients.
@@ -21,18 +21,18 @@ pub(crate) struct Messages {
     pub(crate) crash: Option<CrashReport>,
     /// The outcome of an evaluation that the replaced image did not finish.
     pub(crate) lost: Outcome,
-    /// The client that asked for this image, and the notices that it has not seen yet.
+    /// The client that requested this image, and its unseen notices.
     pub(crate) requested_by: u64,
     pub(crate) notices: Vec<String>,
-    /// The message about that request for the other clients.
+    /// The message to the other clients about the reset or restore that requested this image.
     pub(crate) reset: Option<String>,
-    /// The outcome of the restore that was asked for.
+    /// The outcome of the restore that requested this image.
     pub(crate) returned: Option<Result<Returned, String>>,
     /// The message about a persistent session that a new server continues.
     pub(crate) resumed: Option<String>,
 }
 
-/// The messages about the image that was replaced, once this one has replayed its definitions.
+/// Returns the messages about the replaced image, once the new image has replayed its definitions.
 pub(crate) fn messages(state: &RecoveryState, report: &Report) -> Messages {
     let replacement = state.replacement.as_ref();
     let returned = replacement.and_then(|replacement| replacement.returned.clone()).map(|returned| {
@@ -72,7 +72,7 @@ fn push_unrestored(text: &mut String, unrestored: &[Unrestored]) {
     }
 }
 
-/// The message about a persistent session that a new server continues.
+/// Returns the message about a persistent session that a new server continues.
 fn resumed(resumed: &Resumed, state: &RecoveryState, report: &Report) -> String {
     let mut text = format!("The session {:?} goes on. ", resumed.session);
     if let Some(remark) = &resumed.remark {
@@ -94,12 +94,12 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-/// The outcome of an evaluation that has not begun in an image that is replaced.
+/// Returns the outcome of an evaluation whose image was replaced by a reset.
 pub(crate) fn replaced() -> Outcome {
     failed("CANCELLED", "The evaluation ended with its image, which a reset has replaced.".to_owned())
 }
 
-/// The outcome of an evaluation that the last image did not finish.
+/// Returns the outcome of an evaluation that the last image did not finish.
 fn lost_outcome(state: &RecoveryState, report: &Report) -> Outcome {
     let Some(crash) = &state.crash else {
         let returned = state.replacement.as_ref().is_some_and(|replacement| replacement.returned.is_some());
@@ -132,7 +132,7 @@ fn restored(state: &RecoveryState, report: &Report, crash: &CrashReport) -> Stri
     text + &not_kept(state, unfinished)
 }
 
-/// The sentence about the values that no replay brings back, and what `others` are gone.
+/// Returns the sentence about the values that a replay does not bring back, and about `others` that are gone.
 fn not_kept(state: &RecoveryState, others: &str) -> String {
     let (values, hint) = match state.checkpoint() {
         Some(_) => ("Lost: values that were assigned since the checkpoint", ""),
@@ -144,7 +144,7 @@ fn not_kept(state: &RecoveryState, others: &str) -> String {
     format!("\n{values}{others}.{hint}")
 }
 
-/// Describes what was restored: the checkpoint, and the forms since.
+/// Describes the restored checkpoint, and the forms since that were replayed or not.
 fn restored_since(state: &RecoveryState, report: &Report) -> String {
     let dropped = state.dropped();
     let failures = state.failures(&report.failed);

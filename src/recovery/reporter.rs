@@ -18,7 +18,7 @@ use crate::rpc::output::Output;
 use crate::session::observer::Observer;
 use crate::{Limits, report};
 
-/// The way to the supervisor. Where there is none, reports go nowhere.
+/// The worker's end of the event channel to the supervisor. Without a supervisor, events are dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Reporter {
     output: Arc<Output>,
@@ -29,7 +29,7 @@ impl Reporter {
         Self { output }
     }
 
-    /// Sends an event. One that is too large is reported on stderr, and not sent.
+    /// Sends an event. An event that is too large is logged instead.
     pub(crate) fn report(&self, event: &WorkerEvent) {
         match event.encode() {
             Ok(bytes) => self.output.event(&bytes),
@@ -46,7 +46,7 @@ impl Reporter {
     }
 }
 
-/// Forwards what the session observes to the supervisor.
+/// Forwards session events to the supervisor.
 #[derive(Debug)]
 pub(crate) struct EventReporter {
     pub(crate) reporter: Reporter,
@@ -56,9 +56,9 @@ pub(crate) struct EventReporter {
     pub(crate) activity: Arc<Activity>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
-    /// The number of each client's last error as the supervisor knows it.
+    /// The number of each client's last error that the supervisor knows, by connection.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
-    /// The time at which the present job began, or its last form that defined something ended.
+    /// The time when the running job began, or when its last form that defined something ended.
     pub(crate) since: Mutex<Instant>,
 }
 
@@ -146,7 +146,7 @@ impl Observer for EventReporter {
     }
 
     fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
-        // No answer will have more of it.
+        // An answer shows no more than this.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });

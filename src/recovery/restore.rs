@@ -1,4 +1,4 @@
-//! The replay: evaluates the definitions again, form by form, while calls wait for its end or are answered meanwhile.
+//! The replay: evaluates the definitions again, form by form. Calls that need the image wait for the end of the replay.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::outcome::ErrorRecord;
 use crate::session::Operation;
 use crate::{Evaluation, Session, TimeLimit};
 
-/// The time limit of a replayed form: a multiple of its first time, and at least this time.
+/// The time limit of a replayed form: a multiple of its first run time, and at least [`LEAST_RESTORE_TIME`].
 const RESTORE_FACTOR: u32 = 5;
 const LEAST_RESTORE_TIME: Duration = Duration::from_secs(10);
 
 /// The end of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restoration {
-    /// The image is as it was, as far as it could be.
+    /// The replay is complete, with or without failed forms.
     Over,
-    /// Another one takes its place.
+    /// The replay was abandoned: another image replaces this one.
     GivenUp,
 }
 
 type Waiting = Box<dyn FnOnce(Restoration) + Send>;
 
-/// A stage of the replay, with the calls that wait for its end, in order.
+/// A stage of the replay, with the calls that wait for the end, in order.
 enum Stage {
-    /// Forms are evaluated again.
+    /// Forms are being evaluated.
     Evaluating(Vec<Waiting>),
-    /// All forms are evaluated. The calls that waited continue, and new ones wait behind them.
+    /// All forms are evaluated. Waiting calls continue one after the other, and new calls queue behind them.
     Releasing(Vec<Waiting>),
     Ended(Restoration),
 }
@@ -39,7 +39,7 @@ enum Stage {
 /// The replay of the definitions in a new image.
 pub(crate) struct Restoring {
     stage: Mutex<Stage>,
-    /// The form that is being evaluated, from 1, and how many there are.
+    /// The number of the form that is being evaluated, from 1, and the number of all forms.
     at: AtomicUsize,
     forms: usize,
 }
@@ -55,17 +55,17 @@ impl Restoring {
         Self { stage: Mutex::new(Stage::Evaluating(Vec::new())), at: AtomicUsize::new(0), forms }
     }
 
-    /// True while what is evaluated is what was evaluated in the image before.
+    /// Returns true while forms of the last image are being evaluated.
     pub(crate) fn evaluates(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Evaluating(_))
     }
 
-    /// True once the image is as it was, and all that waited for that has gone on.
+    /// Returns true once the replay is complete and all waiting calls have continued.
     pub(crate) fn is_over(&self) -> bool {
         matches!(*self.stage.lock(), Stage::Ended(Restoration::Over))
     }
 
-    /// Calls `then` when the replay ends: on this thread if it has ended, else on the thread that ends it.
+    /// Calls `then` when the replay has ended: on this thread if it has already, else on the thread that ends it.
     pub(crate) fn when_ended(&self, then: impl FnOnce(Restoration) + Send + 'static) {
         let mut stage = self.stage.lock();
         match &mut *stage {
@@ -78,13 +78,13 @@ impl Restoring {
         }
     }
 
-    /// Describes the progress, for a client that waits.
+    /// Describes the progress of the replay, for a client that waits.
     pub(crate) fn progress(&self) -> String {
         let at = self.at.load(Ordering::Relaxed);
         format!("waiting for the image, which is being restored: form {at} of {}", self.forms)
     }
 
-    /// Evaluates the definitions again. Returns how that went; `None` when it was given up.
+    /// Evaluates the definitions again and reports the result; `None` when the replay was abandoned.
     pub(crate) fn evaluate<'a>(
         &self,
         session: &Session,
@@ -121,7 +121,7 @@ impl Restoring {
         self.evaluated().then_some(report)
     }
 
-    /// Begins the next stage; returns false when the replay was given up.
+    /// Begins the next stage. Returns false when the replay was abandoned.
     fn evaluated(&self) -> bool {
         let mut stage = self.stage.lock();
         let Stage::Evaluating(waiting) = &mut *stage else { return false };
@@ -129,7 +129,7 @@ impl Restoring {
         true
     }
 
-    /// Lets all go on that waits.
+    /// Continues all waiting calls and ends the replay.
     pub(crate) fn end(&self) {
         loop {
             let mut stage = self.stage.lock();
@@ -144,7 +144,7 @@ impl Restoring {
         }
     }
 
-    /// Ends it before it is over, and calls `told` before all that waits goes on. Nothing happens when it is over.
+    /// Abandons the replay: calls `told`, then the waiting calls. Does nothing when the replay has ended.
     pub(crate) fn give_up(&self, told: impl FnOnce()) {
         let mut stage = self.stage.lock();
         let (Stage::Evaluating(waiting) | Stage::Releasing(waiting)) = &mut *stage else { return };
@@ -156,7 +156,7 @@ impl Restoring {
     }
 }
 
-/// Returns the time limit of a form whose first evaluation took so many milliseconds.
+/// Returns the time limit of a form that `took` this many milliseconds at first; never overflows.
 fn time_for(took: u64) -> Duration {
     Duration::from_millis(took).saturating_mul(RESTORE_FACTOR).max(LEAST_RESTORE_TIME)
 }
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// The calls, in order.
+    /// The calls that continued, in order.
     type Calls = Arc<Mutex<Vec<(u32, Restoration)>>>;
 
     fn calls() -> (Calls, impl Fn(u32) -> Waiting) {

@@ -1,7 +1,7 @@
-//! The recovery state: what the next worker is given to continue where the last one stopped.
+//! The recovery state, with which the next worker continues where the last worker stopped.
 //!
 //! The state is the fold over [session events](SessionEvent) and the few things that happen to workers from outside: a
-//! crash, a reset, a return to a checkpoint. Nothing here touches a file, a process or the clock.
+//! crash, a reset, a restore of a checkpoint. Nothing here touches a file, a process or the clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -16,19 +16,19 @@ use crate::interruption::Stuck;
 use crate::outcome::Outcome;
 use crate::session::recovery::Errors;
 
-/// Messages of a client's handshake, at most.
+/// Maximum number of messages of a client's handshake.
 const MAX_HANDSHAKE: usize = 4;
-/// Handshake messages whose calls are not answered yet, of all clients, at most.
+/// Maximum number of handshake messages whose calls are not answered yet, of all clients together.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
-/// Saves in progress, at most: of the oldest nobody hears any more.
+/// Maximum number of saves in progress; the oldest ones are forgotten.
 pub(crate) const MAX_SAVING: usize = 64;
-/// Checkpoints that the next image may be booted from, at most.
+/// Maximum number of checkpoints that the next image may be booted from.
 const MAX_RESTORABLE: usize = 8;
-/// Forms that could not be restored and are remembered, the last ones, and the bytes of their texts together.
+/// Maximum number of forms in [`RecoveryState::unrestored`], and of their bytes together; the newest forms are kept.
 const MAX_UNRESTORED: usize = 100;
 const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 
-/// The recovery state: everything that outlives an image.
+/// The state that outlives an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct RecoveryState {
@@ -36,9 +36,9 @@ pub(crate) struct RecoveryState {
     pub(crate) clients: BTreeMap<u64, Client>,
     /// Handshake messages whose calls are not answered yet, each with its call's number.
     handshakes: Vec<(u64, String)>,
-    /// The limits; `None` for those of the command line.
+    /// The limits that a client has set; `None` for the limits of the command line.
     pub(crate) limits: Option<Limits>,
-    /// The definitions to replay after the checkpoint; `None` when nothing is restored.
+    /// The definitions, of which a replay evaluates those after the checkpoint; `None` when nothing is restored.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Vec<Unrestored>,
@@ -46,28 +46,28 @@ pub(crate) struct RecoveryState {
     saving: VecDeque<Save>,
     /// The checkpoints that the next image may be booted from, oldest first.
     restorable: VecDeque<Restorable>,
-    /// The form or checkpoint that images were lost at, if the last one was.
+    /// The suspicion against forms that may be poisoned.
     replay: ReplayPolicy,
-    /// Jobs with numbers up to this one have begun in an image that is gone, and must not begin again.
+    /// The highest number of a job that began in an earlier image: jobs up to this number must not begin again.
     pub(crate) begun: u64,
-    /// Evaluations had numbers up to this one.
+    /// The highest number of an evaluation.
     pub(crate) evaluations: u64,
     /// The call whose inspection ran when the last image was lost, and how many images were lost during it.
     pub(crate) inspected: Option<(u64, u32)>,
-    /// The crash that the next image makes up for.
+    /// The crash that the next image recovers from.
     pub(crate) crash: Option<CrashReport>,
-    /// The reset or restore that the next image was asked for by.
+    /// The reset or restore that requested the next image.
     pub(crate) replacement: Option<Replacement>,
     /// The persistent session that the server's first image continues.
     pub(crate) resumed: Option<Resumed>,
 }
 
-/// A client's part of the state: its handshake and its errors.
+/// The part of the state that belongs to one client.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Client {
-    /// The messages that opened its conversation; it has the answers.
+    /// The answered messages that opened the client's conversation.
     pub(crate) handshake: Vec<String>,
-    /// Its error state and history.
+    /// The client's error state and history.
     pub(crate) errors: Errors,
 }
 
@@ -76,9 +76,9 @@ pub(crate) struct Client {
 struct Save {
     /// The name of the core's file.
     file: String,
-    /// The position of the first definition that is not in it.
+    /// The position of the first definition that the core does not contain.
     position: u64,
-    /// The number of later definitions that were dropped for want of room.
+    /// The number of definitions after `position` that were dropped for lack of room.
     #[serde(default)]
     dropped: usize,
 }
@@ -93,31 +93,31 @@ impl Save {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Restorable {
     checkpoint: Checkpoint,
-    /// The position of the first definition that is not in it.
+    /// The position of the first definition that the checkpoint does not contain.
     position: u64,
-    /// The number of later definitions that were dropped for want of room.
+    /// The number of definitions after `position` that were dropped for lack of room.
     #[serde(default)]
     dropped: usize,
 }
 
-/// A reset, or a return to a checkpoint, that a call asked for.
+/// A reset, or a restore of a checkpoint, that a call requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Replacement {
     /// The call's number.
     pub(crate) call: u64,
-    /// The connection that it came by.
+    /// The connection of the call.
     pub(crate) client: u64,
     /// Notices of the replaced image that this client has not seen yet.
     pub(crate) notices: Vec<String>,
-    /// The checkpoint that was asked for; `None` for a reset.
+    /// The requested restore; `None` for a reset.
     pub(crate) returned: Option<Returned>,
 }
 
-/// A return to a checkpoint.
+/// A restore of a checkpoint that a call requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Returned {
     pub(crate) checkpoint: Checkpoint,
-    /// The number of evaluations after the checkpoint, which are forgotten.
+    /// The number of evaluations after the checkpoint.
     pub(crate) forgotten: u64,
 }
 
@@ -126,55 +126,55 @@ pub(crate) struct Returned {
 pub(crate) struct Resumed {
     /// The session's name.
     pub(crate) session: String,
-    /// Sentences that say why the session continues without its last image, or without some lines of its log.
+    /// The reason, in sentences, why the last saved image or a part of the log is not used.
     pub(crate) remark: Option<String>,
 }
 
-/// A crash report: what clients are told about a lost image.
+/// The crash report that the client gets.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CrashReport {
-    /// The rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
+    /// The cause, as the rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
     pub(crate) cause: String,
-    /// An evaluation was running.
+    /// True when a foreground evaluation was running.
     pub(crate) in_flight: bool,
-    /// The client that the evaluation was for.
+    /// The client of the foreground evaluation.
     #[serde(default)]
     pub(crate) connection: u64,
-    /// The numbers of the evaluations in the background.
+    /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
-    /// The outcome of an evaluation that could not be stopped.
+    /// The outcome that the supervisor or the worker gave the lost evaluation, if it could not be stopped or used up the heap.
     pub(crate) stuck: Option<Box<Outcome>>,
-    /// The poisoned forms, which took an image down when they were replayed and are not tried again.
+    /// The poisoned forms, which killed an image when they were replayed and are not tried again.
     pub(crate) poisoned: Vec<Unrestored>,
 }
 
 impl CrashReport {
-    /// True when the image was replaced because an evaluation did not end that had been cancelled.
+    /// Returns true when the image was replaced because a cancelled evaluation did not end.
     pub(crate) fn was_cancelled(&self) -> bool {
         let error = self.stuck.as_ref().and_then(|outcome| outcome.result.as_ref().err());
         self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
     }
 }
 
-/// A crash, as the supervisor sees it.
+/// The loss of an image as its supervisor sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Crash {
-    /// The rest of a sentence about the image.
+    /// The cause, as the rest of a sentence about the image.
     pub(crate) cause: String,
-    /// The outcome of the evaluation that ran.
+    /// The outcome of the foreground evaluation, if it is known.
     pub(crate) outcome: Option<Box<Outcome>>,
-    /// The suspicion against the form that was being replayed.
+    /// The strength of the evidence against a form that was being replayed.
     pub(crate) suspicion: Suspicion,
 }
 
-/// The suspicion that a crash casts on the form that was being replayed.
+/// The strength of a crash as evidence against the form that was being replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     /// Only the form can have caused the crash.
     Certain,
-    /// The image ended: the form, or something beside it, was the cause.
+    /// The image ended: the form or something else in the image was the cause.
     Likely,
-    /// The image was killed by a signal that others send, too.
+    /// The image was killed by a signal that other processes send, too.
     Possible,
 }
 
@@ -183,47 +183,47 @@ impl Crash {
         Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely }
     }
 
-    /// The crash, with the outcome of the evaluation that ran.
+    /// Adds the outcome of the foreground evaluation.
     pub(crate) fn during(self, outcome: impl Into<Option<Outcome>>) -> Self {
         Self { outcome: outcome.into().map(Box::new), ..self }
     }
 
-    /// The crash, when the form that was being replayed must have caused it.
+    /// Marks the form that was being replayed as the certain cause of the crash.
     pub(crate) fn by_form(self) -> Self {
         Self { suspicion: Suspicion::Certain, ..self }
     }
 
-    /// The crash, when somebody outside may have caused it.
+    /// Marks the crash as possibly caused from outside.
     pub(crate) fn killed(self) -> Self {
         Self { suspicion: Suspicion::Possible, ..self }
     }
 
-    /// The crash of an image in which something could not be interrupted: the evaluation with this outcome, or, unless the
-    /// image was `restored`, the form that was being replayed.
+    /// Creates the crash of an image that could not be interrupted: in the evaluation with this outcome or, unless the
+    /// image was `restored`, in the form that was being replayed.
     pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: Stuck, restored: bool) -> Self {
         let crash = Self { outcome, ..Self::new(format!("{} and was ended", why.verb())) };
         if restored { crash } else { crash.by_form() }
     }
 }
 
-/// The last content of a worker's status page.
+/// The content of a worker's status page after the loss of the worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last job that began, if a call asked for it; else 0.
+    /// The number of the last foreground job that began, if a call had requested the job; else 0.
     pub(crate) begun: u64,
-    /// The job had not ended.
+    /// True when the job had not ended.
     pub(crate) in_flight: bool,
-    /// The client that it was for.
+    /// The client of the job.
     pub(crate) client: u64,
-    /// The numbers of the evaluations in the background.
+    /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
-    /// A description of what the foreground was doing.
+    /// The step that the foreground job had reached.
     pub(crate) step: Option<String>,
     /// The index of the definition that was being replayed.
     pub(crate) replaying: Option<usize>,
     /// The number of the newest evaluation.
     pub(crate) evaluations: u64,
-    /// The open call whose inspection ran.
+    /// The open call whose inspection was running.
     pub(crate) inspecting: Option<u64>,
 }
 
@@ -234,7 +234,7 @@ impl Default for RecoveryState {
 }
 
 impl RecoveryState {
-    /// The state before the first worker. `restores`: definitions are kept and replayed.
+    /// Creates the state before the first worker. `restores`: definitions are kept and replayed.
     pub(crate) fn new(restores: bool) -> Self {
         Self {
             clients: BTreeMap::from([(0, Client::default())]),
@@ -306,12 +306,12 @@ impl RecoveryState {
         }
     }
 
-    /// The files of the saves that are not known to be complete, oldest first.
+    /// Returns the files of the saves that are not known to be complete, oldest first.
     pub(crate) fn files_being_saved(&self) -> impl Iterator<Item = &str> {
         self.saving.iter().map(|save| &*save.file)
     }
 
-    /// The files of all saves, complete or not, in the order of what they contain.
+    /// Returns the files of all saves, complete or not, ordered by the last definition that they contain.
     pub(crate) fn saved_files(&self) -> Vec<String> {
         let complete = self.restorable.iter().map(|one| (one.position, &one.checkpoint.file));
         let mut files: Vec<_> = complete.chain(self.saving.iter().map(|save| (save.position, &save.file))).collect();
@@ -319,34 +319,33 @@ impl RecoveryState {
         files.into_iter().map(|(_, file)| file.clone()).collect()
     }
 
-    /// The checkpoint that the next image is booted from.
+    /// Returns the checkpoint that the next image is booted from.
     pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
         self.restorable.back().map(|one| &one.checkpoint)
     }
 
-    /// The file of the checkpoint that the next image is asked to return to; `None` when nobody asked, or the image came up or
-    /// was lost.
+    /// Returns the core file of the last checkpoint that a call asked to restore; `None` after a crash or a reset.
     pub(crate) fn requested_checkpoint(&self) -> Option<String> {
         let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
         Some(replacement.returned.as_ref()?.checkpoint.file.clone())
     }
 
-    /// Keeps the checkpoints that the next image may be booted from only if `keep` says so.
+    /// Keeps only those checkpoints for the next image for which `keep` returns true.
     pub(crate) fn retain_checkpoints(&mut self, mut keep: impl FnMut(&Checkpoint) -> bool) {
         self.restorable.retain(|one| keep(&one.checkpoint));
     }
 
-    /// The position of the first definition that is not in the checkpoint.
+    /// Returns the position of the first definition that the checkpoint does not contain.
     fn position(&self) -> u64 {
         self.restorable.back().map_or(0, |one| one.position)
     }
 
-    /// True when the next image would be different from a new one.
+    /// Returns true when there is a checkpoint to boot or a definition to replay.
     pub(crate) fn has_content(&self) -> bool {
         !self.restorable.is_empty() || self.definitions.as_ref().is_some_and(|definitions| definitions.end() > 0)
     }
 
-    /// Records that a call of this client's is answered, or wants no answer.
+    /// Records that a call of this client is answered, or wants no answer.
     pub(crate) fn answered(&mut self, call: u64, client: u64) {
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
@@ -363,13 +362,13 @@ impl RecoveryState {
         self.clients.insert(client, Client::default());
     }
 
-    /// Records that a client is gone.
+    /// Records that a client has disconnected.
     pub(crate) fn disconnected(&mut self, client: u64) {
         self.clients.remove(&client);
     }
 
-    /// Records that the worker has replayed its definitions, except those at the indices in `failed`, which will not be
-    /// tried again; each has the reason. Returns true when something could not be restored.
+    /// Records the end of a replay. The definitions at the indices in `failed`, each with the reason, are not tried again.
+    /// Returns true when a form could not be restored.
     pub(crate) fn restored(&mut self, failed: &[(usize, String)]) -> bool {
         let mut unrestored = self.failures(failed);
         let position = self.position();
@@ -389,8 +388,9 @@ impl RecoveryState {
         any
     }
 
-    /// The forms that are missing after a replay: the poisoned ones, and those that failed at the indices in `failed`, each
-    /// with the reason. A form is not missing when the same form, or others that define all its names, succeeded after it.
+    /// Returns the forms that are missing after a replay: the poisoned forms, and the definitions at the indices in `failed`,
+    /// each with the reason. A failed form is not missing if an equal form comes later, or if later forms that succeeded
+    /// defined or removed all of its names.
     pub(crate) fn failures(&self, failed: &[(usize, String)]) -> Vec<Unrestored> {
         let replayed: Vec<_> =
             self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.position())).collect();
@@ -415,17 +415,17 @@ impl RecoveryState {
         poisoned.chain(missing.into_iter().rev()).collect()
     }
 
-    /// Records a crash: this is where it is turned into the next worker's state. `restored`: the image had replayed its
-    /// definitions. Returns true when the replay got further than last time, or will.
+    /// Records a crash and prepares the next worker's state. `restored`: the image had replayed its definitions. Returns
+    /// true for progress: a poisoned form is left out, or a form is newly suspected or closer to its last try.
     pub(crate) fn record_crash(&mut self, last: LastStatus, restored: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
-        // Nobody has asked for what is replayed.
+        // No client waits for the outcome of a replayed form.
         let stuck = crash.outcome.clone().filter(|_| restored);
         let cause = match last.step.filter(|_| last.in_flight && restored && stuck.is_none()) {
             Some(step) => format!("{}; it was at {step}", crash.cause),
             None => crash.cause.clone(),
         };
-        // Anything may have written to the status page that the client's number is from.
+        // The client's number is from the status page, to which foreign code may have written.
         let connection = if self.clients.contains_key(&last.client) { last.client } else { 0 };
         let (in_flight, background) = (last.in_flight, last.background);
         let mut report = CrashReport { cause, in_flight, connection, background, stuck, poisoned: Vec::new() };
@@ -436,13 +436,13 @@ impl RecoveryState {
             }
             self.resumed = None;
         } else {
-            // The client must hear of the crash that the lost image was to make up for.
+            // Keep the first crash: the lost image had not reported it to the client yet.
             report = self.crash.take().unwrap_or(report);
             match self.replay.after_crash(last.replaying, crash.suspicion) {
                 Step::Retry { progress: further } => progress = further,
                 Step::Skip { index, reason } => {
                     let position = self.position();
-                    // Anything may have written to the status page that the index is from.
+                    // The index is from the status page, to which foreign code may have written.
                     if let Some(form) = self.definitions.as_mut().and_then(|all| all.take(position, index)) {
                         report.poisoned.push(Unrestored::new(&form, &reason));
                         progress = true;
@@ -465,7 +465,8 @@ impl RecoveryState {
         self.evaluations = self.evaluations.max(evaluations);
     }
 
-    /// Records a reset: nothing remains but the limits, the clients and the history of errors of the others.
+    /// Records a reset. The limits and the clients stay; the errors of the requesting client, the definitions and the
+    /// checkpoints go.
     pub(crate) fn reset(&mut self, last: &LastStatus, replacement: Replacement) {
         if let Some(client) = self.client_of(&replacement) {
             client.errors.reset();
@@ -476,8 +477,8 @@ impl RecoveryState {
         self.unrestored.clear();
     }
 
-    /// Records a return to a checkpoint: all that came later is forgotten, except the history of errors. `saved` is the
-    /// content of the checkpoint, which is used when this session did not come through it.
+    /// Records a restore of a checkpoint: later definitions and checkpoints are dropped; histories of errors stay. `saved` is
+    /// the content of the checkpoint, of which the definitions are used only if `restorable` lacks the checkpoint.
     pub(crate) fn return_to(
         &mut self,
         checkpoint: Checkpoint,
@@ -523,20 +524,20 @@ impl RecoveryState {
         self.replacement = Some(replacement);
     }
 
-    /// A new server's state, which continues this one's session: without clients, calls and crashes.
+    /// Returns the state with which a new server continues the session: without clients, calls and crashes.
     pub(crate) fn continued(mut self) -> Self {
         let errors = self.clients.remove(&0).unwrap_or_default().errors;
         let mut state = Self::new(true);
         state.clients.insert(0, Client { handshake: Vec::new(), errors });
         state.definitions = Some(self.definitions.unwrap_or_default());
-        // A server that ended before its image was restored has not said that these are missing.
+        // A server that ended before its replay did has not reported the poisoned forms as missing.
         self.unrestored.extend(self.crash.into_iter().flat_map(|crash| crash.poisoned));
         (state.unrestored, state.evaluations) = (self.unrestored, self.evaluations);
         (state.restorable, state.saving) = (self.restorable, self.saving);
         state
     }
 
-    /// Settles the saves of a session that a new server continues: `look` says of each file, in order, what became of it.
+    /// Sorts out the saves of a session that a new server continues: `look` classifies each file, oldest first.
     pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
         let complete = self.restorable.drain(..).map(|Restorable { checkpoint, position, dropped }| Save {
             file: checkpoint.file,
@@ -554,7 +555,7 @@ impl RecoveryState {
         }
     }
 
-    /// Records that a save contains all that was defined, though its beginning was not reported.
+    /// Records the save at the end of the last server, which reported no beginning and contains all definitions.
     pub(crate) fn saved_at_end(&mut self, checkpoint: &Checkpoint) {
         if self.saved_files().contains(&checkpoint.file) {
             return;
@@ -563,7 +564,7 @@ impl RecoveryState {
         self.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
     }
 
-    /// The state as the next worker is given it: of the definitions only those that are not in the checkpoint.
+    /// Returns the state for the next worker: its only definitions are those that the checkpoint does not contain.
     pub(crate) fn for_worker(&mut self) -> Self {
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.since(self.position()));
@@ -572,7 +573,7 @@ impl RecoveryState {
         state
     }
 
-    /// Returns the content of a checkpoint that is being saved, for a later return to it: definitions, and missing forms.
+    /// Returns the content of a checkpoint that is being saved, for a later restore: definitions, and forms that are missing.
     pub(crate) fn content(&self) -> Option<Self> {
         let definitions = self.definitions.as_ref()?;
         let any = definitions.end() > 0 || !self.unrestored.is_empty();
@@ -583,33 +584,33 @@ impl RecoveryState {
         })
     }
 
-    /// The state without the histories of errors, for when it is too large.
+    /// Returns a copy without the histories of errors, for a state that is too large.
     pub(crate) fn without_histories(&self) -> Self {
         let mut state = self.clone();
         state.clients.values_mut().for_each(|client| client.errors.history = Default::default());
         state
     }
 
-    /// The definitions, in order. A worker is given those that it replays, and no others.
+    /// Returns the definitions in order. A worker has only those that it replays.
     pub(crate) fn definitions(&self) -> impl Iterator<Item = &Definition> {
         self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
 
-    /// Returns the number of definitions after the checkpoint that were dropped for want of room.
+    /// Returns the number of definitions after the checkpoint that were dropped for lack of room.
     pub(crate) fn dropped(&self) -> usize {
         let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
         self.restorable.back().map_or_else(since_the_beginning, |one| one.dropped)
     }
 }
 
-/// The fate of a file that a session was saved in.
+/// The state of a file in which a session was saved.
 #[derive(Debug)]
 pub(crate) enum SavedFile {
-    /// The file is a checkpoint that can be booted here.
+    /// A checkpoint that can be booted here.
     Usable(Box<Checkpoint>),
-    /// Another program saved it. Older checkpoints do not count either: replaying all definitions restores more.
+    /// A checkpoint of another program. Older checkpoints are not used either: all definitions are replayed.
     OfOtherProgram,
-    /// The file is gone, incomplete or damaged.
+    /// A file that is missing, incomplete or damaged, or needs another heap size.
     Unusable,
 }
 

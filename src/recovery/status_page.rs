@@ -1,5 +1,5 @@
-//! The status page: numbers in memory that a worker shares with its supervisor. Writing one costs nothing, and the numbers
-//! survive the death of the worker.
+//! The status page: numbers, and one short text, in memory that a worker shares with its supervisor. A write needs no
+//! system call, and its effect outlasts the worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,48 +13,48 @@ use rustix::io::FdFlags;
 use crate::image::process::{SharedPage, share};
 use crate::session::MAX_BACKGROUND;
 
-/// The numbers on the page.
+/// The index of a number on the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Status {
-    /// The last job of the evaluation lane that began.
+    /// The last foreground job that began.
     Begun,
-    /// The client that this job is for.
+    /// The client of the last foreground job that began.
     Client,
-    /// The last such job that has ended.
+    /// The last foreground job that ended.
     Ended,
-    /// The deadline of the last job that began, in nanoseconds as [`monotonic`] counts them; 0 for none.
+    /// The deadline of the last foreground job that began, in nanoseconds of [`monotonic`]; 0 for none.
     Due,
-    /// The form that is being replayed, from 1; 0 for none.
+    /// The number of the form that is being replayed, from 1; 0 for none.
     Restoring,
-    /// The number of the last line that was read.
+    /// The highest number of a line that the worker has read.
     Heard,
-    /// The number of answers that wait for a person, or for another process.
+    /// The number of answers that wait for a person or for another process.
     Asked,
     /// The number of the newest evaluation.
     Numbered,
-    /// The job of the inspection lane that is being done; 0 for none.
+    /// The inspection job that is running; 0 for none.
     Inspecting,
 }
 
 const COUNT: usize = 9;
 
-/// The places after those: the numbers of the background evaluations; 0 in an unused place.
+/// The places of the numbers of background evaluations, after the numbers above; 0 for an empty place.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
 
-/// The places after those: the length in bytes of the description of what the foreground does, and its bytes.
+/// The place of the foreground job's current step, after the background evaluations: the length in bytes, then the bytes.
 const STEP: usize = BACKGROUND.end;
 const MAX_STEP: usize = 248;
 
-/// Returns nanoseconds since a moment in the past that all processes agree on.
+/// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
 pub(crate) fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// Grace period after the deadline of an evaluation in which the worker itself may end or abandon the evaluation.
+/// Grace period after the deadline, in which the evaluation ends or the worker itself abandons it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Returns the [deadline](Status::Due) of an evaluation that has this time from now on.
+/// Returns the [deadline](Status::Due) of an evaluation that has this much time from now on, plus the grace period.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
@@ -64,7 +64,7 @@ pub(crate) fn deadline(time: Duration) -> u64 {
 pub(crate) struct StatusPage(SharedPage);
 
 impl StatusPage {
-    /// Maps the page that the supervisor left open under this descriptor number.
+    /// Maps the page whose file descriptor the supervisor passed under this number.
     pub(crate) fn take(number: i32) -> io::Result<Self> {
         share(number).map(Self)
     }
@@ -81,7 +81,7 @@ impl StatusPage {
         }
     }
 
-    /// Writes the beginning of a description of what the foreground does; `None` for nothing in particular.
+    /// Writes the current step of the foreground job, cut to [`MAX_STEP`] bytes.
     pub(crate) fn set_step(self, step: Option<&str>) {
         let step = step.unwrap_or_default();
         let end = (0..=step.len().min(MAX_STEP)).rev().find(|end| step.is_char_boundary(*end)).unwrap_or(0);
@@ -98,7 +98,7 @@ impl StatusPage {
     /// Adds one to a number, or subtracts one.
     pub(crate) fn count(self, what: Status, more: bool) {
         let number = &self.0[what as usize];
-        // Saturating: anything may have written to it.
+        // No overflow: foreign code may have written any value to the page.
         let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
             if more { count.checked_add(1) } else { count.checked_sub(1) }
         });
@@ -110,12 +110,12 @@ impl StatusPage {
     }
 }
 
-/// The supervisor's side of the page of one worker.
+/// The supervisor's side of the page, one for each worker process.
 #[derive(Debug)]
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// Makes a page of zeros: in this file, whose content it replaces and which outlives all processes, or in memory.
+    /// Creates a page of zeros: in memory, or in the file `path`, which it replaces and where it outlives the supervisor.
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else {
             let fd = unnamed_file()?;
@@ -130,7 +130,7 @@ impl WorkerStatus {
         Ok(Self(file.into()))
     }
 
-    /// Lets the next child process inherit the page, or not; returns its descriptor number.
+    /// Sets whether child processes inherit the page's file descriptor, and returns the number of the descriptor.
     pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
         rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
         Ok(self.0.as_raw_fd())
@@ -147,7 +147,7 @@ impl WorkerStatus {
         numbers.into_iter().filter(|number| *number != 0).collect()
     }
 
-    /// Reads the description of what the foreground does.
+    /// Reads the current step of the foreground job.
     pub(crate) fn step(&self) -> Option<String> {
         let length = usize::try_from(self.read::<1>(STEP)[0]).ok().filter(|length| (1..=MAX_STEP).contains(length))?;
         let words = self.read::<{ MAX_STEP / 8 }>(STEP + 1);
@@ -157,19 +157,19 @@ impl WorkerStatus {
 
     fn read<const N: usize>(&self, place: usize) -> [u64; N] {
         let mut bytes = [[0; 8]; N];
-        // What cannot be read was never written.
+        // After an error the numbers are 0, as on a new page.
         let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), place as u64 * 8);
         bytes.map(u64::from_ne_bytes)
     }
 }
 
-/// Returns the number of the newest evaluation from the file of a page; 0 without a file.
+/// Returns the number of the newest evaluation of the last worker whose page is in this file; 0 without a file.
 pub(crate) fn last_number(path: &Path) -> u64 {
     let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
     file.map_or(0, |status| status.get(Status::Numbered)).min(u64::MAX / 2)
 }
 
-/// Makes a file in memory.
+/// Creates a file in memory.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)

@@ -1,38 +1,40 @@
-//! Marks on the lines that a supervisor hands on to a worker: each line begins with `@` and the number of a client's
-//! connection, then come a colon, the line's own number, a space, and the line as the client wrote it. When there is nothing
-//! behind the number, the client is gone. A long line comes in pieces, between which other clients' lines may stand: all but
-//! the last have a `+` in place of the space. A `!` in place of the colon marks a notice.
+//! The marks on lines that a supervisor sends to a worker, and the numbers of calls and jobs.
+//!
+//! Each line begins with `@` and the number of a client's connection, then a colon, the line's own number, a space, and the
+//! line as the client wrote it. A line without a space and text marks the end of the connection. A long line comes in pieces,
+//! between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A `!` in place of
+//! the colon marks a notice.
 
-/// Marks a client's line, or the last piece of one, with its newline; an empty one when the client is gone.
+/// Marks a client's line, or the last piece of a line, with its newline. Empty `bytes` mark the end of the connection.
 pub(crate) fn line(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
     let end = if bytes.is_empty() { "\n" } else { " " };
     [format!("@{connection}:{number}{end}").as_bytes(), bytes].concat()
 }
 
-/// Marks a piece of a client's line, which has no newline. [`line`] marks the last piece.
+/// Marks a piece of a client's line, without a newline. [`line`] marks the last piece.
 pub(crate) fn piece(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
     [format!("@{connection}:{number}+").as_bytes(), bytes, b"\n"].concat()
 }
 
-/// Marks a text of the supervisor's own for a client, which its session is to report. The text is cut to one line.
+/// Marks a notice of the supervisor, which the worker passes to the client. Newlines become spaces.
 pub(crate) fn notice(connection: u64, text: &str) -> Vec<u8> {
     format!("@{connection}!{}\n", text.replace(['\n', '\r'], " ")).into_bytes()
 }
 
-/// The content of a line that the worker reads.
+/// The content of a marked line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
-    /// The line with this number, or the last piece of it.
+    /// The line with this number, or its last piece.
     Line(u64, &'a [u8]),
-    /// A piece of the line with this number, which more will follow.
+    /// A piece of the line with this number, followed by other pieces.
     Piece(u64, &'a [u8]),
-    /// A text of the supervisor's own for this client.
+    /// A notice of the supervisor for this client.
     Notice(&'a [u8]),
-    /// The client is gone, as the line with this number says.
+    /// The end of the connection, which has a line number, too.
     End(u64),
 }
 
-/// Returns the number of the connection that a line belongs to, and its content; `None` for what no supervisor writes.
+/// Returns the connection and the content of a marked line; `None` for a line that no supervisor writes.
 pub(crate) fn parse(line: &[u8]) -> Option<(u64, Part<'_>)> {
     let (connection, rest) = number(line.strip_prefix(b"@")?)?;
     let part = match rest {
@@ -48,24 +50,24 @@ pub(crate) fn parse(line: &[u8]) -> Option<(u64, Part<'_>)> {
     Some((connection, part))
 }
 
-/// Splits off the number that a text begins with.
+/// Splits off the decimal number at the start of a text.
 fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = text.split_at(text.iter().position(|byte| !byte.is_ascii_digit())?);
     Some((str::from_utf8(digits).ok()?.parse().ok()?, rest))
 }
 
-/// Bits of a job's number that are not its call's.
+/// Number of low bits of a job's number that are not part of the call's number.
 const CALL_SHIFT: u32 = 28;
-/// Bits that leave room for jobs that no call asked for.
+/// Number of low bits that leave room for jobs that no call requested.
 const PART_SHIFT: u32 = 8;
 
-/// The least number for the job that the `part`th message of a call asks for. Numbers rise with calls, and within a batch.
+/// Returns the lowest number for the jobs of the `part`th message of a call. Numbers rise with calls, and within a batch.
 pub(crate) fn job_number(call: u64, part: usize) -> u64 {
     let parts = 1 << (CALL_SHIFT - PART_SHIFT);
     (call << CALL_SHIFT) | ((part as u64).min(parts - 1) << PART_SHIFT)
 }
 
-/// The number of the call that asked for a job.
+/// Returns the number of the call that requested a job.
 pub(crate) fn call_of_job(number: u64) -> u64 {
     number >> CALL_SHIFT
 }
@@ -76,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever a client writes, it is taken for that, and for that client's.
+        /// A client cannot write text that is parsed as a line of another client.
         #[test]
         fn what_is_marked_is_parsed(connection in 0_u64..20, number in 1_u64..2000, text in "[@0-9 :+!{}]{0,12}\n") {
             let marked = line(connection, number, text.as_bytes());

@@ -184,7 +184,9 @@ impl Session {
                 Err(oneshot::RecvTimeoutError::Timeout) => {}
             }
             let mut board = self.inner.board.lock();
-            if board.find(waiter).is_none_or(|waiter| waiter.interruption.is_under_way()) {
+            // Before the interruption is sent, Lisp could return and end without it.
+            let is_sent = !board.is_interruption_queued(waiter);
+            if board.find(waiter).is_none_or(|waiter| is_sent && waiter.interruption.is_under_way()) {
                 drop(board);
                 self.cancel(id);
                 break Arc::new(OutcomeBuilder::blank(0).finish(JobEnd::Withdrawn));

@@ -1,4 +1,4 @@
-//! Observers of a session, which record what must outlive its image.
+//! The observer of a session, which records the state that outlives the image.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,47 +7,47 @@ use crate::config::Limits;
 use crate::interruption::Stuck;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
-/// Gets the events of a session that another image would need to continue it. Called on Lisp's threads, before the answer
-/// that an event belongs to: no function may block.
+/// Receives the changes that another image needs to continue the session. The session calls it on Lisp's threads, before
+/// it sends the answer that a change belongs to: no method may block.
 pub(crate) trait Observer: Send + Sync {
-    /// The evaluation lane begins a job of this connection's, which is interrupted after `timeout`.
+    /// A foreground job of this connection begins; it is interrupted after `timeout`.
     fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
-    /// The job of the evaluation lane gets this time from now on; `None` for any time.
+    /// The foreground job gets a new deadline, this long from now; `None` for no deadline.
     fn extended(&self, _more: Option<Duration>) {}
-    /// The job of the evaluation lane does something in particular now, or no longer.
+    /// The foreground job begins this step; `None` when the step is over.
     fn step(&self, _step: Option<&str>) {}
-    /// A person is being asked what to do, or no longer.
+    /// An answer begins to wait for a person or another process, or stops waiting.
     fn asks(&self, _yes: bool) {}
-    /// A job of the evaluation lane is over, or continues in the background.
+    /// A foreground job ends, or continues in the background.
     fn ended(&self, _job: u64) {}
-    /// These evaluations are in the background.
+    /// The set of background evaluations changes to these numbers.
     fn in_background(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// The inspection lane does this job, or none.
+    /// This inspection job begins; `None` when it ends.
     fn inspects(&self, _job: Option<u64>) {}
-    /// The error that an evaluation added to a connection's history, and the error state after it, changed or not.
+    /// An evaluation ends. `added`: the new error in the connection's history; `last`: the connection's error state now.
     fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
-    /// A form of the evaluation with this number made `changes`. `local`: the package was bound for that evaluation alone.
+    /// A form of the evaluation with this number defined something. `local`: the package was bound for this evaluation only.
     fn defined(&self, _form: &DefiningForm, _changes: &Changes, _local: bool, _evaluation: u64) {}
-    /// A connection has ended.
+    /// A connection ends.
     fn disconnected(&self, _connection: u64) {}
-    /// An evaluation got this number.
+    /// An evaluation gets this number.
     fn numbered(&self, _evaluation: u64) {}
-    /// The limits were set.
+    /// A client sets the limits.
     fn limits(&self, _limits: &Limits) {}
-    /// True during a replay, which is not reported.
+    /// Returns true during a replay, whose evaluations are not reported again.
     fn restores(&self) -> bool {
         false
     }
-    /// Lisp does something that cannot be stopped: the image must be replaced. `outcome` is that of the evaluation, if one ran.
+    /// Lisp cannot be interrupted, so the image must be replaced. `outcome`: for the evaluation, if a call waits for one.
     fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
 }
 
-/// Gets the outcome of the evaluation that a process exists for, when Lisp does something that cannot be stopped and no other
-/// image can continue.
+/// The observer of a process that runs a single evaluation, without an image to replace its own: reports the outcome when
+/// Lisp cannot be interrupted.
 pub(crate) struct LastWords<F>(F);
 
 impl<F: Fn(Outcome) + Send + Sync> LastWords<F> {
-    /// Makes such an observer: `say` gets an outcome that is an error, and ends the process.
+    /// Creates the observer; `say` gets an outcome that is an error, and ends the process.
     pub(crate) fn new(say: F) -> Self {
         Self(say)
     }

@@ -616,6 +616,14 @@ impl Board {
             && background().all(|running| running.id == job || running.awaits.is_some_and(never_begins))
     }
 
+    /// True while an interruption of this job may not have been sent to its thread.
+    pub(super) fn is_interruption_queued(&self, job: u64) -> bool {
+        let interrupts =
+            |request: &Request| matches!(request.job.kind, JobKind::Interrupt { target, .. } if target == job);
+        self.waiting[Lane::Control as usize].iter().any(interrupts)
+            || self.running.iter().any(|running| running.lane == Lane::Control)
+    }
+
     /// The numbers of the evaluations in the background, including those that have not begun.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let behind = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);

@@ -1,5 +1,5 @@
-//! The supervisor's record: the clients' open requests, the [recovery state](RecoveryState), and the files that follow from
-//! it: the log of a persistent session, and checkpoints that are complete or replaced.
+//! The supervisor's record: the clients' open requests, the [recovery state](RecoveryState), and the files that follow that
+//! state: the log of a persistent session, and checkpoints that are complete or replaced.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,20 +16,20 @@ use crate::recovery::status_page::{Status, WorkerStatus, last_number};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
 
-/// The record that outlives a worker.
+/// The record that outlives a worker process.
 #[derive(Debug)]
 pub(super) struct Recovery {
     pub(super) requests: Requests,
     state: RecoveryState,
     pub(super) checkpoints: Checkpoints,
-    /// The next image is booted from the last checkpoint.
+    /// True when the next image boots from the last checkpoint without a request.
     begins_with_checkpoints: bool,
     /// The log of a persistent session.
     log: Option<Log>,
 }
 
 impl Recovery {
-    /// The record before the first worker.
+    /// Creates the record before the first worker process.
     pub(super) fn new(options: &Options) -> Self {
         Self {
             requests: Requests::new(),
@@ -43,7 +43,8 @@ impl Recovery {
     /// Continues a persistent session where its last server stopped.
     ///
     /// # Errors
-    /// A sentence: its image needs another heap, a newer program wrote its log, or the log cannot be written.
+    /// A sentence: the saved image needs another heap size, a newer program wrote the log, or the log cannot be read, copied or
+    /// written.
     pub(super) fn continue_session(&mut self, durable: &Durable) -> Result<(), String> {
         let Loaded { state, unreadable } = durable.load()?;
         self.state = state.continued();
@@ -107,7 +108,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Compacts the log, after a change that is no event.
+    /// Compacts the log.
     fn compact_log(&mut self) {
         if let Some(log) = &mut self.log
             && let Err(error) = log.compact(&self.state.clone().continued())
@@ -122,7 +123,7 @@ impl Recovery {
         if let SessionEvent::Saving { file } = &event
             && let Some(content) = self.state.content()
         {
-            // Without this file a return to the checkpoint still boots the image, but forgets which forms were missing.
+            // Without this file the checkpoint can still be restored; only its definitions are unknown to the next replay.
             if let Err(error) = log::write_content(&self.checkpoints.forms_path(file), &content) {
                 tracing::warn!("the definitions in a checkpoint cannot be written: {error}");
             }
@@ -135,7 +136,7 @@ impl Recovery {
         let must_compact = self.log.as_mut().filter(|_| event.outlives_server()).is_some_and(|log| log.append(&event));
         self.state.apply(event);
         if let Some(checkpoint) = replaced_by {
-            // Not before this: until now the next image would have been booted from the older one.
+            // Only now: so far the next image would have booted from the older checkpoint.
             self.checkpoints.delete_replaced(&checkpoint);
         }
         if must_compact {
@@ -143,14 +144,14 @@ impl Recovery {
         }
     }
 
-    /// Records that a worker is done with a call. Returns the number of its connection; `None` when nobody waits for it.
+    /// Records that a worker has finished a call. Returns the number of the call's connection; `None` unless the call is open.
     pub(super) fn finished(&mut self, call: u64) -> Option<u64> {
         let client = self.requests.finish(call)?;
         self.state.answered(call, client);
         Some(client)
     }
 
-    /// The clients, by the numbers of their connections.
+    /// Returns the clients' connection numbers.
     pub(super) fn clients(&self) -> impl Iterator<Item = u64> {
         self.state.clients.keys().copied()
     }
@@ -160,37 +161,37 @@ impl Recovery {
         self.state.connected(client);
     }
 
-    /// Records that a client is gone.
+    /// Records that a client has disconnected.
     pub(super) fn leave(&mut self, client: u64) {
         self.state.disconnected(client);
         self.requests.end(client);
     }
 
-    /// Records that the worker has replayed its definitions, except those at the indices in `failed`.
+    /// Records the end of a replay, in which the definitions at the indices in `failed` failed.
     pub(super) fn restored(&mut self, failed: &[(usize, String)]) {
         if self.state.restored(failed) {
             self.compact_log();
         }
     }
 
-    /// Records the crash of a worker that had replayed its definitions, if it was `restored`. Returns true when the replay got
-    /// further than last time, or will.
+    /// Records the crash of a worker. `restored`: the worker had replayed its definitions. Returns true when the replay made
+    /// progress.
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, restored: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
         self.state.record_crash(last, restored, crash)
     }
 
-    /// Records the saves that were completed when the worker could not report it any more.
+    /// Records complete saves that the lost worker did not report.
     fn record_finished_saves(&mut self) {
         let files = self.state.files_being_saved();
         let finished: Vec<_> = files.filter_map(|file| self.checkpoints.of_file(file)).collect();
         finished.into_iter().for_each(|checkpoint| self.record(SessionEvent::Saved(Box::new(checkpoint))));
     }
 
-    /// Reads what a worker's status page says.
+    /// Reads a worker's status page.
     fn last_status(&self, status: &WorkerStatus) -> LastStatus {
-        // Anything may have written to that page.
+        // Foreign code may have written to the page.
         let begun = Some(status.get(Status::Begun)).filter(|job| call_of_job(*job) < self.requests.next()).unwrap_or(0);
         let replaying = usize::try_from(status.get(Status::Restoring)).unwrap_or(0).checked_sub(1);
         LastStatus {
@@ -205,7 +206,7 @@ impl Recovery {
         }
     }
 
-    /// Records that a call resets the session; `notices` are those of the image that the client has not seen yet.
+    /// Records that a call resets the session; `notices` are the image's notices that the client has not seen yet.
     pub(super) fn reset(&mut self, status: &WorkerStatus, call: u64, notices: Vec<String>) {
         let replacement = self.replacement(call, notices);
         self.state.reset(&self.last_status(status), replacement);
@@ -213,9 +214,9 @@ impl Recovery {
         self.checkpoints.forget_since(None);
     }
 
-    /// Records that a call returns to a checkpoint.
+    /// Records that a call restores a checkpoint.
     pub(super) fn return_to(&mut self, status: &WorkerStatus, call: u64, checkpoint: Checkpoint, notices: Vec<String>) {
-        // The session may not have come through that checkpoint.
+        // The recovery state may not know the checkpoint.
         let saved = log::load_content(&self.checkpoints.forms_path(&checkpoint.file)).unwrap_or_default();
         let replacement = self.replacement(call, notices);
         self.state.return_to(checkpoint.clone(), &self.last_status(status), replacement, saved);
@@ -237,12 +238,12 @@ impl Recovery {
         self.requests.resend(known.into_iter().flatten().max().unwrap_or(0));
     }
 
-    /// True when a call may ask for another image: it is open, and has not got one.
+    /// Returns true when a call may request another image: the call is open, and did not request the present image.
     pub(super) fn may_replace(&self, call: u64) -> bool {
         self.requests.has(call) && self.state.replacement.as_ref().is_none_or(|replacement| replacement.call != call)
     }
 
-    /// The core that the next image is booted from; `None` for the plain one.
+    /// Returns the core that the next image is booted from; `None` for the program's own core.
     pub(super) fn image(&mut self) -> Option<PathBuf> {
         let (checkpoints, begins_with_checkpoints) = (&self.checkpoints, self.begins_with_checkpoints);
         let requested = self.state.requested_checkpoint();
@@ -272,7 +273,7 @@ mod tests {
     use crate::recovery::checkpoint::store::tests::Place;
     use crate::recovery::state::MAX_SAVING;
 
-    /// The record of a session with checkpoints in this place, and the status page of its worker.
+    /// Creates the record of a session with these checkpoints, and the status page of its worker.
     fn session(place: &Place) -> (Recovery, WorkerStatus) {
         let options = Options {
             arguments: Vec::new(),
@@ -303,10 +304,10 @@ mod tests {
         assert_eq!(recovery.image(), Some(place.0.path(&first)));
         recovery.record_crash(&status, true, &Crash::new("died"));
         assert_eq!(recovery.image(), Some(place.0.path(&second)));
-        // Somebody may have ended an image that booted from it.
+        // The image may have been killed from outside while it booted from the checkpoint.
         recovery.record_crash(&status, false, &Crash::new("was killed").killed());
         assert_eq!(recovery.image(), Some(place.0.path(&second)));
-        // A checkpoint that does not come up gives way to the one before.
+        // A checkpoint that does not boot gives way to the previous checkpoint.
         recovery.record_crash(&status, false, &Crash::new("died"));
         assert_eq!(recovery.image(), Some(place.0.path(&first)));
     }

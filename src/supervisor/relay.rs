@@ -1,4 +1,4 @@
-//! The loop: what comes in on one side goes out on the other, and a worker that is lost is replaced.
+//! The supervisor's event loop: relays lines between clients and worker, and replaces a worker process that is lost.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,32 +31,32 @@ use crate::rpc::signals::Signals;
 use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
 
-/// With so many bytes of a client's requests unanswered, no more are read from that client. The worker refuses what is more
-/// than may wait, and one line is on its way to it: so a cancellation comes through.
+/// Bytes of a client's unanswered requests above which the supervisor reads no more from that client. The limit exceeds the
+/// worker's own limit by a line, so that the worker refuses excess requests and a cancellation still gets through.
 const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
-/// Characters of an error that a notice shows.
+/// Number of characters of an error that a notice shows.
 const MAX_REASON: usize = 200;
 
-/// An action that the loop takes before its next step.
+/// An action before the next step of the loop.
 #[must_use]
 #[derive(Debug)]
 enum Verdict {
-    /// The worker's process is lost, or to be given up: another one takes its place.
+    /// Replace the worker's process, which is lost or must be ended.
     Replace(WorkerId, Crash),
-    /// This call asks for a fresh image, with notices of the present one.
+    /// Reset the session for this call; the strings are notices that the client has not seen yet.
     Reset(WorkerId, u64, Vec<String>),
-    /// This call asks for the image of a checkpoint, with notices of the present one.
+    /// Restore the checkpoint for this call; the strings are notices that the client has not seen yet.
     Return(WorkerId, u64, Box<Checkpoint>, Vec<String>),
-    /// The server cannot start, for this reason.
+    /// End the server, which cannot start or continue for this reason.
     Fail(String),
-    /// All is over.
+    /// End the loop.
     End,
 }
 
 type Step = Result<(), Verdict>;
 
-/// Client, worker, and all that is remembered between workers.
+/// The state of the loop: the clients' ends, the workers, and the shutdown.
 #[derive(Debug)]
 pub(super) struct Relay {
     input: Option<LineReader>,
@@ -64,12 +64,12 @@ pub(super) struct Relay {
     guests: Guests,
     signals: Signals,
     arguments: Vec<OsString>,
-    /// The workers by id: one today.
+    /// The workers; only [`WorkerId::FIRST`] so far.
     workers: BTreeMap<WorkerId, Worker>,
     shutdown: Option<Shutdown>,
-    /// The persistent session.
+    /// The persistent session, with its lock.
     durable: Option<(Durable, Lock)>,
-    /// The process that saves it at the end, and outlives this one.
+    /// The process that saves the persistent session at the end, and outlives the supervisor.
     saver: Option<Pid>,
 }
 
@@ -88,7 +88,7 @@ impl Relay {
         })
     }
 
-    /// Relays to the end; returns the exit status.
+    /// Runs the loop until the server ends; returns the exit status.
     pub(super) fn run(mut self) -> i32 {
         loop {
             match self.step() {
@@ -112,7 +112,7 @@ impl Relay {
         shutdown.map_or(0, |shutdown| shutdown.finish(&first.recovery.requests, &mut output, first.bye))
     }
 
-    /// The worker that serves a client.
+    /// Returns the worker that serves a client.
     fn worker_of(&mut self, _client: u64) -> &mut Worker {
         self.workers.entry(WorkerId::FIRST).or_insert_with(|| unreachable!("the first worker is never removed"))
     }
@@ -152,7 +152,7 @@ impl Relay {
         self.conclude()
     }
 
-    /// Starts processes where the last ones stopped, if it is time to.
+    /// Starts the missing worker processes whose time has come.
     fn start_workers(&mut self) -> Step {
         if self.shutdown.is_some() {
             return Ok(());
@@ -167,7 +167,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Waits until something can be done.
+    /// Waits until a descriptor is ready or a deadline has passed.
     fn wait(&mut self) -> Result<Ready, Verdict> {
         let is_over = self.is_over();
         let first = &self.workers[&WorkerId::FIRST];
@@ -198,7 +198,7 @@ impl Relay {
         let looks = self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
         let due = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = due.into_iter().chain(looks).min();
-        // A millisecond more: what is rounded down would spin.
+        // A millisecond more: a timeout that is rounded down would spin.
         if let Err(error) = rpc::wait(&mut fds, timeout.map(|left| left + Duration::from_millis(1))) {
             return Err(Verdict::Fail(format!("the server cannot wait for input: {error}")));
         }
@@ -216,7 +216,7 @@ impl Relay {
         })
     }
 
-    /// Reads once what a worker says.
+    /// Reads once from a worker, and handles all intact frames.
     fn read_worker(&mut self, id: WorkerId) -> Step {
         let Some(process) = self.workers.get_mut(&id).and_then(|worker| worker.process.as_mut()) else { return Ok(()) };
         process.read();
@@ -244,7 +244,7 @@ impl Relay {
                     match recovery.finished(call) {
                         Some(0) => output.put(answer).map_err(|_| Verdict::End)?,
                         Some(connection) => guests.send(connection, answer),
-                        // Somebody was told already, or does not want to be.
+                        // The call has been answered already, or its client has disconnected.
                         None => continue,
                     }
                     restarts.answered();
@@ -257,13 +257,13 @@ impl Relay {
         }
         let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());
         if let Some(process) = process.filter(|process| !process.open && process.bye.is_none()) {
-            // If it lives, it cannot speak: its descriptors were closed under it.
+            // A worker that still lives cannot report anything: user code has closed its descriptors.
             processes::kill(process.pid, getpid());
         }
         Ok(())
     }
 
-    /// Handles an event of a worker.
+    /// Handles a worker's event.
     fn take_event(&mut self, id: WorkerId, event: WorkerEvent) -> Step {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
         let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
@@ -282,7 +282,7 @@ impl Relay {
                     Some(reason) => {
                         return Err(Verdict::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
                     }
-                    // Nobody asked it to leave.
+                    // Nobody asked the worker to leave.
                     None => return Err(Verdict::Replace(id, Crash::new("lost its connection and was ended"))),
                 }
             }
@@ -310,8 +310,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Reaps processes that have ended: workers, after reading the rest of their output, and the processes that they left
-    /// behind.
+    /// Reaps ended processes: orphans, and workers, whose last output is read first.
     fn look_for_ends(&mut self) -> Step {
         while let Some((pid, status)) = processes::ended() {
             let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
@@ -336,7 +335,7 @@ impl Relay {
         Err(Verdict::Replace(id, crash.during(outcome)))
     }
 
-    /// Reads once what the client says.
+    /// Reads once from the client of stdin.
     fn read_client(&mut self) {
         let Some(mut client) = self.input.take() else { return };
         let read = client.read();
@@ -352,7 +351,7 @@ impl Relay {
         }
     }
 
-    /// Handles attached clients: new ones, their lines, and their ends.
+    /// Handles attached clients: connections, disconnections and lines.
     fn attend_guests(&mut self, ready: &guests::Ready) {
         let Self { guests, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
@@ -368,10 +367,10 @@ impl Relay {
         }
     }
 
-    /// Ends the processes that descend from this one, but for what saves a persistent session.
+    /// Kills the descendants of this process, except the processes that save a persistent session.
     fn leave_processes(&mut self) {
         if self.durable.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.until_asked) {
-            // Whatever it has still to say: it may be about that.
+            // The worker's last output may report the saving process.
             let _ = self.read_worker(WorkerId::FIRST);
             let processes = self.workers.values().filter_map(|worker| worker.process.as_ref());
             let ready = processes.filter(|process| process.ready).map(|process| process.pid);
@@ -381,7 +380,7 @@ impl Relay {
         }
     }
 
-    /// Begins the end: nothing more is read, and what runs has a moment.
+    /// Begins a graceful shutdown: the supervisor reads no more requests, and running calls have a moment to finish.
     fn shut_down(&mut self, status: i32) {
         self.input = None;
         self.guests.close();
@@ -393,14 +392,14 @@ impl Relay {
         }
     }
 
-    /// Begins the end of a server that cannot go on.
+    /// Ends the workers of a server that cannot continue, and begins the shutdown.
     fn fail(&mut self, reason: String) {
         processes::end_all();
         self.workers.values_mut().for_each(|worker| worker.process = None);
         self.shutdown.get_or_insert_with(|| Shutdown::failure(reason));
     }
 
-    /// True when the end has begun and nothing is left that it would wait for.
+    /// Returns true during a shutdown that has nothing left to wait for.
     fn is_over(&mut self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
         let is_awaited = |worker: &mut Worker| worker.recovery.requests.first_awaited().is_some();
@@ -408,7 +407,7 @@ impl Relay {
             && (!shutdown.until_asked || self.input.is_none() || self.workers.values_mut().any(is_awaited))
     }
 
-    /// Takes the next step of the shutdown, if it has begun.
+    /// Closes the workers' inputs during a shutdown, and ends the loop when the shutdown is over.
     fn conclude(&mut self) -> Step {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
         for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent()) {
@@ -421,8 +420,8 @@ impl Relay {
         if self.is_over() || Instant::now() >= deadline { Err(Verdict::End) } else { Ok(()) }
     }
 
-    /// Ends what is left of a process that is lost, and has another one started, unless all is over or there is no point in
-    /// that.
+    /// Ends the rest of a lost process and schedules another process, except in a shutdown. After too many losses the server
+    /// fails.
     fn replace(&mut self, id: WorkerId, crash: &Crash) {
         if self.shutdown.is_some() {
             self.leave_processes();
@@ -438,7 +437,7 @@ impl Relay {
         }
     }
 
-    /// Replaces a process with another one, as a call asked.
+    /// Replaces a worker's process at the request of a call; `remember` records the change.
     fn replace_as_asked(&mut self, id: WorkerId, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.replace(remember);
@@ -446,14 +445,13 @@ impl Relay {
         self.end_processes_of(id);
     }
 
-    /// Ends a worker's process, and all that it has started. With one worker, these are all that descend from this process.
+    /// Kills a worker's process and its descendants. With a single worker, these are all descendants of the supervisor.
     fn end_processes_of(&self, _id: WorkerId) {
         processes::end_all();
     }
 }
 
-/// Reports an event that cannot be read, on stderr and to the clients: the next image may lack the change. Only the first
-/// such event of a process is reported.
+/// Reports the first unreadable event of a process, on stderr and to the clients: the next image may lack the change.
 fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u64>, error: &serde_json::Error) {
     if std::mem::replace(&mut worker.has_unreadable, true) {
         return;
@@ -463,18 +461,18 @@ fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u
     let text = format!("The supervisor could not read what the image reported ({error}): the next image may lack it.");
     if let Some(input) = &mut worker.input {
         for client in clients {
-            // A worker that is gone already is noticed elsewhere.
+            // Another part of the loop notices the loss of the worker.
             let _ = input.put(&notice(client, &text));
         }
     }
 }
 
-/// A worker that wrote what no worker writes.
+/// Returns the verdict for a worker that broke the protocol.
 fn malformed(id: WorkerId) -> Verdict {
     Verdict::Replace(id, Crash::new("wrote to a pipe that it must not write to, and was ended"))
 }
 
-/// True when a client leaves so much unread that its answers become errors.
+/// Returns true when a client's backlog is so large that its answers become errors.
 fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
     let backlog = if connection == 0 { output.backlog() } else { guests.backlog(connection) };
     backlog > MAX_UNREAD

@@ -1,4 +1,4 @@
-//! The clients' lines that no worker is done with yet.
+//! The clients' lines that no worker has finished yet.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -6,35 +6,35 @@ use super::messages::{self, LONG};
 use crate::id_scanner::IdScanner;
 use crate::rpc::route;
 
-/// Bytes that a line takes besides its own.
+/// Bytes that a line counts for besides its text.
 const OVERHEAD: usize = 64;
-/// A line longer than this is handed on in pieces of this size, so that those of other clients need not wait for all of it.
+/// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the pieces.
 pub(super) const PIECE: usize = 64 << 10;
 
-/// The lines that the worker has, by number, and those that it does not have yet, by connection. A line gets its number when
-/// the worker gets its beginning: so jobs begin in the order of their numbers, however the clients take turns.
+/// The open lines, which the worker has, by number, and the waiting lines by connection. A line gets its number when its
+/// beginning is sent, so that jobs begin in the order of their numbers, however the clients take turns.
 #[derive(Debug)]
 pub(super) struct Requests {
     open: BTreeMap<u64, Pending>,
     waiting: BTreeMap<u64, VecDeque<Pending>>,
-    /// The connections of which something is to be handed on, in turn.
+    /// The connections with something to send, in the order of their turns.
     turns: VecDeque<u64>,
-    /// The lines that the worker has a part of, by connection: their numbers, and how much of them.
+    /// The lines that are partly sent, by connection: the number of each, and the bytes that are sent.
     partial: BTreeMap<u64, (u64, usize)>,
     next: u64,
-    /// The bytes that the lines of each connection take.
+    /// The bytes that the lines of each connection count for.
     bytes: BTreeMap<u64, usize>,
 }
 
 #[derive(Debug)]
 struct Pending {
-    /// `None` before it is handed on for the first time.
+    /// The number under which the line is sent to another worker again; `None` for a new number.
     number: Option<u64>,
-    /// The connection that it came by.
+    /// The connection of the line's client.
     connection: u64,
-    /// With its newline; empty when the connection has ended.
+    /// The text with its newline; empty for the end of the connection.
     text: Box<[u8]>,
-    /// Somebody waits for an answer. Not known before it is asked for: reading a line takes time.
+    /// True when a client waits for an answer; `None` until the line is parsed, which takes time.
     awaited: Option<bool>,
 }
 
@@ -50,7 +50,7 @@ impl Requests {
         }
     }
 
-    /// Queues a line of a client.
+    /// Adds a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
         let line = Pending { number: None, connection, text: line.into(), awaited: None };
@@ -64,12 +64,12 @@ impl Requests {
         }
     }
 
-    /// True when there is something to be handed on.
+    /// Returns true when there is something to send.
     pub(super) fn is_waiting(&self) -> bool {
         !self.turns.is_empty()
     }
 
-    /// The next line to hand on, or piece of one, marked for the worker: of the client whose turn it is.
+    /// Returns the next line of the client whose turn it is, or the next piece of a line, marked for the worker.
     pub(super) fn next_piece(&mut self) -> Option<Vec<u8>> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
@@ -83,7 +83,7 @@ impl Requests {
                 (number, 0)
             }
         };
-        // The worker must see an end of a line that it has said to be done with.
+        // The worker must see the end even of a line that it has finished already.
         let rest = self.open.get(&number).and_then(|line| line.text.get(done..)).unwrap_or(b"\n");
         let piece = if rest.len() <= PIECE {
             route::line(connection, number, rest)
@@ -100,12 +100,12 @@ impl Requests {
         Some(piece)
     }
 
-    /// True for the line that says that a client is gone.
+    /// Returns true for the line that marks the end of a connection.
     fn is_end(&self, number: u64) -> bool {
         self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
-    /// Queues all lines for another worker, those of each client in their order. The numbers up to `known` stay.
+    /// Queues all open lines for the next worker, before the waiting lines of each client. Numbers up to `known` stay.
     pub(super) fn resend(&mut self, known: u64) {
         self.partial.clear();
         for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
@@ -116,7 +116,7 @@ impl Requests {
         }
     }
 
-    /// Forgets a line that a worker is done with. The connection that it came by; `None` when there is none of this number.
+    /// Removes a line that the worker has finished. Returns the line's connection; `None` when no open line has this number.
     pub(super) fn finish(&mut self, number: u64) -> Option<u64> {
         let line = self.open.remove(&number)?;
         self.forget_bytes(&line);
@@ -132,8 +132,8 @@ impl Requests {
         }
     }
 
-    /// Forgets what a client has asked for that is gone, and has the worker told of that. Lines that the worker has stay, as
-    /// empty ones.
+    /// Removes the waiting lines of a client that has disconnected, and queues the end of the connection for the worker. Open
+    /// lines stay, with an empty text.
     pub(super) fn end(&mut self, connection: u64) {
         for line in self.waiting.remove(&connection).into_iter().flatten() {
             self.forget_bytes(&line);
@@ -148,35 +148,35 @@ impl Requests {
         self.add(connection, b"");
     }
 
-    /// The connection that a line came by.
+    /// Returns the connection of an open line.
     pub(super) fn connection(&self, number: u64) -> Option<u64> {
         Some(self.open.get(&number)?.connection)
     }
 
-    /// The text of a line that the worker is not done with.
+    /// Returns the text of an open line.
     pub(super) fn text(&self, number: u64) -> Option<&[u8]> {
         Some(&self.open.get(&number)?.text)
     }
 
-    /// True for a line that the worker is not done with.
+    /// Returns true for the number of an open line.
     pub(super) fn has(&self, number: u64) -> bool {
         self.open.contains_key(&number)
     }
 
-    /// True when the worker has a line with a number above this one, or a part of it.
+    /// Returns true when an open line, perhaps partly sent, has a number above this one.
     pub(super) fn is_any_after(&self, number: u64) -> bool {
         self.open.last_key_value().is_some_and(|(last, _)| *last > number)
     }
 
-    /// The texts of a client's lines, in order.
+    /// Returns the texts of a client's lines, in order.
     pub(super) fn of(&self, connection: u64) -> impl Iterator<Item = &[u8]> {
         let open = self.open.values().filter(move |line| line.connection == connection);
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
-    /// The number of the first line that somebody waits for the answer to; 0 for one that has none yet.
+    /// Returns the number of the first line whose client waits for an answer; 0 for a line that is not sent yet.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
-        // To read a long line would take too long.
+        // Parsing a long line would take too long.
         let waits = |line: &mut Pending| {
             let text = &line.text;
             *line.awaited.get_or_insert_with(|| text.len() > LONG || messages::refusal(text, "").is_some())
@@ -185,12 +185,12 @@ impl Requests {
         open.or_else(|| self.waiting.values_mut().flatten().any(waits).then_some(0))
     }
 
-    /// True unless it is known that nobody waits.
+    /// Returns true unless every line is known to want no answer.
     pub(super) fn may_be_awaited(&self) -> bool {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Silences the requests that later lines cancel: no worker may have read those lines.
+    /// Makes requests that a later waiting line cancels into notifications: no worker may have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
         for (connection, lines) in &mut self.waiting {
             let cancels =
@@ -201,7 +201,7 @@ impl Requests {
             let mut asked = HashMap::new();
             for place in 0..lines.len() {
                 if lines[place].text.len() > LONG {
-                    // Nor is it a batch, whose requests have ids of their own.
+                    // `IdScanner` finds no id in a batch.
                     if let Some(id) = IdScanner::scan(&lines[place].text) {
                         asked.insert(id.to_string(), place);
                     }
@@ -227,12 +227,12 @@ impl Requests {
         }
     }
 
-    /// The number of the next line.
+    /// Returns the number of the next line.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Returns the bytes that the lines of a connection take.
+    /// Returns the bytes that the lines of a connection count for.
     pub(super) fn bytes(&self, connection: u64) -> usize {
         self.bytes.get(&connection).copied().unwrap_or(0)
     }
@@ -252,7 +252,7 @@ mod tests {
             bytes == self.bytes
         }
 
-        /// Hands on all that waits; the connection and the number of each piece.
+        /// Sends everything that waits, and returns the connection and the line number of each piece.
         fn hand_on(&mut self) -> Vec<(u64, u64)> {
             let pieces = std::iter::from_fn(|| self.next_piece());
             let parse = |piece: Vec<u8>| match route::parse(&piece).unwrap() {
@@ -362,7 +362,7 @@ mod tests {
         requests.add(0, br#"[{"id":8,"method":"ping"},{"id":9,"method":"ping"}]"#);
         requests.add(0, cancel(8).as_bytes());
         requests.add(0, cancel(7).as_bytes());
-        // The same id again, which the cancellation is not about.
+        // A later request with the same id is not cancelled.
         requests.add(0, br#"{"id":7,"method":"ping"}"#);
         assert_eq!(requests.first_awaited(), Some(0));
         requests.hand_on();

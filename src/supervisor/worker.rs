@@ -1,4 +1,4 @@
-//! A worker as the supervisor sees it: a session with its record, and the process that serves it, one after the other.
+//! A worker as the supervisor sees it: a session with its record, and the current one of the processes that serve it.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -11,32 +11,33 @@ use crate::durable::Durable;
 use crate::durable::lock::Lock;
 use crate::recovery::state::Crash;
 
-/// The number of a worker among those of its supervisor. It stays when another process takes the worker's place.
+/// The number of a worker among the workers of a supervisor. The number stays when the worker's process is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WorkerId(u32);
 
 impl WorkerId {
-    /// The worker that serves the client of stdin and stdout, and all that attach to its session.
+    /// The worker that serves the client of stdin and stdout, and all clients that attach to its session.
     pub(super) const FIRST: Self = Self(0);
 }
 
-/// A session, and the process that serves it.
+/// A session, and the process that serves the session.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) process: Option<WorkerProcess>,
     /// The time to start the next process.
     pub(super) start_at: Instant,
-    /// A process has got as far as serving.
+    /// True once a process was ready to serve.
     pub(super) has_served: bool,
     pub(super) watchdog: Watchdog,
     pub(super) restarts: RestartPolicy,
     pub(super) recovery: Recovery,
-    /// The status that the last process said it would end with.
+    /// The exit status that the last process announced.
     pub(super) bye: Option<i32>,
 }
 
 impl Worker {
-    /// A worker whose first process is started at once, to continue with `recovery`. It is looked at every `watch_interval`.
+    /// Creates a worker whose first process starts at once and continues from `recovery`. The watchdog looks at the process
+    /// every `watch_interval`.
     pub(super) fn new(recovery: Recovery, watch_interval: Duration) -> Self {
         Self {
             process: None,
@@ -49,9 +50,9 @@ impl Worker {
         }
     }
 
-    /// Starts a process where the last one stopped.
+    /// Starts a process that continues where the last process stopped.
     pub(super) fn start(&mut self, arguments: &[OsString], durable: Option<&(Durable, Lock)>) -> Result<(), Crash> {
-        // What the last image was saving when it ended, as have the processes that did it.
+        // The processes that saved the last image have ended with it.
         self.recovery.checkpoints.remove_torn();
         let image = self.recovery.image();
         let started = worker_process::start(arguments, image.as_deref(), durable).and_then(|mut process| {
@@ -63,26 +64,26 @@ impl Worker {
         Ok(())
     }
 
-    /// Queues a line that was just read, and hands on what the process takes.
+    /// Queues a line of a client, and sends what the process reads.
     pub(super) fn take(&mut self, client: u64, line: &[u8]) {
         self.recovery.requests.add(client, line);
         self.hand_on();
     }
 
-    /// Records that a client is gone, and tells the process.
+    /// Records that a client has disconnected, and notifies the process.
     pub(super) fn leave(&mut self, client: u64) {
         self.recovery.leave(client);
         self.hand_on();
     }
 
-    /// Hands on what waits, as far as the process reads.
+    /// Sends waiting lines, as far as the process reads.
     pub(super) fn hand_on(&mut self) {
         if let Some(process) = &mut self.process {
             process.hand_on(&mut self.recovery.requests);
         }
     }
 
-    /// True while there is something to be written to the process.
+    /// Returns true while there is something to write to the process.
     pub(super) fn has_unsent(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
             let waits = process.ready && self.recovery.requests.is_waiting();
@@ -90,14 +91,14 @@ impl Worker {
         })
     }
 
-    /// True while the process must be looked at now and then.
+    /// Returns true while the watchdog must look at the process.
     pub(super) fn is_watched(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
             !process.ready || process.unfinished().is_some() || self.recovery.requests.may_be_awaited()
         })
     }
 
-    /// Records the loss of the process, and when to start the next one. Fails with a reason when there is no point in that.
+    /// Records the loss of the process, and the time to start the next process. Fails with a reason after too many losses.
     pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<(), String> {
         let process = self.process.take();
         let cause = &crash.cause;
@@ -121,7 +122,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Replaces the process with another one; `remember` records what remains of it.
+    /// Discards the process, and starts the next process at once; `remember` records the change in the recovery record.
     pub(super) fn replace(&mut self, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(process) = self.process.take() {
             remember(&mut self.recovery, &process);

@@ -1,4 +1,4 @@
-//! A worker: a process of this very program that serves MCP and runs Lisp.
+//! The worker process: a process of this program that serves MCP and runs Lisp.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,13 +20,13 @@ use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{Frame, Malformed, parse};
 
-/// Bytes that are read at a time.
+/// Bytes of a single read.
 const CHUNK: usize = 64 << 10;
-/// Kept memory above this is given back when it is no longer needed.
+/// Bytes of the read buffer that are kept when the buffer is empty.
 const KEEP: usize = 1 << 20;
 
-/// Starts a worker with these arguments, which boots `image`, or the plain one. It gets the lock of a persistent session,
-/// too, and its numbers stay with that.
+/// Starts a worker process with these arguments, which boots `image`, or the program's own core. With a persistent session
+/// the process inherits the session's lock, and its status page is a file of the session.
 pub(super) fn start(
     arguments: &[OsString],
     image: Option<&Path>,
@@ -47,8 +47,8 @@ pub(super) fn start(
         command.arg(format!("--lock-fd={}", lock.as_raw_fd()));
     }
     command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
-    // What the terminal sends to everybody is for the supervisor, and what a child of the worker's sends to its process
-    // group is not.
+    // A process group of its own: the terminal's signals reach only the supervisor, and signals that a child of the worker
+    // sends to its process group do not.
     let child = command.process_group(0).spawn();
     status.inherit(false)?;
     lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
@@ -69,42 +69,42 @@ pub(super) fn start(
     })
 }
 
-/// A worker that was started.
+/// A worker process that was started.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
     pub(super) pid: Pid,
     pub(super) status: WorkerStatus,
-    /// Its input; `None` once that is closed.
+    /// The pipe that the process reads; `None` once the pipe is closed.
     pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
-    /// Its output is open.
+    /// True until the end of the process' output.
     pub(super) open: bool,
     buffer: Vec<u8>,
-    /// The place in `buffer` where the next frame begins.
+    /// The start of the next frame in `buffer`.
     start: usize,
-    /// The number of bytes that it has written.
+    /// The number of bytes read from the process.
     pub(super) received: u64,
-    /// Its exit status, once it has ended: its process id may be another process' then.
+    /// The wait status of a reaped process, whose id may belong to another process now.
     pub(super) ended: Option<WaitStatus>,
-    /// True once it serves.
+    /// True once the process serves.
     pub(super) ready: bool,
-    /// True once it has replayed its definitions.
+    /// True once the process has replayed its definitions.
     pub(super) restored: bool,
-    /// The status that it said it would end with.
+    /// The exit status that the process announced.
     pub(super) bye: Option<i32>,
-    /// True once it has reported an event that cannot be read.
+    /// True once the process has reported an event that cannot be read.
     pub(super) has_unreadable: bool,
 }
 
 impl WorkerProcess {
-    /// Writes what is left, and then what waits, as far as the process reads, and not for long. A process that is not ready has
-    /// to read its recovery state first.
+    /// Writes unsent bytes and then waiting lines, as far as the process reads, but not much more than a piece at a time. A
+    /// process that is not ready must read its recovery state first.
     pub(super) fn hand_on(&mut self, requests: &mut Requests) {
         let Some(input) = &mut self.input else { return };
-        // A process that does not read any more is gone; the next one gets the lines.
+        // A process that has closed its input is lost; the next process gets the lines.
         let mut goes_on = input.flush().is_ok();
         let mut written = 0;
-        // What is more than the pipe holds stays where other clients' lines can come before it.
+        // Lines beyond the pipe's capacity stay in `requests`, where lines of other clients can pass them.
         while goes_on
             && self.ready
             && input.is_empty()
@@ -119,7 +119,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Reads once.
+    /// Reads once from the process.
     pub(super) fn read(&mut self) {
         self.buffer.drain(..self.start);
         self.start = 0;
@@ -130,19 +130,19 @@ impl WorkerProcess {
         match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
             Ok(0) => self.open = false,
             Ok(read) => self.received += read as u64,
-            // Nothing is there now.
+            // Nothing to read now.
             Err(_) => {}
         }
     }
 
-    /// The next frame that was read as a whole.
+    /// Returns the next intact frame; `None` until more is read.
     pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, Malformed> {
         let Some((frame, length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
         self.start += length;
         Ok(Some(frame))
     }
 
-    /// Returns the number of bytes that it has written, when they end within a frame.
+    /// Returns the number of bytes read, if the last frame is incomplete.
     pub(super) fn unfinished(&self) -> Option<u64> {
         (self.start < self.buffer.len()).then_some(self.received)
     }
@@ -154,7 +154,7 @@ impl AsFd for WorkerProcess {
     }
 }
 
-/// Describes how a process ended, as the rest of a sentence.
+/// Describes the end of a process, as the rest of a sentence.
 pub(super) fn cause(status: WaitStatus) -> String {
     if let Some(signal) = status.terminating_signal() {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
@@ -174,8 +174,8 @@ pub(super) fn cause(status: WaitStatus) -> String {
     }
 }
 
-/// True when a process was ended by a signal that people and programs send to one another. None of these is what becomes
-/// of a fault in the process itself.
+/// Returns true for a process killed by a signal that users and other programs send. A fault in the process itself raises
+/// none of these signals.
 pub(super) fn may_be_from_outside(status: WaitStatus) -> bool {
     let sent = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
     status.terminating_signal().is_some_and(|signal| sent.iter().any(|one| one.as_raw() == signal))

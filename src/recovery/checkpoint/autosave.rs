@@ -1,4 +1,4 @@
-//! Automatic checkpoints: when the server saves the image without being asked to.
+//! Automatic checkpoints: when the server saves the image without a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,24 +11,24 @@ use super::store::Checkpoints;
 /// Idle time before an automatic save, and the least time between two automatic saves.
 const QUIET: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Bytes that automatic saves may write in a minute.
+/// Bytes that automatic saves may write per minute.
 const RATE: u64 = 500 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
-/// Bytes of disk and of memory that must be free beyond what the image takes.
+/// Bytes of disk and of memory that must stay free beyond the size of the image.
 const RESERVE: u64 = 512 << 20;
 
-/// The next step of automatic saving.
+/// The next step of the thread that saves automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Save the image now.
     Save,
-    /// Ask again at this moment.
+    /// Wait until this moment, then decide again.
     Wait(Instant),
-    /// Ask again once something has been evaluated.
+    /// Wait for the next evaluation.
     Rest,
 }
 
-/// Decides when the image is saved automatically.
+/// The rate limit of automatic saves.
 #[derive(Debug, Default)]
 struct Pace {
     /// The earliest moment of the next save.
@@ -36,15 +36,15 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the step to take at the moment `now`. `ended`: when the last evaluation ended that is not saved yet;
-    /// `busy`: something is evaluated; `has_room`: neither disk nor memory is short.
+    /// Returns the step at the moment `now`. `ended`: the end of the last evaluation that is not saved yet;
+    /// `busy`: an evaluation runs or is held; `has_room`: neither disk nor memory is short.
     fn step(&self, now: Instant, ended: Option<Instant>, busy: bool, has_room: impl FnOnce() -> bool) -> Step {
         let Some(ended) = ended else { return Step::Rest };
         let due = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
         if now < due {
             Step::Wait(due)
         } else if busy {
-            // What goes on in the background does not say when it is over.
+            // The end of a background evaluation does not wake this thread.
             Step::Wait(now + QUIET)
         } else if !has_room() {
             Step::Wait(now + INTERVAL)
@@ -53,7 +53,7 @@ impl Pace {
         }
     }
 
-    /// Records that a save wrote `bytes` by the moment `now`, whether it succeeded or not.
+    /// Records that a save wrote `bytes` by the moment `now`, even if the save failed.
     fn wrote(&mut self, now: Instant, bytes: u64) {
         let pause = MINUTE.as_secs_f64() * bytes as f64 / RATE as f64;
         self.next = Some(now + INTERVAL.max(Duration::from_secs_f64(pause)));
@@ -68,7 +68,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// Records that an evaluation has ended.
+    /// Records the end of an evaluation.
     pub(crate) fn ended(&self) {
         let first = self.last.lock().replace(Instant::now()).is_none();
         if first {
@@ -76,12 +76,12 @@ impl Activity {
         }
     }
 
-    /// Sleeps until `step` decides to save what the last evaluation left unsaved, and counts that as saved from then on.
-    /// Without evaluations it sleeps on.
+    /// Waits until `step`, called with the time of the last unsaved evaluation, returns [`Step::Save`], and marks that
+    /// evaluation as saved. The thread sleeps while nothing is evaluated.
     fn wait_to_save(&self, step: impl Fn(Option<Instant>) -> Step) {
         loop {
             let last = *self.last.lock();
-            // Without the lock: whoever tells of an end may hold others.
+            // Without the lock: the caller of `ended` may hold locks that `step` takes.
             let step = step(last);
             let mut last = self.last.lock();
             match step {
@@ -97,10 +97,9 @@ impl Activity {
     }
 }
 
-/// Starts the thread that saves the image automatically after `activity`. All automatic checkpoints together take at most
-/// `space` bytes.
+/// Starts the thread that saves the image after `activity` and keeps all checkpoints together within `space` bytes.
 pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
-    // Now: what is evaluated before the thread begins is to be saved.
+    // Read here, so that evaluations before the thread begins are saved, too.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
         let mut pace = Pace::default();
@@ -113,7 +112,7 @@ pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
                 continue;
             }
             let checkpoint = saver.save_automatically();
-            // What failed may have written as much.
+            // A failed save may have written as much.
             pace.wrote(Instant::now(), checkpoint.as_ref().map_or_else(used, |checkpoint| checkpoint.bytes));
             if checkpoint.is_some() {
                 saved = evaluations;
@@ -123,26 +122,26 @@ pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
             }
         }
     };
-    // Without it nothing is saved, and nothing else is lost.
+    // Without the thread there are no automatic saves; everything else works.
     let _ = std::thread::Builder::new().name("sbcl-mcp-auto".to_owned()).spawn(run);
 }
 
-/// Returns the bytes of the heap that are used: about the size of a saved image.
+/// Returns the used bytes of the heap: about the size of a saved image.
 fn used() -> u64 {
     u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
 }
 
-/// True while neither disk nor memory is short.
+/// Returns true while neither disk nor memory is short.
 fn has_room(checkpoints: &Checkpoints) -> bool {
     is_enough(used(), checkpoints.free_space(), free_memory())
 }
 
-/// True when an image of `used` bytes may be saved with so much disk and memory free, as far as that is known.
+/// Returns true when an image of `used` bytes may be saved with this much free `disk` and `memory`; `None` is unknown.
 fn is_enough(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
     [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(RESERVE))
 }
 
-/// Returns the bytes of memory that the kernel estimates as available to programs.
+/// Returns the bytes of available memory, as the kernel estimates them.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -194,8 +193,8 @@ mod tests {
         assert!(!is_enough(u64::MAX, enough, enough));
     }
 
-    /// A moment of a simulated session: milliseconds since the last one, whether an evaluation has ended by then, whether
-    /// others run, whether there is room, and how many bytes a save would write.
+    /// A moment of a session: milliseconds since the last moment, whether an evaluation has ended by then, whether others
+    /// run, whether there is room, and the bytes of a saved image.
     fn moment() -> impl Strategy<Value = (u64, bool, bool, bool, u64)> {
         (0..40_000_u64, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.8), 0..(2_u64 << 30))
     }
@@ -214,7 +213,7 @@ mod tests {
                 }
                 match pace.step(now, ended, busy, || has_room) {
                     Step::Rest => prop_assert_eq!(ended, None),
-                    // Neither is it asked again at once, nor is anything put off for long without a reason.
+                    // The thread neither spins nor delays a save for long without a reason.
                     Step::Wait(until) => {
                         prop_assert!(until > now && ended.is_some());
                         let paused = saves.last().map_or(now, |(at, bytes)| {
@@ -233,7 +232,7 @@ mod tests {
                     }
                 }
             }
-            // Between any two of them there was the time that what was written until the second one may take.
+            // Between any two saves the bytes written stay within the rate.
             for (first, (begin, _)) in saves.iter().enumerate() {
                 let mut written = 0;
                 for (at, bytes) in &saves[first..] {

@@ -1,4 +1,4 @@
-//! Saving checkpoints: a forked copy of the image writes the core while the session goes on.
+//! Saving checkpoints: a forked copy of the image writes the core while the session continues.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,14 +18,14 @@ use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{Status, StatusPage};
 use crate::session::Operation;
 
-/// Time in which evaluations must end when the session is saved at the end of its server.
+/// Time for running evaluations to end before the save at the end of the server.
 const LAST_SAVE: Duration = Duration::from_secs(10);
 
-/// A new checkpoint, and how it was made.
+/// A new checkpoint, with what the save reports.
 #[derive(Debug)]
 pub(crate) struct Saved {
     pub(crate) checkpoint: Checkpoint,
-    /// Microseconds for which the session was stopped.
+    /// The pause of the session, in microseconds.
     pub(crate) stopped: i64,
     /// The names of the threads that the checkpoint does not contain.
     pub(crate) threads: Vec<String>,
@@ -46,16 +46,16 @@ impl Saved {
     }
 }
 
-/// Reports saves to the supervisor, which boots the next image from the last checkpoint.
+/// Reports of saves to the supervisor, which boots the next image from the last checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct SaveReports {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation that is saved; `u64::MAX` for none.
+    /// The number of the last evaluation that is saved; `u64::MAX` when no checkpoint contains all evaluations.
     saved_through: Arc<AtomicU64>,
 }
 
-/// A save in progress, until it is dropped. The supervisor knows that a call waits for the save.
+/// A guard for a save in progress: until it is dropped, the status page counts a call that waits for the save.
 #[derive(Debug)]
 struct SaveInProgress(StatusPage);
 
@@ -66,43 +66,43 @@ impl Drop for SaveInProgress {
 }
 
 impl SaveReports {
-    /// Makes the reports of an image: all evaluations up to number `saved_through` are saved; `None` when some are in no
-    /// checkpoint.
+    /// Creates the reports of an image that is saved through evaluation `saved_through`; `None` when no checkpoint contains
+    /// all of its evaluations.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
 
-    /// True when nothing was evaluated since the image was saved or booted.
+    /// Returns true when nothing was evaluated since the image was saved or booted.
     fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
     }
 
-    /// Reports that the image is being saved in a file of this name.
+    /// Reports that a save of the image in `file` has begun.
     fn begun(&self, file: &str) -> SaveInProgress {
         self.reporter.changed(SessionEvent::Saving { file: file.to_owned() });
         self.status.count(Status::Asked, true);
         SaveInProgress(self.status)
     }
 
-    /// Reports that the file is a checkpoint, from which the next image may be booted.
+    /// Reports that the checkpoint is complete: from here on the next image may be booted from it.
     fn completed(&self, checkpoint: &Checkpoint) {
         self.saved_through.store(checkpoint.evaluation, Ordering::Relaxed);
         self.reporter.changed(SessionEvent::Saved(Box::new(checkpoint.clone())));
     }
 }
 
-/// Saves checkpoints of one session.
+/// The saving of one session's image.
 #[derive(Debug, Clone)]
 pub(crate) struct Saver {
     pub(crate) session: Session,
     pub(crate) checkpoints: Checkpoints,
-    /// The reports to the supervisor; `None` without one.
+    /// The reports to the supervisor; `None` without a supervisor.
     pub(crate) reports: Option<SaveReports>,
 }
 
 impl Saver {
-    /// Saves the image under `name` while the session continues. `done` gets the checkpoint, or a sentence that says why there
-    /// is none.
+    /// Saves the image under `name` while the session continues; `done` gets the checkpoint, or the reason for the failure as a
+    /// sentence.
     pub(crate) fn save(
         &self,
         name: String,
@@ -136,7 +136,7 @@ impl Saver {
                 Ok(records) => records,
                 Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
             };
-            // Before anything else is evaluated: what is defined from here on is not in it.
+            // Before the next evaluation: the core contains no definition from here on.
             let in_progress = reports.as_ref().map(|reports| reports.begun(draft.file()));
             let child = records.iter().find_map(|record| record.number("process"));
             let Some(child) = child.and_then(|child| Pid::from_raw(i32::try_from(child).ok()?)) else {
@@ -155,40 +155,40 @@ impl Saver {
                 });
                 drop(in_progress);
             };
-            // Should there be no thread for it, whoever waits is answered as what they wait with is dropped.
+            // If no thread can be started, dropping `done` answers the caller.
             let _ = std::thread::Builder::new().name("sbcl-mcp-save".to_owned()).spawn(finish);
         });
     }
 }
 
-/// The times at which the server saves the image without being asked to.
+/// The saves that the server makes without a request.
 #[derive(Debug, Default)]
 pub(crate) struct Saves {
-    /// Automatic saves while the server runs; their checkpoints may take so many bytes together.
+    /// The bytes that all checkpoints together may take; `None` without automatic saves.
     pub(crate) automatic: Option<u64>,
-    /// The save at the end of the server.
+    /// The save at the end of the server, if there is one.
     pub(crate) at_end: Option<AtEnd>,
 }
 
-/// The parts that the save of a persistent session at the end of its server needs.
+/// The save of a persistent session at the end of its server.
 #[derive(Debug)]
 pub(crate) struct AtEnd {
     /// The session's lock, which the saving process keeps.
     pub(crate) lock: OwnedFd,
-    /// The file for errors of the saving process.
+    /// The file to which the saving process writes its errors.
     pub(crate) errors: PathBuf,
 }
 
 impl Saver {
-    /// Saves an automatic checkpoint and waits until it is complete; returns `None` when the save failed.
+    /// Saves the image as an automatic checkpoint and waits for the end; returns `None` when the save failed.
     pub(super) fn save_automatically(&self) -> Option<Checkpoint> {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 
-    /// Ends what runs, and saves the image by a process that outlives this one, if anything was evaluated since the image was
-    /// saved or booted. Returns the id of that process.
+    /// Ends running evaluations and saves the image in a process that outlives this one. Returns the id of that process;
+    /// `None` when nothing was evaluated since the image was saved or booted.
     pub(crate) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
@@ -214,7 +214,7 @@ impl Saver {
         let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "what is evaluated does not end".to_owned())?;
         let records = records.map_err(|error| error.to_string())?;
         let saver = records.iter().find_map(|record| record.number("process"));
-        // From here on it is that process'.
+        // From here on the draft belongs to the saving process.
         draft.leave();
         Ok(saver.and_then(|saver| Pid::from_raw(i32::try_from(saver).ok()?)))
     }

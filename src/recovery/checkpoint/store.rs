@@ -1,7 +1,7 @@
-//! Checkpoints as files: cores that images of this program saved, each with a manifest that describes it.
+//! Checkpoints as files: each is a core that an image of this program saved, with a manifest that describes the core.
 //!
-//! The manifest is written last, and a core without one is no checkpoint: so a crash leaves no incomplete checkpoint. Cores may
-//! contain whatever was in memory: the directory is its owner's alone, and is removed when the server ends.
+//! The manifest is written last, so a core that a crash left incomplete is no checkpoint. A core may hold anything that
+//! was in memory: only the owner may read the directory, and only persistent sessions keep theirs when the server ends.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -21,44 +21,44 @@ use serde::{Deserialize, Serialize};
 use crate::build;
 use crate::seal::Seal;
 
-/// Time in which a child must save an image, or a throw-away process boot it.
+/// Time limits: for a child to save an image, and for a throw-away process to boot the image.
 const SAVING: Duration = Duration::from_secs(300);
 const PROBING: Duration = Duration::from_secs(60);
-/// Named checkpoints, at most.
+/// The maximum number of checkpoints, automatic ones not counted.
 const MAX_CHECKPOINTS: usize = 100;
-/// Characters of a name, at most.
+/// Maximum length of a name, in characters.
 pub(crate) const MAX_NAME: usize = 100;
 
-/// The description of a checkpoint, as its manifest has it.
+/// The manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
-    /// The name that the client gave it.
+    /// The name that the client uses, or `auto-` and a number.
     pub(crate) name: String,
-    /// The name of its core's file, and the size of that file in bytes.
+    /// The name of the core's file, and its size in bytes.
     pub(crate) file: String,
     pub(crate) bytes: u64,
-    /// The seal that tells whether the core is intact; manifests of other programs may have none.
+    /// The fingerprint of the core as it was saved; manifests of other programs may have none.
     #[serde(default)]
     pub(crate) seal: Option<Seal>,
-    /// The number of the last evaluation that it contains.
+    /// The number of the last evaluation before the save.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
-    /// The size of the heap in bytes: the core only boots with the same.
+    /// The size of the saved image's heap, in bytes: the core boots with no other size.
     pub(crate) heap: u64,
-    /// The program that saved it, and the only one that can boot it.
+    /// The program that saved the core: no other may boot it.
     pub(crate) build: String,
     /// True for an automatic checkpoint.
     pub(crate) automatic: bool,
-    /// True for the save at the end of a persistent session's server, which contains all that was evaluated.
+    /// True when the server of a persistent session saved the checkpoint at its end, with all that had been evaluated.
     #[serde(default)]
     pub(crate) at_end: bool,
-    /// The definitions of the session, in words.
+    /// A description of the session's definitions.
     #[serde(default)]
     pub(crate) defines: String,
 }
 
 impl Checkpoint {
-    /// The name of the program that saved it, for people; `None` when that is this program.
+    /// Describes the program that saved the checkpoint; `None` when it was this program.
     pub(crate) fn other_program(&self) -> Option<String> {
         (self.build != build()).then(|| match self.build.split(' ').collect::<Vec<_>>()[..] {
             [version, sbcl, ..] => format!("another build of sbcl-mcp: {version}, with SBCL {sbcl}"),
@@ -67,7 +67,7 @@ impl Checkpoint {
     }
 }
 
-/// The directory below XDG_STATE_HOME for files that outlive servers. It need not exist. `None` for a user without a home
+/// Returns the directory for persistent files, below XDG_STATE_HOME, which need not exist; `None` for a user without a home
 /// directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
@@ -75,23 +75,23 @@ pub(crate) fn state_directory() -> Option<PathBuf> {
     Some(state.join("sbcl-mcp"))
 }
 
-/// The checkpoints of one server.
+/// The directory with the checkpoints of one server.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints {
     directory: PathBuf,
-    /// The heap and other settings that images are booted with.
+    /// The heap and the control stack that images are booted with, in bytes.
     heap: u64,
     control_stack: u64,
 }
 
 impl Checkpoints {
-    /// The checkpoints in `directory`, for images of this size.
+    /// Creates the access to the checkpoints in `directory`, for images with this `heap` and `control_stack`.
     pub(crate) fn new(directory: PathBuf, heap: u64, control_stack: u64) -> Self {
         Self { directory, heap, control_stack }
     }
 
-    /// The checkpoints in a directory that no other server has, and which is made with the first checkpoint: below
-    /// XDG_STATE_HOME, or in `scratch` for a user without a home directory.
+    /// Chooses a directory that no other server has, below XDG_STATE_HOME, or in `scratch` for a user without a home directory.
+    /// The first checkpoint creates the directory.
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The standard library seeds its hash maps from the system's randomness.
@@ -100,26 +100,26 @@ impl Checkpoints {
         }
     }
 
-    /// The path of a checkpoint's core.
+    /// Returns the path of a checkpoint's core.
     pub(crate) fn path(&self, checkpoint: &Checkpoint) -> PathBuf {
         self.directory.join(&checkpoint.file)
     }
 
-    /// The checkpoints that can be booted, oldest first.
+    /// Returns the checkpoints that can be booted, oldest first.
     pub(crate) fn list(&self) -> Vec<Checkpoint> {
         let mut found = manifests(&self.directory);
         found.retain(|checkpoint| self.is_whole(checkpoint));
         found
     }
 
-    /// The checkpoint whose core has this file name, if it can be booted.
+    /// Returns the checkpoint whose core has this file name, if it can be booted.
     pub(crate) fn of_file(&self, file: &str) -> Option<Checkpoint> {
         let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
         let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
         Some(found).filter(|checkpoint| checkpoint.file == file && self.is_whole(checkpoint))
     }
 
-    /// True when this very program saved the core, and the core is intact.
+    /// Returns true for a checkpoint of this program and heap size with an intact core.
     pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.build == build()
             && checkpoint.heap == self.heap
@@ -132,8 +132,8 @@ impl Checkpoints {
             })
     }
 
-    /// Compares a core that was copied here with its seal. If they agree, the manifest gets the seal of the copy, so that the
-    /// core is read once.
+    /// Compares a core that was copied here with the checksum of its fingerprint. An intact core gets the fingerprint of the
+    /// copy in its manifest, so that it is read only once.
     fn adopt(&self, checkpoint: &Checkpoint, seal: &Seal) -> bool {
         let path = self.path(checkpoint);
         let Ok(mut core) = File::open(&path) else { return false };
@@ -141,33 +141,33 @@ impl Checkpoints {
             return false;
         }
         let own = core.metadata().map(|metadata| seal.moved_to(&metadata)).ok();
-        // Otherwise the core will be read again.
+        // If the manifest cannot be written, the next check reads the core again.
         let _ = write_manifest(&path, &Checkpoint { seal: own, ..checkpoint.clone() });
         true
     }
 
-    /// The heap that a checkpoint must be booted with, if images here have another one.
+    /// Returns the heap size of a checkpoint of this program, if images have another heap size here.
     pub(crate) fn other_heap(&self, checkpoint: &Checkpoint) -> Option<u64> {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build() && *heap != self.heap)
     }
 
-    /// The checkpoint with this name; the newer one while there are two.
+    /// Returns the bootable checkpoint of this name: the newest one while an older checkpoint is being replaced.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
-    /// The checkpoint with this name whose core is not intact.
+    /// Returns the checkpoint of this name that could be booted if its core were intact.
     pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
         let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
         manifests(&self.directory).into_iter().filter(|one| !self.is_whole(one)).rfind(is_meant)
     }
 
-    /// The path of the file with a checkpoint's definitions.
+    /// Returns the path of the file with the recovery state that the checkpoint with this core file contains.
     pub(crate) fn forms_path(&self, file: &str) -> PathBuf {
         self.directory.join(file).with_extension("forms")
     }
 
-    /// Makes the directory if it does not exist, and returns its name.
+    /// Creates the directory if it does not exist, and returns its path.
     pub(crate) fn make_directory(&self) -> io::Result<PathBuf> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         Ok(self.directory.clone())
@@ -176,7 +176,7 @@ impl Checkpoints {
     /// Chooses a file for a new checkpoint.
     ///
     /// # Errors
-    /// A sentence: the directory cannot be made, or there are too many that the client has named.
+    /// A sentence: the directory cannot be created, or there are too many named checkpoints.
     pub(crate) fn begin(&self, automatic: bool) -> Result<Draft, String> {
         if !automatic && self.list().iter().filter(|one| !one.automatic).count() >= MAX_CHECKPOINTS {
             return Err(format!(
@@ -190,13 +190,13 @@ impl Checkpoints {
         Ok(Draft { checkpoints: self.clone(), file: format!("{number:016x}.core"), finished: false })
     }
 
-    /// Removes a checkpoint.
+    /// Deletes a checkpoint.
     ///
     /// # Errors
-    /// The files cannot be removed.
+    /// The manifest or the core cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
-        // Without its manifest it is no checkpoint, whatever happens to the core.
+        // Without its manifest the core is no checkpoint, even if the other files stay.
         fs::remove_file(core.with_extension("json"))?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
         match fs::remove_file(core) {
@@ -205,7 +205,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes older checkpoints with the name of this one.
+    /// Deletes the older checkpoints with the name of checkpoint `by`.
     pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
         let is_replaced = |one: &Checkpoint| one.name == by.name && one.file != by.file && one.saved <= by.saved;
         for checkpoint in self.list().into_iter().filter(is_replaced) {
@@ -213,7 +213,7 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the files of killed processes, and automatic checkpoints whose files are not `known`.
+    /// Deletes incomplete files of killed processes, and automatic checkpoints whose files are not in `known`.
     pub(crate) fn clear_up(&self, known: &[String]) {
         let all = manifests(&self.directory);
         for checkpoint in all.iter().filter(|one| one.automatic && !known.contains(&one.file)) {
@@ -222,7 +222,7 @@ impl Checkpoints {
         self.remove_torn();
     }
 
-    /// Removes the files of killed processes. The caller knows that no process is saving.
+    /// Deletes incomplete files that killed processes left behind. No process may be saving meanwhile.
     pub(crate) fn remove_torn(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
@@ -242,7 +242,7 @@ impl Checkpoints {
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Removes the automatic checkpoints that came after this one, or all: the session continues from there.
+    /// Deletes the automatic checkpoints that are newer than `from`, from which the session continues; all of them for `None`.
     pub(crate) fn forget_since(&self, from: Option<&Checkpoint>) {
         let later = |one: &Checkpoint| from.is_none_or(|from| one.saved > from.saved);
         for checkpoint in self.list().into_iter().filter(|one| one.automatic && later(one)) {
@@ -250,7 +250,8 @@ impl Checkpoints {
         }
     }
 
-    /// Removes the oldest automatic checkpoints until all together take at most `space` bytes. The newest stays.
+    /// Deletes the oldest automatic checkpoints until all checkpoints together take at most `space` bytes. The newest
+    /// automatic checkpoint stays.
     pub(crate) fn make_room(&self, space: u64) {
         let all = self.list();
         let mut taken: u64 = all.iter().map(|checkpoint| checkpoint.bytes).sum();
@@ -262,20 +263,20 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the free bytes on the disk, if they are known.
+    /// Returns the free bytes of the directory's disk, if known.
     pub(crate) fn free_space(&self) -> Option<u64> {
         let existing = self.directory.ancestors().find(|directory| directory.exists())?;
         let disk = rustix::fs::statvfs(existing).ok()?;
         Some(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
-    /// Removes all checkpoints, and the directory.
+    /// Deletes all checkpoints and the directory.
     pub(crate) fn remove(&self) {
         remove_directory(&self.directory);
     }
 
-    /// Boots the core in a throw-away process, which collects its garbage, and compares the name of its image with `name`.
-    /// Returns the image's description of the session's definitions.
+    /// Boots the core in a throw-away process, which collects garbage, and compares the name of the image with `name`.
+    /// Returns the image's description of its definitions.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
@@ -298,12 +299,12 @@ impl Checkpoints {
         }
     }
 
-    /// A core with this name that another process is saving.
+    /// Returns the draft for a core file that another process is saving.
     pub(crate) fn draft(&self, file: String) -> Draft {
         Draft { checkpoints: self.clone(), file, finished: false }
     }
 
-    /// Removes the automatic checkpoints except the last `count`.
+    /// Deletes all automatic checkpoints except the last `count`.
     pub(crate) fn keep_automatic(&self, count: usize) {
         let automatic: Vec<_> = self.list().into_iter().filter(|one| one.automatic).collect();
         for checkpoint in automatic.iter().rev().skip(count) {
@@ -312,42 +313,42 @@ impl Checkpoints {
     }
 }
 
-/// The answer of an image that is [probed](Checkpoints::probe).
+/// The report of an image that [`probe`](Checkpoints::probe) boots.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tried {
-    /// The image's name.
+    /// The name of the image.
     pub(crate) name: String,
-    /// The definitions of its session, in words.
+    /// A description of the session's definitions.
     pub(crate) defines: String,
 }
 
-/// Returns the manifests in a directory, whatever program wrote them, oldest first.
+/// Reads the manifests in a directory, whatever program wrote them, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
     let mut found: Vec<Checkpoint> = paths
         .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
-        // A manifest names a file beside it, or it is not ours.
+        // A manifest of ours names a file in its own directory.
         .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
 }
 
-/// True for a file with a name as checkpoints have: a directory that the user has chosen may contain others.
+/// Returns true for a file named like a file of a checkpoint. A directory that the user chose may have others.
 pub(crate) fn is_ours(path: &Path) -> bool {
     let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
     path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_number)
         && ["core", "json", "forms", "draft"].iter().any(|ours| path.extension() == Some(ours.as_ref()))
 }
 
-/// Removes a directory of checkpoints, if it exists.
+/// Deletes a directory of checkpoints if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
-    // A failure at the end of the server is not worth a message.
+    // At the end of the server nobody can react to an error.
     let _ = fs::remove_dir_all(directory);
 }
 
-/// A core that is being saved. Unless it is finished, its files are removed when it is dropped.
+/// A core that is being saved. A draft that is dropped unfinished removes its files.
 #[derive(Debug)]
 pub(crate) struct Draft {
     checkpoints: Checkpoints,
@@ -356,29 +357,28 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// The path to save the core at.
+    /// Returns the path of the core.
     pub(crate) fn path(&self) -> PathBuf {
         self.checkpoints.directory.join(&self.file)
     }
 
-    /// The name of the core's file.
+    /// Returns the name of the core's file.
     pub(crate) fn file(&self) -> &str {
         &self.file
     }
 
-    /// The checkpoints that it will belong to.
+    /// Returns the checkpoints that the draft will belong to.
     pub(crate) fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// Leaves the core to the [finisher](Self::finisher).
+    /// Leaves the draft to its [finisher](Self::finisher).
     pub(crate) fn leave(mut self) {
         self.finished = true;
     }
 
-    /// Returns the address of the command line, as C has it, of the process that saves the image in a child of its own after
-    /// this process' end and makes a checkpoint of it; its file number 3 is the session's lock. The command line stays in
-    /// memory.
+    /// Returns the address of a C command line, which is leaked: the finisher turns the draft into a checkpoint after this
+    /// process has ended, once its only child has saved the core. File descriptor 3 of the finisher is the session's lock.
     pub(crate) fn finisher(&self, name: &str, evaluation: u64) -> u64 {
         let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
@@ -392,14 +392,14 @@ impl Draft {
             format!("--heap={heap}").into(),
             format!("--control-stack={control_stack}").into(),
         ];
-        // None of them has a NUL in it: paths have not.
+        // Paths and names contain no NUL.
         let arguments: Vec<CString> =
             arguments.into_iter().filter_map(|argument| CString::new(argument.into_vec()).ok()).collect();
         let pointers = arguments.leak().iter().map(|argument| argument.as_ptr()).chain([std::ptr::null()]);
         pointers.collect::<Vec<_>>().leak().as_ptr().expose_provenance() as u64
     }
 
-    /// Waits until process `child` has saved the core, tries the core, and makes a checkpoint of it.
+    /// Waits until process `child` has saved the core, boots the core as a test, and turns it into a checkpoint.
     ///
     /// # Errors
     /// The rest of a sentence: why there is no checkpoint.
@@ -413,7 +413,7 @@ impl Draft {
         }
     }
 
-    /// Waits for the only child of this process, which saves the core, and makes a checkpoint of it.
+    /// [Finishes](Self::finish) the draft when the only child of this process has saved the core.
     ///
     /// # Errors
     /// The rest of a sentence: why there is no checkpoint.
@@ -428,7 +428,7 @@ impl Draft {
         }
     }
 
-    /// Tries the core of a process that ended with this status, and makes a checkpoint of it.
+    /// Boots the core that a process with this exit status saved, and turns it into a checkpoint.
     fn complete(mut self, ended: Option<WaitStatus>, made: Made) -> Result<Checkpoint, String> {
         let status = ended.ok_or("the process that saved it is gone")?;
         if status.exit_status() != Some(0) {
@@ -469,11 +469,11 @@ fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     write_whole(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
 }
 
-/// The circumstances of a save.
+/// The circumstances of a save, which the manifest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) name: String,
-    /// The number of the last evaluation that the core contains.
+    /// The number of the last evaluation before the save.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
     pub(crate) automatic: bool,
@@ -489,7 +489,7 @@ impl Drop for Draft {
     }
 }
 
-/// Writes a file as a whole or not at all.
+/// Replaces a file atomically: a reader finds the old content or the new one, both intact.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("draft");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
@@ -497,7 +497,7 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
-/// Waits, no longer than `time`, until a child has ended, and does not reap it. Returns false when it still runs.
+/// Waits at most `time` until a child has ended, without reaping it. Returns false if the child still runs.
 fn wait_until(child: Pid, time: Duration) -> bool {
     let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
     let end = Instant::now() + time;
@@ -512,7 +512,7 @@ fn wait_until(child: Pid, time: Duration) -> bool {
     }
 }
 
-/// The path of this very program, even if its file has been replaced since.
+/// Returns the path of this program, even if its file has been replaced since.
 #[cfg(target_os = "linux")]
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     Ok(PathBuf::from("/proc/self/exe"))
@@ -531,7 +531,7 @@ pub(crate) mod tests {
 
     const GIGABYTE: u64 = 1 << 30;
 
-    /// The checkpoints in a directory of a test's own, removed at the end.
+    /// A test's own directory of checkpoints, deleted when dropped.
     pub(crate) struct Place(pub(crate) Checkpoints);
 
     impl Place {
@@ -541,7 +541,7 @@ pub(crate) mod tests {
             Self(Checkpoints::new(directory, GIGABYTE, 2 << 20))
         }
 
-        /// Adds one, the core of which takes no room, as if it had been saved so many seconds after the first.
+        /// Adds a checkpoint saved at second `seconds` since 1970, whose sparse core takes no room on the disk.
         pub(crate) fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
             let draft = self.0.begin(true).unwrap();
             File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
@@ -573,7 +573,7 @@ pub(crate) mod tests {
             self.0.list().into_iter().map(|checkpoint| checkpoint.name).collect()
         }
 
-        /// How many files there are.
+        /// Returns the number of files in the directory.
         fn files(&self) -> usize {
             fs::read_dir(&self.0.directory).unwrap().count()
         }
@@ -620,7 +620,7 @@ pub(crate) mod tests {
         assert_eq!(place.names(), ["auto-1", "mine", "auto-2", "auto-3", "yours"]);
         place.0.make_room(4 * GIGABYTE);
         assert_eq!(place.names(), ["mine", "auto-2", "auto-3", "yours"]);
-        // The newest stays, however little there may be.
+        // The newest automatic checkpoint stays, however little space there is.
         place.0.make_room(0);
         assert_eq!(place.names(), ["mine", "auto-3", "yours"]);
         assert_eq!(place.files(), 3 * 3);
@@ -639,7 +639,7 @@ pub(crate) mod tests {
         assert_eq!(place.names(), ["mine", "auto-2", "auto-3"]);
         place.0.forget_since(place.0.get("mine").as_ref());
         assert_eq!(place.names(), ["mine"]);
-        // One of the same name takes the place of those before it.
+        // A checkpoint replaces older ones with its name.
         let last = place.add("mine", 10, 10);
         place.add("mine", 11, 10);
         assert_eq!(place.0.get("mine").unwrap().saved.as_second(), 11);
@@ -659,7 +659,7 @@ pub(crate) mod tests {
         for torn in ["0123456789abcdef.core", "0123456789abcdef.forms", "fedcba9876543210.draft"] {
             fs::write(place.0.directory.join(torn), "").unwrap();
         }
-        // What is no checkpoint's is none of its business.
+        // Files that belong to no checkpoint stay.
         let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt"];
         for other in others {
             fs::write(place.0.directory.join(other), "").unwrap();
@@ -685,7 +685,7 @@ pub(crate) mod tests {
             place.add(&number.to_string(), number.try_into().unwrap(), 0);
         }
         assert!(place.0.begin(false).unwrap_err().contains("There are 100 checkpoints"));
-        // The server may save what it has to nevertheless.
+        // The limit does not apply to automatic checkpoints.
         assert!(place.0.begin(true).is_ok());
     }
 
