@@ -97,8 +97,11 @@ fn a_thread_that_cannot_be_interrupted_is_named() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
-        r#"(defvar *stop* nil)
-           (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (loop until *stop*))) :name "spins")"#,
+        r#"(defvar *spins* nil)
+           (defvar *stop* nil)
+           (sb-thread:make-thread (lambda () (sb-sys:without-interrupts (setf *spins* t) (loop until *stop*)))
+                                  :name "spins")
+           (loop until *spins* do (sleep 0.001))"#,
     );
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(text.contains("for 10 seconds, thread spins has not left code that must not be interrupted"), "{text}");
@@ -111,9 +114,14 @@ fn a_thread_that_compiles_without_end_is_named() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
-        r#"(defvar *stop* nil)
-           (sb-thread:make-thread (lambda () (sb-kernel::with-world-lock () (loop until *stop* do (sleep 0.01))))
-                                  :name "compiles")"#,
+        r#"(defvar *compiles* nil)
+           (defvar *stop* nil)
+           (sb-thread:make-thread (lambda ()
+                                    (sb-kernel::with-world-lock ()
+                                      (setf *compiles* t)
+                                      (loop until *stop* do (sleep 0.01))))
+                                  :name "compiles")
+           (loop until *compiles* do (sleep 0.001))"#,
     );
     let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(
