@@ -263,10 +263,10 @@ address and the number of words of its answer. Its second word is how many answe
             (cond ((or (eql status 3) (zerop count)) (values status nil))
                   ((integer-answer-p address count) (values status (read-integer-answer address)))
                   (t
-                   ;; What interrupts may call the program again, so this comes first.
+                   ;; Bound before interrupts are enabled: an interruption may call the program again.
                    (let ((*answers-being-read* (1+ *answers-being-read*)))
                      (values status
-                             ;; WATCH-HEAP, which ends what fills the heap, needs interrupts.
+                             ;; WATCH-HEAP interrupts an evaluation that fills the heap.
                              (if interruptible
                                  (with-local-interrupts (read-answer address count))
                                  (read-answer address count))))))))))))

@@ -168,9 +168,7 @@ defined is made again by evaluating CODE."
           (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
             (let* ((*package* package)
                    (form (guarded (read-from-string code) (failure) nil)))
-              (if done
-                  (push-defining-form form code 0 (length code) package)
-                  (push-defining-form form code 0 (length code) package "failed")))))))))
+              (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed")))))))))
 
 (defun call-with-user-package (name function)
   "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."

@@ -35,12 +35,12 @@ impl Clipped {
         Self { text: self.text + &after.text, omitted: after.omitted }
     }
 
-    /// The beginning of it that takes at most so many bytes.
+    /// Returns the beginning of the text that takes at most so many bytes as JSON.
     #[cfg(feature = "mcp")]
     fn within(&self, bytes: usize) -> Self {
         let mut left = bytes;
         let mut fits = |character: char| {
-            let size = if character.is_ascii_control() { 6 } else { character.len_utf8() };
+            let size = json_size(character.encode_utf8(&mut [0; 4]));
             let fits = size <= left;
             left -= if fits { size } else { 0 };
             fits
@@ -211,14 +211,14 @@ impl ErrorRecord {
 
     /// How much room it takes, about: in memory, and as JSON where that is more.
     pub(crate) fn bytes(&self) -> usize {
-        let form = self.form.as_ref().map_or(0, |form| text_bytes(&form.text));
-        let own = 4 * PART + text_bytes(&self.kind) + text_bytes(&self.message.text) + form;
+        let form = self.form.as_ref().map_or(0, |form| json_size(&form.text));
+        let own = 4 * PART + json_size(&self.kind) + json_size(&self.message.text) + form;
         let slots = self.slots.iter().map(Slot::bytes).sum::<usize>();
         let restarts = self.restarts.iter().map(Restart::bytes).sum::<usize>();
         own + slots + restarts + self.frames.iter().map(Frame::bytes).sum::<usize>()
     }
 
-    /// The record, cut to about so many bytes: the end of its message, slots, restarts and outer frames are left out.
+    /// Returns the record without the end of its message, slots, restarts and outer frames that exceed about so many bytes.
     #[cfg(feature = "mcp")]
     pub(crate) fn within(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
         if self.bytes() <= bytes {
@@ -230,10 +230,10 @@ impl ErrorRecord {
             left -= if fits { bytes } else { 0 };
             fits
         };
-        let form = self.form.clone().filter(|form| takes(text_bytes(&form.text)));
-        takes(4 * PART + text_bytes(&self.kind));
+        let form = self.form.clone().filter(|form| takes(json_size(&form.text)));
+        takes(4 * PART + json_size(&self.kind));
         let message = self.message.within(bytes / 2);
-        takes(text_bytes(&message.text));
+        takes(json_size(&message.text));
         let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.bytes())).cloned().collect();
         // The last ones are the server's own.
         let mut restarts: Vec<_> =
@@ -256,16 +256,17 @@ impl ErrorRecord {
     }
 }
 
-/// Bytes of a part of an error, besides its texts.
+/// Bytes of a part of an error without its texts, about.
 const PART: usize = 64;
 
-/// Bytes that a text takes, in memory or as JSON: that takes six for a character that controls.
-fn text_bytes(text: &str) -> usize {
-    text.len() + 5 * text.bytes().filter(u8::is_ascii_control).count()
+/// Returns an upper bound of a text's size as JSON without its quotes, in bytes: control characters take six.
+pub(crate) fn json_size(text: &str) -> usize {
+    let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
+    text.bytes().map(escaped).sum()
 }
 
 fn part_bytes(name: &str, value: &str) -> usize {
-    PART + text_bytes(name) + text_bytes(value)
+    PART + json_size(name) + json_size(value)
 }
 
 impl Slot {
@@ -287,7 +288,7 @@ impl Frame {
             LocalValue::Dead | LocalValue::Unavailable => part_bytes(&local.name, ""),
         });
         let [source, code] = [&self.source, &self.code].map(|part| part.as_deref().unwrap_or_default());
-        part_bytes(&self.call, source) + text_bytes(code) + locals.sum::<usize>()
+        part_bytes(&self.call, source) + json_size(code) + locals.sum::<usize>()
     }
 }
 

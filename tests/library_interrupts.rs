@@ -474,7 +474,7 @@ fn fill_background(lisp: &Lisp, code: &str, limit: Duration) -> mpsc::Receiver<S
     told
 }
 
-/// How many of those whose code returns an outcome's kind had none, and that they all ended by themselves.
+/// Waits for the background evaluations, whose code returns an outcome's kind. Returns how many evaluated without an error.
 fn count_evaluated(told: &mpsc::Receiver<String>) -> usize {
     let ends: Vec<_> = (0..MOST_IN_BACKGROUND).map(|_| told.recv_timeout(SOON).expect("it ends")).collect();
     assert!(ends.iter().all(|end| ["\"none\"", "\"DEADLOCK\""].contains(&end.as_str())), "{ends:?}");
@@ -500,18 +500,24 @@ fn session_within_all_that_may_be_in_the_background() {
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
-fn session_behind_one_that_waits_for_the_background() {
-    let lisp = boot();
+/// Fills the background with evaluations that wait for the barrier so many times, and then for an evaluation each.
+fn fill_background_with_waiters(lisp: &Lisp, waits: usize, limit: Duration) -> (Arc<Barrier>, mpsc::Receiver<String>) {
     let (inner, all) = (lisp.clone(), Arc::new(Barrier::new(MOST_IN_BACKGROUND + 1)));
-    let queued = all.clone();
+    let begun = all.clone();
     lisp.define("host:kind", "Evaluate.", move || {
-        // All are there; then another one waits for a place.
-        queued.wait();
-        queued.wait();
+        for _ in 0..waits {
+            begun.wait();
+        }
         session_kind(&inner)
     })
     .unwrap();
-    let told = fill_background(&lisp, "(host:kind)", 3 * SOON);
+    (all, fill_background(lisp, "(host:kind)", limit))
+}
+
+fn session_behind_one_that_waits_for_the_background() {
+    let lisp = boot();
+    let (all, told) = fill_background_with_waiters(&lisp, 2, 3 * SOON);
+    // All are there; then another one waits for a place.
     all.wait();
     let (reply, last) = mpsc::channel();
     let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("7") };
@@ -525,14 +531,7 @@ fn session_behind_one_that_waits_for_the_background() {
 /// Evaluations in the background that wait for the foreground, which does not end, end by their time limits.
 fn time_limit_while_the_session_waits() {
     let lisp = boot();
-    let (inner, all) = (lisp.clone(), Arc::new(Barrier::new(MOST_IN_BACKGROUND + 1)));
-    let begun = all.clone();
-    lisp.define("host:kind", "Evaluate.", move || {
-        begun.wait();
-        session_kind(&inner)
-    })
-    .unwrap();
-    let told = fill_background(&lisp, "(host:kind)", Duration::from_secs(1));
+    let (all, told) = fill_background_with_waiters(&lisp, 1, Duration::from_secs(1));
     let busy = lisp.session().submit(Evaluation::new("(loop)"), |_| ());
     all.wait();
     for _ in 0..MOST_IN_BACKGROUND {

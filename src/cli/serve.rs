@@ -25,9 +25,9 @@ use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
 use crate::supervisor;
 
-/// How long a worker may take to end after its supervisor has.
+/// Time in which a worker must end after its supervisor.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The same where it is to save a persistent session.
+/// Time in which a worker that saves a persistent session must end.
 const LAST_SAVE: Duration = Duration::from_secs(15);
 
 impl Serve {
@@ -49,8 +49,11 @@ impl Serve {
         Recorder::begin(path, &header).map(Some)
     }
 
-    /// Where others may join, if they may: under the name of a persistent session, else under the number of this process;
-    /// or a sentence that says why they cannot.
+    /// Opens the socket at which clients may attach, if there is to be one: it has the name of the persistent session, or the
+    /// id of this process.
+    ///
+    /// # Errors
+    /// A sentence: the socket cannot be opened.
     fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
         if !self.socket && session.is_none() {
             return Ok(None);

@@ -24,8 +24,6 @@ pub(super) struct Server {
     main: Arc<Conversation>,
     /// Those that have joined, by their connections' numbers.
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
-    /// The highest number of a line that was read.
-    heard: AtomicU64,
     /// Long lines that have been read in part, with their numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
     /// Lines that wait, by connection, while a thread takes a long line of that connection.
@@ -45,7 +43,6 @@ impl Server {
         let server = Self {
             main: Conversation::new(tools),
             guests: Mutex::default(),
-            heard: AtomicU64::new(0),
             pieces: Mutex::default(),
             taken: Arc::default(),
             status,
@@ -64,10 +61,9 @@ impl Server {
         }
     }
 
-    /// Notes on the status page that the line with this number was read. Lines that another worker had begin with lower ones.
+    /// Records that the line with this number was read. Lines that were handed to another worker before have lower numbers.
     fn heard(&self, number: u64) {
-        let highest = self.heard.fetch_max(number, Ordering::Relaxed).max(number);
-        self.status.set(Status::Heard, highest);
+        self.status.raise(Status::Heard, number);
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::{Changes, DefiningForm, FormRole};
+use crate::outcome::{Changes, DefiningForm, FormRole, json_size};
 
 /// The number of forms up to which every form is kept, repetitions included.
 const EXACT: usize = 2_000;
@@ -241,18 +241,13 @@ impl Definitions {
         Stored { entries, count: self.count, dropped: self.dropped }.into()
     }
 
-    /// Removes the definitions from `position` on.
-    pub(crate) fn truncate(&mut self, position: u64) {
+    /// Removes the definitions from `position` on, of which `dropped` have been dropped already.
+    pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
+        self.dropped = self.dropped.saturating_sub(dropped);
         for (_, definition) in self.entries.drain(self.first_since(position)..) {
             self.bytes -= definition.size();
         }
     }
-}
-
-/// Returns an upper bound of a text's size as JSON without its quotes, in bytes.
-fn json_size(text: &str) -> usize {
-    let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
-    text.bytes().map(escaped).sum()
 }
 
 #[cfg(test)]
@@ -305,7 +300,7 @@ mod tests {
         definitions.remove(position, &HashSet::from([0]));
         assert_eq!(codes(&definitions.since(position)), ["(defun f7 ())"]);
         assert_eq!(definitions.entries.len(), 6);
-        definitions.truncate(position);
+        definitions.truncate(position, 0);
         assert_eq!((definitions.entries.len(), definitions.since(position).entries.len()), (5, 0));
         assert_eq!(definitions.bytes, bytes(&definitions));
     }

@@ -71,33 +71,31 @@ pub(crate) struct Client {
     pub(crate) errors: Errors,
 }
 
+/// The definitions that a core contains: those before a position.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+struct Coverage {
+    /// The position of the first definition that the core does not contain.
+    position: u64,
+    /// The number of definitions from `position` on that were dropped for lack of room.
+    #[serde(default)]
+    dropped: usize,
+}
+
 /// A save in progress.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Save {
     /// The name of the core's file.
     file: String,
-    /// The position of the first definition that the core does not contain.
-    position: u64,
-    /// The number of definitions after `position` that were dropped for lack of room.
-    #[serde(default)]
-    dropped: usize,
-}
-
-impl Save {
-    fn completed(self, checkpoint: Checkpoint) -> Restorable {
-        Restorable { checkpoint, position: self.position, dropped: self.dropped }
-    }
+    #[serde(flatten)]
+    coverage: Coverage,
 }
 
 /// A checkpoint that the next image may be booted from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Restorable {
     checkpoint: Checkpoint,
-    /// The position of the first definition that the checkpoint does not contain.
-    position: u64,
-    /// The number of definitions after `position` that were dropped for lack of room.
-    #[serde(default)]
-    dropped: usize,
+    #[serde(flatten)]
+    coverage: Coverage,
 }
 
 /// A reset, or a restore of a checkpoint, that a call requested.
@@ -267,10 +265,9 @@ impl RecoveryState {
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
                     for position in definitions.add(definition) {
-                        let lacks = |one: &&mut Restorable| one.position <= position;
-                        self.restorable.iter_mut().filter(lacks).for_each(|one| one.dropped += 1);
-                        let lacks = |save: &&mut Save| save.position <= position;
-                        self.saving.iter_mut().filter(lacks).for_each(|save| save.dropped += 1);
+                        let complete = self.restorable.iter_mut().map(|one| &mut one.coverage);
+                        let cores = complete.chain(self.saving.iter_mut().map(|save| &mut save.coverage));
+                        cores.filter(|core| core.position <= position).for_each(|core| core.dropped += 1);
                     }
                 }
             }
@@ -282,7 +279,7 @@ impl RecoveryState {
             SessionEvent::Limits(limits) => self.limits = Some(limits),
             SessionEvent::Saving { file } => {
                 let position = self.definitions.as_ref().map_or(0, Definitions::end);
-                self.saving.push_back(Save { file, position, dropped: 0 });
+                self.saving.push_back(Save { file, coverage: Coverage { position, dropped: 0 } });
                 if self.saving.len() > MAX_SAVING {
                     self.saving.pop_front();
                 }
@@ -291,7 +288,7 @@ impl RecoveryState {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
                 if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
                     self.restorable.retain(|one| one.checkpoint.name != checkpoint.name);
-                    self.add_restorable(save.completed(*checkpoint));
+                    self.add_restorable(Restorable { checkpoint: *checkpoint, coverage: save.coverage });
                 }
             }
         }
@@ -299,7 +296,7 @@ impl RecoveryState {
 
     fn add_restorable(&mut self, new: Restorable) {
         // A save that began before another may end after it.
-        let index = self.restorable.partition_point(|other| other.position <= new.position);
+        let index = self.restorable.partition_point(|other| other.coverage.position <= new.coverage.position);
         self.restorable.insert(index, new);
         if self.restorable.len() > MAX_RESTORABLE {
             self.restorable.pop_front();
@@ -313,9 +310,9 @@ impl RecoveryState {
 
     /// Returns the files of all saves, complete or not, ordered by the last definition that they contain.
     pub(crate) fn saved_files(&self) -> Vec<String> {
-        let complete = self.restorable.iter().map(|one| (one.position, &one.checkpoint.file));
-        let mut files: Vec<_> = complete.chain(self.saving.iter().map(|save| (save.position, &save.file))).collect();
-        files.sort_by_key(|(position, _)| *position);
+        let complete = self.restorable.iter().map(|one| (one.coverage, &one.checkpoint.file));
+        let mut files: Vec<_> = complete.chain(self.saving.iter().map(|save| (save.coverage, &save.file))).collect();
+        files.sort_by_key(|(coverage, _)| coverage.position);
         files.into_iter().map(|(_, file)| file.clone()).collect()
     }
 
@@ -337,7 +334,7 @@ impl RecoveryState {
 
     /// Returns the position of the first definition that the checkpoint does not contain.
     fn position(&self) -> u64 {
-        self.restorable.back().map_or(0, |one| one.position)
+        self.restorable.back().map_or(0, |one| one.coverage.position)
     }
 
     /// Returns true when there is a checkpoint to boot or a definition to replay.
@@ -496,16 +493,20 @@ impl RecoveryState {
         match self.restorable.iter().position(|one| one.checkpoint.file == checkpoint.file) {
             Some(index) => {
                 self.restorable.truncate(index + 1);
-                let position = self.position();
+                let Coverage { position, dropped } = self.restorable[index].coverage;
                 if let Some(definitions) = &mut self.definitions {
-                    definitions.truncate(position);
+                    definitions.truncate(position, dropped);
                 }
-                self.restorable.iter_mut().for_each(|one| one.dropped = 0);
+                // Older checkpoints lack these, too.
+                for one in &mut self.restorable {
+                    one.coverage.dropped = one.coverage.dropped.saturating_sub(dropped);
+                }
             }
             None => {
                 let definitions = saved.definitions.unwrap_or_default();
                 let position = definitions.end();
-                self.restorable = VecDeque::from([Restorable { checkpoint, position, dropped: 0 }]);
+                self.restorable =
+                    VecDeque::from([Restorable { checkpoint, coverage: Coverage { position, dropped: 0 } }]);
                 self.definitions = self.definitions.take().map(|_| definitions);
             }
         }
@@ -525,30 +526,30 @@ impl RecoveryState {
     }
 
     /// Returns the state with which a new server continues the session: without clients, calls and crashes.
-    pub(crate) fn continued(mut self) -> Self {
-        let errors = self.clients.remove(&0).unwrap_or_default().errors;
-        let mut state = Self::new(true);
-        state.clients.insert(0, Client { handshake: Vec::new(), errors });
-        state.definitions = Some(self.definitions.unwrap_or_default());
+    pub(crate) fn continued(&self) -> Self {
+        let errors = self.clients.get(&0).map(|client| client.errors.clone()).unwrap_or_default();
         // A server that ended before its replay did has not reported the poisoned forms as missing.
-        self.unrestored.extend(self.crash.into_iter().flat_map(|crash| crash.poisoned));
-        (state.unrestored, state.evaluations) = (self.unrestored, self.evaluations);
-        (state.restorable, state.saving) = (self.restorable, self.saving);
-        state
+        let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned);
+        Self {
+            clients: BTreeMap::from([(0, Client { handshake: Vec::new(), errors })]),
+            definitions: Some(self.definitions.clone().unwrap_or_default()),
+            unrestored: self.unrestored.iter().chain(poisoned).cloned().collect(),
+            evaluations: self.evaluations,
+            restorable: self.restorable.clone(),
+            saving: self.saving.clone(),
+            ..Self::new(true)
+        }
     }
 
     /// Sorts out the saves of a session that a new server continues: `look` classifies each file, oldest first.
     pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
-        let complete = self.restorable.drain(..).map(|Restorable { checkpoint, position, dropped }| Save {
-            file: checkpoint.file,
-            position,
-            dropped,
-        });
+        let complete = self.restorable.drain(..);
+        let complete = complete.map(|one| Save { file: one.checkpoint.file, coverage: one.coverage });
         let mut saves: Vec<_> = complete.chain(self.saving.drain(..)).collect();
-        saves.sort_by_key(|save| save.position);
-        for save in saves {
-            match look(&save.file) {
-                SavedFile::Usable(checkpoint) => self.add_restorable(save.completed(*checkpoint)),
+        saves.sort_by_key(|save| save.coverage.position);
+        for Save { file, coverage } in saves {
+            match look(&file) {
+                SavedFile::Usable(checkpoint) => self.add_restorable(Restorable { checkpoint: *checkpoint, coverage }),
                 SavedFile::OfOtherProgram => self.restorable.clear(),
                 SavedFile::Unusable => {}
             }
@@ -599,7 +600,7 @@ impl RecoveryState {
     /// Returns the number of definitions after the checkpoint that were dropped for lack of room.
     pub(crate) fn dropped(&self) -> usize {
         let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
-        self.restorable.back().map_or_else(since_the_beginning, |one| one.dropped)
+        self.restorable.back().map_or_else(since_the_beginning, |one| one.coverage.dropped)
     }
 }
 
@@ -709,6 +710,18 @@ mod tests {
         state.apply(SessionEvent::Saved(Box::new(checkpoint)));
         assert_eq!(state.dropped(), 0);
         (20..40).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
+        let (dropped, count) = (state.dropped(), state.definitions().count());
+        assert_eq!(dropped + count, 30);
+        // Another checkpoint contains all of them, and the first one still lacks what was dropped before that.
+        let newer = Checkpoint { name: "y".to_owned(), file: "y.core".to_owned(), ..self::checkpoint() };
+        state.apply(SessionEvent::Saving { file: newer.file.clone() });
+        state.apply(SessionEvent::Saved(Box::new(newer.clone())));
+        (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
+        assert!(state.dropped() > 0);
+        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), returned: None };
+        state.return_to(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
+        assert_eq!(state.dropped(), 0);
+        state.retain_checkpoints(|one| one.file != newer.file);
         assert_eq!(state.dropped() + state.definitions().count(), 30);
     }
 

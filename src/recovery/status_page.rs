@@ -74,6 +74,11 @@ impl StatusPage {
         self.0[what as usize].store(value, Ordering::Release);
     }
 
+    /// Writes a number unless the page has a higher one.
+    pub(crate) fn raise(self, what: Status, value: u64) {
+        self.0[what as usize].fetch_max(value, Ordering::AcqRel);
+    }
+
     /// Writes the numbers of the background evaluations.
     pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
         for place in BACKGROUND {

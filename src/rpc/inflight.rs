@@ -87,8 +87,8 @@ struct Call {
     /// None for a part of a batch, which has them.
     bytes: usize,
     place: Place,
-    /// What stops the call's steps. A step may begin before the one before it is registered here; to stop a step that is over
-    /// does nothing.
+    /// Functions that stop the call's steps, in no order: a step may begin before its predecessor is registered. Stopping a
+    /// step that is over does nothing.
     cancel: Vec<Cancel>,
     progress: Option<Progress>,
     /// What is done when it is not answered by then.

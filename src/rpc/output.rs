@@ -25,7 +25,7 @@ pub(crate) enum Reader {
 /// With so many bytes unread by a client, no more of its requests are read, its answers become errors and what else is for it
 /// is dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
-/// With so many bytes that the supervisor has not read, no more requests are read: their answers would come after those.
+/// Bytes of backlog to the supervisor above which the worker reads no more requests: their answers would wait behind it.
 const MAX_UNSENT: usize = 1 << 20;
 /// The longest line that is written, in bytes, but for what errors add to it.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
@@ -135,7 +135,7 @@ impl Output {
         self.reader == Reader::Client && self.backlog() > MAX_UNREAD
     }
 
-    /// True when more requests are to be read.
+    /// Returns true while the backlog allows more requests to be read.
     pub(crate) fn takes_more(&self) -> bool {
         let most = if self.is_framed() { MAX_UNSENT } else { MAX_UNREAD };
         self.backlog() <= most

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_client_is_told() {
+    fn the_end_of_a_connection_is_marked_and_parsed() {
         assert_eq!(line(7, 12, b""), b"@7:12\n");
         assert_eq!(parse(b"@7:12\n"), Some((7, Part::End(12))));
     }

@@ -133,9 +133,7 @@ impl Inner {
             Err(reason) => (JobEnd::Failed, builder.failed("SIMPLE-ERROR", reason)),
         };
         if background {
-            if let Some(observer) = self.observer.get() {
-                observer.in_background(&mut board.background_numbers());
-            }
+            self.report_background(&board);
             self.evaluated_in_background(&mut board, connection, before, end, &mut outcome);
         } else {
             self.evaluated(connection, before, &mut outcome);

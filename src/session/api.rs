@@ -136,11 +136,11 @@ impl Session {
     ///
     /// Where it would wait for itself, nothing is evaluated, and the outcome is an error of kind `DEADLOCK` at once: in a Rust
     /// function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook of the
-    /// [`Builder`](crate::Builder)'s. There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or [`submit`](Self::submit)
-    /// the code. An evaluation in the background may wait for others, unless as many are there as may be, and all of them
-    /// wait like that for a place in the background; what it waits for is cancelled when it is interrupted, by its time limit
-    /// for instance. Only the calling thread is looked at: an evaluation that waits for *another* thread, be it Rust's or Lisp's,
-    /// that waits for this function is not recognised, and neither of them ends.
+    /// [`Builder`](crate::Builder)'s. There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
+    /// [`submit`](Self::submit) the code. A background evaluation may wait for another evaluation, unless the background is
+    /// full and all evaluations there wait for a place in it. When the waiting evaluation is interrupted, for instance by its
+    /// time limit, the other one is cancelled. Only the calling thread is looked at: an evaluation that waits for *another*
+    /// thread, be it Rust's or Lisp's, that waits for this function is not recognised, and neither of them ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         self.evaluate_as(None, evaluation, None)
@@ -169,8 +169,8 @@ impl Session {
         }
     }
 
-    /// Waits for the outcome of evaluation `id` on the thread of `waiter`, an evaluation in the background. An interruption of
-    /// that, which Lisp takes when this has returned, cancels what it waits for.
+    /// Waits for the outcome of evaluation `id` on the thread of `waiter`, a background evaluation. When `waiter` is
+    /// interrupted, cancels `id` and returns, so that Lisp takes the interruption.
     fn receive_in_background(
         &self,
         waiter: u64,
@@ -219,8 +219,8 @@ impl Session {
         self.submit_for(None, source, evaluation, operation, aftermath, reply).expect("nobody waits who must not")
     }
 
-    /// The same for `waiter`, a job in the background whose thread is to wait for the evaluation. `None`, with nothing
-    /// submitted, if that would never begin.
+    /// Queues an evaluation as [`submit_as`](Self::submit_as) does. `waiter` is the background job whose thread is about to
+    /// wait for the evaluation, if there is one; returns `None`, with nothing queued, if that wait would never end.
     fn submit_for(
         &self,
         waiter: Option<u64>,
@@ -273,8 +273,8 @@ impl Session {
         }
         let in_background = request.background;
         board.push(Lane::Evaluation, request);
-        if let Some(observer) = self.inner.observer.get().filter(|_| in_background) {
-            observer.in_background(&mut board.background_numbers());
+        if in_background {
+            self.inner.report_background(&board);
         }
         self.inner.leave_board(board);
         Some(id)
@@ -304,8 +304,8 @@ impl Session {
     pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
         let mut board = self.inner.board.lock();
         let left = board.leave(id.0, Box::new(left));
-        if let Some(observer) = self.inner.observer.get().filter(|_| left.is_some()) {
-            observer.in_background(&mut board.background_numbers());
+        if left.is_some() {
+            self.inner.report_background(&board);
         }
         self.inner.leave_board(board);
         if let Some(left) = left {

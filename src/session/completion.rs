@@ -22,6 +22,13 @@ const LOCALS_UNPRINTED: &str =
     "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
 
 impl Inner {
+    /// Reports which evaluations are in the background now.
+    pub(super) fn report_background(&self, board: &Board) {
+        if let Some(observer) = self.observer.get() {
+            observer.in_background(&mut board.background_numbers());
+        }
+    }
+
     /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
     #[must_use]
     pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
@@ -39,10 +46,11 @@ impl Inner {
                 board.push(Lane::Evaluation, release);
             }
         }
+        if is_background {
+            self.report_background(board);
+        }
         if let Some(observer) = self.observer.get() {
-            if is_background {
-                observer.in_background(&mut board.background_numbers());
-            } else {
+            if !is_background {
                 observer.ended(running.id);
             }
             if running.lane == Lane::Inspection && end != JobEnd::Withdrawn {

@@ -27,7 +27,7 @@ impl History {
         self.limit(BYTES);
     }
 
-    /// Drops the oldest errors, but for the last one, until they take at most so many bytes together.
+    /// Drops the oldest errors until the rest takes at most so many bytes. The newest error stays.
     pub(crate) fn limit(&mut self, bytes: usize) {
         while self.errors.len() > ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();

@@ -35,7 +35,7 @@ impl Host for Inner {
                 Next::Run(job) => {
                     self.begun(board.find(job.id), now);
                     match (lane, self.observer.get()) {
-                        (Lane::Background, Some(observer)) => observer.in_background(&mut board.background_numbers()),
+                        (Lane::Background, _) => self.report_background(&board),
                         (Lane::Inspection, Some(observer)) => observer.inspects(Some(job.id)),
                         _ => {}
                     }
@@ -88,8 +88,8 @@ impl Host for Inner {
             let outcome = board.find(id).and_then(|running| {
                 Some((running.connection.clone(), running.reply.outcome().map(OutcomeBuilder::so_far)?))
             });
+            self.report_background(&board);
             if let Some(observer) = self.observer.get() {
-                observer.in_background(&mut board.background_numbers());
                 observer.ended(id);
             }
             self.leave_board(board);

@@ -67,7 +67,7 @@ impl Inner {
     }
 }
 
-/// Bytes of the history that is handed to another session at most. All clients' histories together are sent to a worker before it
+/// Maximum size of a history that is handed to another image, in bytes: a worker gets the histories of all clients before it
 /// serves.
 const MAX_HISTORY: usize = 1 << 20;
 

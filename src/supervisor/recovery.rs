@@ -111,7 +111,7 @@ impl Recovery {
     /// Compacts the log.
     fn compact_log(&mut self) {
         if let Some(log) = &mut self.log
-            && let Err(error) = log.compact(&self.state.clone().continued())
+            && let Err(error) = log.compact(&self.state.continued())
         {
             tracing::warn!("the session's log cannot be written: {error}");
         }
