@@ -20,6 +20,9 @@ use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{Frame, Malformed, parse};
 
+/// The capacity of the pipe that a worker reads, in bytes; the system rounds it up to a page. No client's line can pass what is
+/// in the pipe, and the answer to a line of 60 bytes may have 30 KB.
+const REQUESTS_PIPE: usize = 4 << 10;
 /// Bytes of a single read.
 const CHUNK: usize = 64 << 10;
 /// Bytes of the read buffer that are kept when the buffer is empty.
@@ -34,6 +37,8 @@ pub(super) fn start(
 ) -> io::Result<WorkerProcess> {
     let status = WorkerStatus::new(durable.map(|(durable, _)| durable.status_file()).as_deref())?;
     let (requests, to) = io::pipe()?;
+    // A system that refuses this only delays more.
+    let _ = rustix::pipe::fcntl_setpipe_size(&to, REQUESTS_PIPE);
     let (from, answers) = io::pipe()?;
     let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
     let mut command = std::process::Command::new(this_program()?);

@@ -1,5 +1,6 @@
 //! What needs no Lisp is answered at once, whatever else the server does.
 
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, Runtime};
@@ -207,7 +208,8 @@ impl Client {
 fn unread(mode: Mode) -> (Server, Client) {
     let mut server = mode.start_unread(&["serve", "--socket"]);
     let socket = server.home().join(format!("XDG_RUNTIME_DIR/sbcl-mcp/{}.sock", server.pid()));
-    until("there is a socket", || socket.exists());
+    // The socket is there a moment before the server listens.
+    until("the server can be joined", || UnixStream::connect(&socket).is_ok());
     let info = json!({"name": "raw", "version": "1"});
     server.post("initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}));
     let mut client = Client::connect(&socket);
