@@ -28,6 +28,8 @@ pub(super) struct Server {
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
     /// Lines that wait, by connection, while a thread takes a long line of that connection.
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
+    /// The number of the supervisor's lines so far.
+    received: AtomicU64,
     status: StatusPage,
     /// The supervisor.
     parent: Option<Pid>,
@@ -45,6 +47,7 @@ impl Server {
             guests: Mutex::default(),
             pieces: Mutex::default(),
             taken: Arc::default(),
+            received: AtomicU64::new(0),
             status,
             parent,
         };
@@ -91,6 +94,16 @@ impl Server {
             tracing::error!("the supervisor wrote a line that cannot be read");
             return;
         };
+        let is_last = matches!(part, Part::Line(..) | Part::End(_));
+        let received = self.received.fetch_add(u64::from(is_last), Ordering::Relaxed) + 1;
+        self.take_part(connection, part);
+        // After what the line is answered at once, so that the supervisor sends no more than it reads.
+        if is_last && received.is_multiple_of(route::REPORT_AFTER) {
+            self.main.inflight().output.received(received);
+        }
+    }
+
+    fn take_part(&self, connection: u64, part: Part<'_>) {
         let begun = self.pieces.lock().remove(&connection);
         match (part, begun) {
             (Part::Piece(number, piece), begun) => {

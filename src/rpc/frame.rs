@@ -31,10 +31,12 @@ pub(crate) enum Kind {
     Done,
     /// A [`WorkerEvent`](crate::recovery::event::WorkerEvent), as JSON.
     Event,
+    /// Nothing: the worker has received `call` lines in all.
+    Received,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Answer, Self::Message, Self::Done, Self::Event];
+    const ALL: [Self; 5] = [Self::Answer, Self::Message, Self::Done, Self::Event, Self::Received];
 
     fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code)
@@ -44,7 +46,7 @@ impl Kind {
     const fn max_payload(self) -> usize {
         match self {
             Self::Answer | Self::Message => MAX_LINE_PAYLOAD,
-            Self::Done | Self::Event => MAX_EVENT,
+            Self::Done | Self::Event | Self::Received => MAX_EVENT,
         }
     }
 }

@@ -148,6 +148,11 @@ impl Output {
         }
     }
 
+    /// Reports to the supervisor that `lines` of its lines have been received in all.
+    pub(crate) fn received(&self, lines: u64) {
+        self.write(&frame::header(Kind::Received, lines, 0));
+    }
+
     /// Sends the supervisor an event, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes; a client gets none.
     pub(crate) fn event(&self, payload: &[u8]) {
         if self.is_framed() {

@@ -5,6 +5,12 @@
 //! between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A `!` in place of
 //! the colon marks a notice.
 
+/// The largest number of whole lines that a supervisor sends ahead of the worker's last report. The lines of other clients cannot
+/// pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
+pub(crate) const MAX_AHEAD: u64 = 64;
+/// The worker reports after so many lines.
+pub(crate) const REPORT_AFTER: u64 = MAX_AHEAD / 4;
+
 /// Marks a client's line, or the last piece of a line, with its newline. Empty `bytes` mark the end of the connection.
 pub(crate) fn line(connection: u64, number: u64, bytes: &[u8]) -> Vec<u8> {
     let end = if bytes.is_empty() { "\n" } else { " " };

@@ -1,6 +1,6 @@
 //! What the rest of the program, and other programs, ask of a session.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::aftermath::{Aftermath, Due};
@@ -8,8 +8,8 @@ use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
 use super::pending::{HandledErrors, PendingReply, Submission};
-use super::reentry::{BY_BACKGROUND, DEADLOCK, INTERRUPTION_WATCH};
-use super::scheduler::{Request, Running};
+use super::reentry::{BY_BACKGROUND, DEADLOCK};
+use super::scheduler::{Awaited, Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -154,48 +154,25 @@ impl Session {
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
         let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
-        let (sender, receiver) = oneshot::channel();
-        let reply: Reply<Arc<Outcome>> = Box::new(move |outcome| drop(sender.send(outcome)));
         match self.waiting_job() {
             Err(reason) => deadlock(reason),
-            Ok(None) => {
+            Ok(None) => wait(|reply| {
                 self.submit_as(source, evaluation, operation, None, reply);
-                receive(receiver)
+            }),
+            Ok(Some(waiter)) => {
+                let (sender, receiver) = mpsc::channel();
+                let interrupt = sender.clone();
+                let waiter = Waiter { job: waiter, interrupt: Box::new(move || drop(interrupt.send(None))) };
+                let reply: Reply<Arc<Outcome>> = Box::new(move |outcome| drop(sender.send(Some(outcome))));
+                let Some(id) = self.submit_for(Some(waiter), source, evaluation, operation, None, reply) else {
+                    return deadlock(BY_BACKGROUND);
+                };
+                receiver.recv().ok().flatten().unwrap_or_else(|| {
+                    self.cancel(id);
+                    Arc::new(OutcomeBuilder::blank(0).finish(JobEnd::Withdrawn))
+                })
             }
-            Ok(Some(waiter)) => match self.submit_for(Some(waiter), source, evaluation, operation, None, reply) {
-                Some(id) => self.receive_in_background(waiter, id, &receiver),
-                None => deadlock(BY_BACKGROUND),
-            },
         }
-    }
-
-    /// Waits for the outcome of evaluation `id` on the thread of `waiter`, a background evaluation. When `waiter` is
-    /// interrupted, cancels `id` and returns, so that Lisp takes the interruption.
-    fn receive_in_background(
-        &self,
-        waiter: u64,
-        id: JobId,
-        receiver: &oneshot::Receiver<Arc<Outcome>>,
-    ) -> Arc<Outcome> {
-        let outcome = loop {
-            match receiver.recv_timeout(INTERRUPTION_WATCH) {
-                Ok(outcome) => break outcome,
-                Err(oneshot::RecvTimeoutError::Disconnected) => unreachable!("every job is answered"),
-                Err(oneshot::RecvTimeoutError::Timeout) => {}
-            }
-            let mut board = self.inner.board.lock();
-            // Before the interruption is sent, Lisp could return and end without it.
-            let is_sent = !board.is_interruption_queued(waiter);
-            if board.find(waiter).is_none_or(|waiter| is_sent && waiter.interruption.is_under_way()) {
-                drop(board);
-                self.cancel(id);
-                break Arc::new(OutcomeBuilder::blank(0).finish(JobEnd::Withdrawn));
-            }
-        };
-        if let Some(waiter) = self.inner.board.lock().find(waiter) {
-            waiter.awaits = None;
-        }
-        outcome
     }
 
     /// Queues an evaluation behind those submitted before; `reply` gets its outcome.
@@ -223,7 +200,7 @@ impl Session {
     /// wait for the evaluation, if there is one; returns `None`, with nothing queued, if that wait would never end.
     fn submit_for(
         &self,
-        waiter: Option<u64>,
+        waiter: Option<Waiter>,
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
@@ -246,12 +223,10 @@ impl Session {
         // The order of the numbers is that of the queue.
         let mut board = self.inner.board.lock();
         if let Some(waiter) = waiter {
-            if board.would_deadlock(waiter, background == Background::AtOnce) {
+            if board.would_deadlock(waiter.job, background == Background::AtOnce) {
                 return None;
             }
-            if let Some(waiter) = board.find(waiter) {
-                waiter.awaits = Some(id.0);
-            }
+            board.wait_for(waiter.job, Awaited { job: id.0, interrupt: waiter.interrupt });
         }
         let number = if source.is_some() { 0 } else { self.number_evaluation(&mut board, job.id, &code) };
         let handled = match operation {
@@ -465,6 +440,12 @@ impl Session {
             observer.limits(&limits);
         }
     }
+}
+
+/// A background job whose thread is about to wait for another one, and what ends the wait.
+struct Waiter {
+    job: u64,
+    interrupt: Box<dyn FnOnce() + Send>,
 }
 
 /// Calls `submit` with a reply and waits until that is called.

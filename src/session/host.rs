@@ -117,6 +117,7 @@ impl Host for Inner {
                 }
             }
             let Some(mut running) = board.take_running(job) else {
+                board.control_done(job);
                 board.unwinding.retain(|unwinding| *unwinding != job);
                 self.leave_board(board);
                 return false;

@@ -10,7 +10,7 @@ use super::events::JobEnd;
 use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
-use crate::image::{self, Interrupt, JobKind, Lane};
+use crate::image::{self, Interrupt, JobKind};
 use crate::interruption::{REACTION, Step, Stuck};
 use crate::outcome::Clipped;
 
@@ -107,7 +107,7 @@ impl Inner {
     /// Has the control lane interrupt the thread of job `target`, if there is one.
     pub(super) fn send_interruption(&self, board: &mut Board, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
-        board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
+        board.send_interruption(target, Request::new(&self.main, job, None, PendingReply::Nobody));
     }
 
     /// Notes that a job's thread has taken its interruption, and, if it begins to unwind by that, that it does.

@@ -1,7 +1,6 @@
 //! Calls of a session from threads that must not wait for one of its evaluations, or not for ever.
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use super::Session;
 use crate::image::{self, Lane};
@@ -17,9 +16,6 @@ pub(super) const BY_BACKGROUND: &str = "Session::evaluate was called in an evalu
     with Session::submit, whose reply comes later.";
 const BY_STREAM: &str = "Session::evaluate was called by a stream or a warning hook of Lisp's, which an evaluation may be \
     waiting for. Queue the code with Session::submit, whose reply comes later.";
-
-/// Interval at which a background evaluation that waits for another one checks whether it is interrupted.
-pub(super) const INTERRUPTION_WATCH: Duration = Duration::from_millis(50);
 
 thread_local! {
     static SERVES_STREAM: Cell<bool> = const { Cell::new(false) };

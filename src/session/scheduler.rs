@@ -135,8 +135,15 @@ pub(super) struct Running {
     pub(super) questions: Vec<Question>,
     /// Present while Lisp is done and the errors are looked into: set to end that.
     pub(super) end_search: Option<Arc<AtomicBool>>,
-    /// The job that its thread waits for in `Session::evaluate`.
-    pub(super) awaits: Option<u64>,
+    /// The last wait of its thread in `Session::evaluate`; it may be over.
+    pub(super) awaited: Option<Awaited>,
+}
+
+/// A wait for another job.
+pub(super) struct Awaited {
+    pub(super) job: u64,
+    /// Ends the wait because of an interruption, or because the waiting job is given up.
+    pub(super) interrupt: Box<dyn FnOnce() + Send>,
 }
 
 /// A question about the error state, which a cancelled evaluation is yet to become part of.
@@ -177,7 +184,7 @@ impl Running {
             refused: None,
             questions: Vec::new(),
             end_search: None,
-            awaits: None,
+            awaited: None,
         }
     }
 
@@ -259,6 +266,13 @@ impl Running {
         hold.map(|hold| Box::new(Hold { job: self.id, until, ..*hold }))
     }
 
+    /// Ends the wait of its thread for another job, so that Lisp takes an interruption.
+    pub(super) fn end_wait(&mut self) {
+        if let Some(awaited) = self.awaited.take() {
+            (awaited.interrupt)();
+        }
+    }
+
     /// Why it was first interrupted, if it was.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
         self.interruption.reason()
@@ -293,6 +307,8 @@ pub(super) struct Board {
     pub(super) holds: Vec<Hold>,
     /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
     relieving: Option<(u64, Arc<Connection>)>,
+    /// The interruptions that are yet to be sent: the job of the control lane that does it, and the interrupted job.
+    sending: Vec<(u64, u64)>,
     /// The jobs that were answered when their image was to be replaced, and that are still being unwound.
     pub(super) unwinding: Vec<u64>,
     /// The threads that serve no lane any more.
@@ -550,7 +566,8 @@ impl Board {
     /// Takes out what runs under this number. Who waits for its end may go on.
     pub(super) fn take_running(&mut self, job: u64) -> Option<Running> {
         let index = self.running.iter().position(|running| running.id == job)?;
-        let running = self.running.swap_remove(index);
+        let mut running = self.running.swap_remove(index);
+        running.end_wait();
         if running.is_background() || running.hold.is_some() || !self.holds.is_empty() {
             self.changed[Lane::Evaluation as usize] = true;
         }
@@ -613,15 +630,36 @@ impl Board {
                 || background().any(|running| running.id == awaited)
         };
         background().count() >= MAX_BACKGROUND
-            && background().all(|running| running.id == job || running.awaits.is_some_and(never_begins))
+            && background().all(|running| {
+                running.id == job || running.awaited.as_ref().is_some_and(|awaited| never_begins(awaited.job))
+            })
     }
 
-    /// True while an interruption of this job may not have been sent to its thread.
-    pub(super) fn is_interruption_queued(&self, job: u64) -> bool {
-        let interrupts =
-            |request: &Request| matches!(request.job.kind, JobKind::Interrupt { target, .. } if target == job);
-        self.waiting[Lane::Control as usize].iter().any(interrupts)
-            || self.running.iter().any(|running| running.lane == Lane::Control)
+    /// Has the control lane interrupt a thread by this request.
+    pub(super) fn send_interruption(&mut self, target: u64, request: Request) {
+        self.sending.push((request.job.id, target));
+        self.push(Lane::Control, request);
+    }
+
+    /// The control lane has done a job. If the job sent an interruption to a thread that waits for another job, ends that wait.
+    pub(super) fn control_done(&mut self, job: u64) {
+        let sent = self.sending.extract_if(.., |(sender, _)| *sender == job).next();
+        if let Some((_, target)) = sent
+            && let Some(running) = self.find(target)
+        {
+            running.end_wait();
+        }
+    }
+
+    /// Notes that the thread of job `waiter` waits for another job. Ends the wait at once if an interruption has been sent to the
+    /// thread. Before the interruption is sent, Lisp could go on without it.
+    pub(super) fn wait_for(&mut self, waiter: u64, awaited: Awaited) {
+        let is_queued = self.sending.iter().any(|(_, target)| *target == waiter);
+        let Some(waiter) = self.find(waiter) else { return (awaited.interrupt)() };
+        waiter.awaited = Some(awaited);
+        if !is_queued && waiter.interruption.is_under_way() {
+            waiter.end_wait();
+        }
     }
 
     /// The numbers of the evaluations in the background, including those that have not begun.

@@ -183,7 +183,7 @@ impl Relay {
         let workers: Vec<_> = open.map(|(id, process)| (id, watch(PollFd::new(process, PollFlags::IN)))).collect();
         let input = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0));
         let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
-        let unsent = self.workers.iter().filter(|(_, worker)| worker.has_unsent());
+        let unsent = self.workers.iter().filter(|(_, worker)| worker.can_send());
         let unsent = unsent.filter_map(|(id, worker)| Some((*id, worker.process.as_ref()?.input.as_ref()?)));
         let inputs: Vec<_> = unsent.map(|(id, input)| (id, watch(PollFd::new(input, PollFlags::OUT)))).collect();
         let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
@@ -253,6 +253,7 @@ impl Relay {
                 Kind::Message if call == 0 => output.put(payload).map_err(|_| Verdict::End)?,
                 Kind::Message => guests.send(call, payload),
                 Kind::Done => drop(recovery.finished(call)),
+                Kind::Received => process.report_received(call),
             }
         }
         let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());
@@ -320,11 +321,11 @@ impl Relay {
         }
         let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.ended?)));
         let Some((id, status)) = ended else { return Ok(()) };
-        let received = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.received);
+        let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.read);
         loop {
-            let before = received(self);
+            let before = read(self);
             self.read_worker(id)?;
-            if received(self) == before {
+            if read(self) == before {
                 break;
             }
         }

@@ -38,6 +38,14 @@ struct Pending {
     awaited: Option<bool>,
 }
 
+/// A line or a piece of a line, marked for the worker.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) marked: Vec<u8>,
+    /// True for a whole line and for the last piece of a line.
+    pub(super) is_last: bool,
+}
+
 impl Requests {
     pub(super) fn new() -> Self {
         Self {
@@ -69,8 +77,8 @@ impl Requests {
         !self.turns.is_empty()
     }
 
-    /// Returns the next line of the client whose turn it is, or the next piece of a line, marked for the worker.
-    pub(super) fn next_piece(&mut self) -> Option<Vec<u8>> {
+    /// Returns the next line of the client whose turn it is, or the next piece of a line.
+    pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
         let (number, done) = match self.partial.remove(&connection) {
@@ -85,7 +93,8 @@ impl Requests {
         };
         // The worker must see the end even of a line that it has finished already.
         let rest = self.open.get(&number).and_then(|line| line.text.get(done..)).unwrap_or(b"\n");
-        let piece = if rest.len() <= PIECE {
+        let is_last = rest.len() <= PIECE;
+        let marked = if is_last {
             route::line(connection, number, rest)
         } else {
             self.partial.insert(connection, (number, done + PIECE));
@@ -97,7 +106,7 @@ impl Requests {
         } else if self.is_end(number) {
             self.waiting.remove(&connection);
         }
-        Some(piece)
+        Some(Piece { marked, is_last })
     }
 
     /// Returns true for the line that marks the end of a connection.
@@ -255,7 +264,7 @@ mod tests {
         /// Sends everything that waits, and returns the connection and the line number of each piece.
         fn hand_on(&mut self) -> Vec<(u64, u64)> {
             let pieces = std::iter::from_fn(|| self.next_piece());
-            let parse = |piece: Vec<u8>| match route::parse(&piece).unwrap() {
+            let parse = |piece: Piece| match route::parse(&piece.marked).unwrap() {
                 (connection, Part::Line(number, _) | Part::Piece(number, _) | Part::End(number)) => {
                     (connection, number)
                 }

@@ -85,8 +85,17 @@ impl Worker {
 
     /// Returns true while there is something to write to the process.
     pub(super) fn has_unsent(&self) -> bool {
+        self.has_to_send(|process| process.ready)
+    }
+
+    /// Returns true while something is to be written to the process as soon as it reads.
+    pub(super) fn can_send(&self) -> bool {
+        self.has_to_send(WorkerProcess::takes_more)
+    }
+
+    fn has_to_send(&self, takes_lines: impl Fn(&WorkerProcess) -> bool) -> bool {
         self.process.as_ref().is_some_and(|process| {
-            let waits = process.ready && self.recovery.requests.is_waiting();
+            let waits = takes_lines(process) && self.recovery.requests.is_waiting();
             process.input.as_ref().is_some_and(|input| !input.is_empty() || waits)
         })
     }

@@ -19,10 +19,8 @@ use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{Frame, Malformed, parse};
+use crate::rpc::route::MAX_AHEAD;
 
-/// The capacity of the pipe that a worker reads, in bytes; the system rounds it up to a page. No client's line can pass what is
-/// in the pipe, and the answer to a line of 60 bytes may have 30 KB.
-const REQUESTS_PIPE: usize = 4 << 10;
 /// Bytes of a single read.
 const CHUNK: usize = 64 << 10;
 /// Bytes of the read buffer that are kept when the buffer is empty.
@@ -37,8 +35,6 @@ pub(super) fn start(
 ) -> io::Result<WorkerProcess> {
     let status = WorkerStatus::new(durable.map(|(durable, _)| durable.status_file()).as_deref())?;
     let (requests, to) = io::pipe()?;
-    // A system that refuses this only delays more.
-    let _ = rustix::pipe::fcntl_setpipe_size(&to, REQUESTS_PIPE);
     let (from, answers) = io::pipe()?;
     let (to, from) = (nonblocking(to.into())?, nonblocking(from.into())?);
     let mut command = std::process::Command::new(this_program()?);
@@ -65,6 +61,8 @@ pub(super) fn start(
         open: true,
         buffer: Vec::new(),
         start: 0,
+        read: 0,
+        sent: 0,
         received: 0,
         ended: None,
         ready: false,
@@ -88,7 +86,10 @@ pub(super) struct WorkerProcess {
     /// The start of the next frame in `buffer`.
     start: usize,
     /// The number of bytes read from the process.
-    pub(super) received: u64,
+    pub(super) read: u64,
+    /// The number of whole lines sent to the process, and the number that it has reported as received.
+    sent: u64,
+    received: u64,
     /// The wait status of a reaped process, whose id may belong to another process now.
     pub(super) ended: Option<WaitStatus>,
     /// True once the process serves.
@@ -111,17 +112,29 @@ impl WorkerProcess {
         let mut written = 0;
         // Lines beyond the pipe's capacity stay in `requests`, where lines of other clients can pass them.
         while goes_on
-            && self.ready
             && input.is_empty()
             && written < PIECE
+            && self.ready
+            && self.sent < self.received + MAX_AHEAD
             && let Some(piece) = requests.next_piece()
         {
-            written += piece.len();
-            goes_on = input.put(&piece).is_ok();
+            written += piece.marked.len();
+            self.sent += u64::from(piece.is_last);
+            goes_on = input.put(&piece.marked).is_ok();
         }
         if !goes_on {
             self.input = None;
         }
+    }
+
+    /// Returns true while the process is to be sent what waits, as soon as it reads.
+    pub(super) fn takes_more(&self) -> bool {
+        self.ready && self.sent < self.received + MAX_AHEAD
+    }
+
+    /// Records that the process reports so many lines as received.
+    pub(super) fn report_received(&mut self, lines: u64) {
+        self.received = self.received.max(lines.min(self.sent));
     }
 
     /// Reads once from the process.
@@ -134,7 +147,7 @@ impl WorkerProcess {
         self.buffer.reserve(CHUNK);
         match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
             Ok(0) => self.open = false,
-            Ok(read) => self.received += read as u64,
+            Ok(read) => self.read += read as u64,
             // Nothing to read now.
             Err(_) => {}
         }
@@ -149,7 +162,7 @@ impl WorkerProcess {
 
     /// Returns the number of bytes read, if the last frame is incomplete.
     pub(super) fn unfinished(&self) -> Option<u64> {
-        (self.start < self.buffer.len()).then_some(self.received)
+        (self.start < self.buffer.len()).then_some(self.read)
     }
 }
 
