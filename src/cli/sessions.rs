@@ -18,7 +18,7 @@ use crate::durable::Durable;
 use crate::durable::lock::{Doing, Lock};
 use crate::image::process::inherited;
 use crate::recovery::checkpoint::save::AtEnd;
-use crate::recovery::checkpoint::store::{Draft, Made};
+use crate::recovery::checkpoint::store::{self, Draft, Made};
 use crate::report;
 use crate::rpc::descriptors::out_of_the_way;
 
@@ -27,9 +27,6 @@ const SAVING: Duration = Duration::from_secs(60);
 const ENDING: Duration = Duration::from_secs(1);
 /// How often it looks.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// Checkpoints saved of the server's own accord that a session keeps: the last one, and the one before should that not
-/// come up.
-const KEPT: usize = 2;
 
 /// What to do with sessions.
 #[derive(Debug, Subcommand)]
@@ -144,6 +141,6 @@ pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Resu
     let made = Made { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
     let checkpoints = draft.checkpoints().clone();
     draft.finish_only_child(made).map_err(|reason| format!("The session was not saved: {reason}."))?;
-    checkpoints.keep_automatic(KEPT);
+    checkpoints.keep_automatic(store::KEPT);
     Ok(())
 }

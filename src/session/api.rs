@@ -411,6 +411,11 @@ impl Session {
         self.inner.board.lock().is_busy()
     }
 
+    /// Returns true while an evaluation runs, in the background too. What the server asks the image meanwhile does not count.
+    pub(crate) fn is_evaluating(&self) -> bool {
+        self.inner.board.lock().is_evaluating()
+    }
+
     /// True while a failed evaluation of any connection is held.
     pub(crate) fn is_anything_held(&self) -> bool {
         !self.inner.board.lock().holds.is_empty()

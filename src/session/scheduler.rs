@@ -329,6 +329,12 @@ impl Board {
         !self.waiting[lane as usize].is_empty()
     }
 
+    /// Returns true while an evaluation runs, in the background too.
+    pub(super) fn is_evaluating(&self) -> bool {
+        let evaluates = |running: &Running| running.evaluates() && !matches!(running.reply, PendingReply::Query(..));
+        self.background() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
+    }
+
     /// True while something is evaluated, in the background too, or held.
     pub(super) fn is_busy(&self) -> bool {
         !self.holds.is_empty()

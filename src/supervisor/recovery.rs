@@ -97,6 +97,8 @@ impl Recovery {
             tracing::warn!("the session {:?}: {remark}", durable.name);
         }
         self.checkpoints.clear_up(&files);
+        // A process that was killed at the end of its save has not done this.
+        self.checkpoints.keep_automatic(store::KEPT);
         self.state.evaluations = self.state.evaluations.max(last_number(&durable.status_file()));
         if self.state.has_content() {
             self.state.resumed = Some(Resumed { session: durable.name.clone(), remark });

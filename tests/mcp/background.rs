@@ -99,9 +99,13 @@ fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
     let mut server = Server::ready();
     fail(&mut server, "(error \"first\")");
     let before = last_error(&mut server);
-    let id = begin(&mut server, "(error \"second\")");
+    let marker = server.home().join("second");
+    // Only after the answer to its call, which would name the failure.
+    let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"second\")"));
     assert_eq!(last_error(&mut server), before);
+    std::fs::write(&marker, "").unwrap();
     while !good(&mut server, "error-history", json!({})).contains("second") {}
+    std::fs::remove_file(&marker).unwrap();
     assert_eq!(last_error(&mut server), before);
     let text = server.evaluate("(+ 1 2)");
     assert_eq!(text, format!("[notice]\nEvaluation {id}, in the background, failed with SIMPLE-ERROR (E2).\n\n=> 3"));

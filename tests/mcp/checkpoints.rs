@@ -249,6 +249,20 @@ fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
     assert!(text.starts_with("There is no checkpoint \"one\"."), "{text}");
 }
 
+/// A save queries the image on the thread that evaluates, and an automatic save may do so at any time.
+#[apply(both_modes)]
+fn save_is_not_refused_while_another_save_begins(mode: Mode) {
+    let state = State::new(mode);
+    let mut server = state.serve(&[]);
+    server.evaluate("(defvar *large* (loop repeat 300000 collect (list 1 2 3)))");
+    let save = |name| json!({"action": "save", "name": name});
+    let saves = ["a", "b", "c", "d"].map(|name| server.post_call("checkpoint", save(name)));
+    for id in saves {
+        let (text, is_error) = server.outcome(id);
+        assert!(!is_error, "{text}");
+    }
+}
+
 #[apply(both_modes)]
 fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode) {
     let state = State::new(mode);

@@ -115,7 +115,7 @@ impl Saver {
                 listed::with(&["abort-evaluation"], " (abort-evaluation)")
             )));
         }
-        if self.session.is_busy() {
+        if self.session.is_evaluating() {
             return done(Err(
                 "Nothing was saved: an evaluation runs, and its stack cannot be saved. Wait for it (the \
                              tool evaluation), or cancel it, first."

@@ -21,6 +21,10 @@ use serde::{Deserialize, Serialize};
 use crate::build;
 use crate::seal::Seal;
 
+/// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the last does not
+/// boot.
+pub(crate) const KEPT: usize = 2;
+
 /// Time limits: for a child to save an image, and for a throw-away process to boot the image.
 const SAVING: Duration = Duration::from_secs(300);
 const PROBING: Duration = Duration::from_secs(60);
