@@ -139,10 +139,13 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
       (declare (dynamic-extent #'end #'run))
       (let ((*kept-before-call* (kept-bytes))
             (*program-calls* (acons number #'end *program-calls*))
+            ;; What a call sets does not outlive the call: other calls come to the same thread.
+            (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
         (restart-case (if (or package ask variables)
-                          (let ((*ask-program* (or ask *ask-program*))
-                                (*package* (if package (find-user-package package) *package*)))
+                          (let ((*ask-program* (or ask *ask-program*)))
+                            (when package
+                              (setf *package* (find-user-package package)))
                             (progv variables values
                               (run)))
                           (run))
@@ -487,10 +490,10 @@ a property list or an association list."
                 (values (aref object key) t)
                 (values nil nil)))
     (list
-     (unless (typep key 'index)
-       ;; What has no end is not searched.
-       (unless (list-extent object)
-         (error 'message-too-large)))
+     ;; A search of a list without an end would not end, and counting to a large number would take too long.
+     (unless (or (typep key '(integer 0 10000))
+                 (list-extent object))
+       (error 'message-too-large))
      (cond ((typep key 'index)
             (let ((rest (nthcdr key object)))
               (values (car rest) (and rest t))))

@@ -141,7 +141,9 @@ impl IntoLisp for Endless {
         match self.0 {
             0 => writer.list(|writer| self.write(writer)),
             1 => writer.vector(|writer| self.write(writer)),
-            _ => writer.table(|writer| self.write(writer)),
+            2 => writer.table(|writer| self.write(writer)),
+            // Not a tail call, which would be a loop: the box is dropped afterwards.
+            _ => Box::new(Self(3)).write(writer),
         }
     }
 }
@@ -162,7 +164,7 @@ impl serde::Serialize for Endless {
 fn an_object_that_is_written_within_itself_for_ever_is_a_conversion_error() {
     let lisp = lisp();
     let check = |error: Error| assert!(error.to_string().contains("nested too deeply"), "{error}");
-    for kind in 0..3 {
+    for kind in 0..4 {
         check(lisp.value(Endless(kind)).expect_err("no end"));
         check(lisp.enter(|cx| cx.call::<()>("list", (Endless(kind),))).expect_err("no end"));
     }
@@ -176,6 +178,37 @@ fn an_object_that_is_written_within_itself_for_ever_is_a_conversion_error() {
 }
 
 // ---- Conversions that fail
+
+#[test]
+fn a_package_that_a_call_sets_ends_with_the_call() {
+    let lisp = lisp();
+    lisp.load_str("(defpackage :elsewhere) (defun go-elsewhere () (setf *package* (find-package :elsewhere)) nil)")
+        .expect("it is loaded");
+    for _ in 0..20 {
+        lisp.call::<()>("go-elsewhere", ()).expect("it is called");
+        assert_eq!(lisp.eval::<String>("(package-name *package*)").expect("a name"), "COMMON-LISP-USER");
+    }
+}
+
+#[test]
+fn too_many_values_are_a_conversion_error() {
+    let lisp = lisp();
+    lisp.define("soundness:many", "Return values.", |count: usize| Values(vec![1; count])).expect("it is defined");
+    let count = |count: usize| lisp.eval::<usize>(&format!("(length (multiple-value-list (soundness:many {count})))"));
+    assert_eq!(count(10_000).expect("they fit"), 10_000);
+    for many in [10_001, 25_000_000] {
+        let text = count(many).expect_err("too many").to_string();
+        assert!(text.ends_with(&format!("expected at most 10000 values, but found {many} values")), "{text}");
+    }
+}
+
+#[test]
+fn an_element_of_a_list_without_an_end_is_found_or_refused() {
+    let list: Value = lisp().eval("'#1=(1 2 . #1#)").expect("a list");
+    assert_eq!(list.get::<i64>(9_999).expect("it is searched"), Some(2));
+    let error = list.get::<i64>(u64::from(u32::MAX)).expect_err("no end");
+    assert!(error.to_string().contains("holds itself"), "{error}");
+}
 
 #[derive(serde::Serialize)]
 struct Job {
@@ -273,6 +306,9 @@ fn an_error_or_result_whose_conversion_and_destructor_panic_is_a_host_panic() {
     let lisp = lisp();
     lisp.define("soundness:bad-error", "Fail.", || Err::<i64, _>(Bomb)).expect("it is defined");
     assert_eq!(panic_message("(soundness:bad-error)"), "displayed");
+    let other = || Err::<i64, _>(Error::Other(Box::new(Bomb)));
+    lisp.define("soundness:bad-other", "Fail.", other).expect("it is defined");
+    assert_eq!(panic_message("(soundness:bad-other)"), "displayed");
     lisp.define("soundness:bad-result", "Return.", || Bomb).expect("it is defined");
     assert_eq!(panic_message("(soundness:bad-result)"), "written");
     lisp.define("soundness:bad-success", "Return.", || Ok::<_, Error>(Bomb)).expect("it is defined");

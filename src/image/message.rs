@@ -312,6 +312,11 @@ impl Writer {
         self.container(tag::VECTOR, write)
     }
 
+    /// Returns the number of objects at this level.
+    pub(crate) fn count(&self) -> usize {
+        self.objects
+    }
+
     /// Several values, in an answer.
     pub(crate) fn values<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::VALUES, write)
@@ -528,6 +533,11 @@ impl<'m> Reader<'m> {
     /// True when the next token is NIL, or there is none.
     pub(crate) fn is_at_nil(&self) -> bool {
         self.words.get(self.position).is_none_or(|word| word & 0xff == tag::NIL)
+    }
+
+    /// Returns true when the next object is a symbol or a keyword.
+    pub(crate) fn is_at_name(&self) -> bool {
+        self.words.get(self.position).is_some_and(|word| [tag::SYMBOL, tag::KEYWORD].contains(&(word & 0xff)))
     }
 
     /// Skips the next object, however large.

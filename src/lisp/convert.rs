@@ -67,6 +67,10 @@ impl ConversionError {
 /// How many places a [`ConversionError`] has at most.
 const MOST_PLACES: usize = 32;
 
+/// The largest number of values that a function returns. SBCL puts them on the control stack; a larger number would overrun
+/// the guard pages at its end.
+const MAX_VALUES: usize = 10_000;
+
 /// How many messages may be read one within another, each of an object that is deep within the one before.
 const MOST_FETCHED: u32 = 10_000;
 
@@ -200,6 +204,10 @@ impl<'m> Reader<'m> {
 
     pub(super) fn is_at_nil(&self) -> bool {
         self.message.is_at_nil()
+    }
+
+    pub(super) fn is_at_name(&self) -> bool {
+        self.message.is_at_name()
     }
 
     pub(super) fn text(&mut self) -> String {
@@ -349,7 +357,13 @@ impl Writer<'_> {
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
     ) -> Result<(), ConversionError> {
         self.check_room()?;
-        self.0.values(|inner| write(&mut Writer(inner)))
+        self.0.values(|inner| {
+            write(&mut Writer(inner))?;
+            match inner.count() {
+                0..=MAX_VALUES => Ok(()),
+                count => Err(ConversionError::new(format!("at most {MAX_VALUES} values"), format!("{count} values"))),
+            }
+        })
     }
 
     /// Writes a simple vector of what `write` writes.
@@ -806,6 +820,7 @@ impl<T: FromLisp> FromLisp for Option<T> {
 
 impl<T: IntoLisp> IntoLisp for Option<T> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.check_room()?;
         match self {
             Some(value) => value.write(writer),
             None => ().write(writer),
@@ -918,12 +933,14 @@ impl<T: IntoLisp, const N: usize> IntoLisp for [T; N] {
 
 impl<T: IntoLisp + ?Sized> IntoLisp for &T {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.check_room()?;
         (**self).write(writer)
     }
 }
 
 impl<T: IntoLisp + ?Sized> IntoLisp for Box<T> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
+        writer.check_room()?;
         (**self).write(writer)
     }
 }

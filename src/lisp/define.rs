@@ -102,7 +102,7 @@ impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
     }
 }
 
-/// Several values for Lisp, in what a Rust function returns.
+/// Several values for Lisp, in what a Rust function returns: up to 10,000.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -46,6 +46,9 @@ pub struct Lisp {
 /// The image of this process, if it was booted for a program.
 static LISP: OnceCell<Lisp> = OnceCell::new();
 
+/// Locked by the thread that boots.
+static BOOTING: Mutex<()> = Mutex::new(());
+
 /// How an image is booted.
 ///
 /// ```no_run
@@ -218,7 +221,13 @@ impl Builder {
     /// sizes out of range; no usable core; of a saved one [`OtherBuild`](crate::BootError::OtherBuild),
     /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) when it is no saved core or not
     /// whole. After these another boot may be tried.
-    pub fn boot(mut self) -> Result<Lisp, Error> {
+    pub fn boot(self) -> Result<Lisp, Error> {
+        let _booting = BOOTING.lock();
+        self.boot_alone()
+    }
+
+    /// Boots while [`BOOTING`] is locked.
+    fn boot_alone(mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take() {
             Some(file) if file.is_file() => Some(file),
             Some(path) if !path.is_dir() => {
@@ -276,11 +285,10 @@ impl Lisp {
     /// # Errors
     /// As [`Builder::boot`].
     pub fn get_or_boot() -> Result<Self, Error> {
-        static BOOTING: Mutex<()> = Mutex::new(());
         let _booting = BOOTING.lock();
         match LISP.get() {
             Some(lisp) => Ok(lisp.clone()),
-            None => Self::boot(),
+            None => Self::builder().boot_alone(),
         }
     }
 

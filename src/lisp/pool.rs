@@ -879,7 +879,7 @@ impl Failure {
         match error.downcast::<Error>() {
             Ok(error) => match *error {
                 Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
-                other => Self::Error(Value::nil(), name, other.to_string()),
+                other => Self::Error(Value::nil(), name, Contained::new(other).to_string()),
             },
             Err(other) => Self::Error(Value::nil(), name, Contained::new(other).to_string()),
         }

@@ -305,17 +305,13 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
             return Ok(None);
         }
         self.left -= 1;
-        match self.reader.token() {
-            Token::Keyword => {
-                let name = rust_name(&self.reader.text(), self.names);
-                seed.deserialize(name.into_deserializer()).map(Some)
-            }
-            Token::Symbol(has_package) => {
-                let name = rust_name(&self.reader.symbol(has_package).name, self.names);
-                seed.deserialize(name.into_deserializer()).map(Some)
-            }
-            token => seed.deserialize(Begun { token, reader: self.reader }).map(Some),
-        }
+        let key = if self.reader.is_at_name() {
+            let text = self.reader.read::<Symbol>().map_err(Failure)?.name;
+            seed.deserialize(Name { text, names: self.names })
+        } else {
+            seed.deserialize(Deserializer(self.reader))
+        };
+        key.map(Some)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Failure> {
@@ -324,22 +320,39 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
     }
 }
 
-/// An object whose token has been read.
-struct Begun<'r, 'm> {
-    token: Token<'m>,
-    reader: &'r mut Reader<'m>,
+/// The symbol or keyword that is a key: a name of Rust's in Lisp's spelling.
+struct Name {
+    text: String,
+    names: &'static [&'static str],
 }
 
-impl<'de> de::Deserializer<'de> for Begun<'_, '_> {
+impl<'de> de::Deserializer<'de> for Name {
     type Error = Failure;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
-        Deserializer(self.reader).any(self.token, visitor)
+        visitor.visit_string(rust_name(&self.text, self.names))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        visitor.visit_enum(rust_name(&self.text, variants).into_deserializer())
     }
 
     serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map struct identifier ignored_any
     }
 }
 

@@ -1,6 +1,7 @@
 //! Values between the two languages, and the errors of those that cannot cross.
 
 use super::*;
+use std::fmt::Debug;
 
 #[test]
 fn lisp_values_are_converted_to_the_requested_rust_type() {
@@ -123,6 +124,29 @@ enum State {
     SentBy(String),
     Moved { from: i64, to_place: i64 },
     Pair(i64, bool),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+struct Id(u32);
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+enum Place {
+    InStock,
+    Shelf(u8),
+}
+
+#[test]
+fn serde_map_keys_of_any_type_are_read_back() {
+    fn same<K: Debug + Ord + Send + Sync + serde::Serialize + serde::de::DeserializeOwned>(key: K) {
+        let map = BTreeMap::from([(key, 1)]);
+        let back = lisp().call::<sbcl::Serde<BTreeMap<K, i32>>>("identity", (sbcl::Serde(&map),));
+        assert_eq!(back.unwrap_or_else(|error| panic!("{map:?}: {error}")).0, map);
+    }
+    macro_rules! same {
+        ($($key:expr),*) => {$(same($key);)*};
+    }
+    same!(Id(7), true, false, Some(1_u8), None::<u8>, (1_u8, 2_u8), 'x', vec![1_u8], "A_b-C".to_owned());
+    same!(u128::MAX, i128::MIN, u64::MAX, Place::InStock, Place::Shelf(3), Some(Place::InStock));
 }
 
 #[test]
