@@ -480,6 +480,9 @@ impl Lisp {
     /// Lisp unwinds, with its cleanup forms, which have a [grace period](Builder::cleanup); a Rust function that Lisp has
     /// called is waited for.
     ///
+    /// The limit does not end code that always leaves the unwinding, as `(loop (block a (unwind-protect (loop) (return-from a))))`
+    /// does. It has no effect where SBCL has interrupts disabled, as in the functions of finalizers and of timers without a thread.
+    ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
     /// use std::time::Duration;

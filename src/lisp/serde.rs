@@ -12,7 +12,9 @@ use crate::image::message::{self, Token};
 ///
 /// A struct is a property list, `(:id 7 :items ("a" "b"))`; structures and instances are read as one, too. Sequences and
 /// tuples are lists, maps hash tables. A variant of an enum is a keyword, `:in-stock`, or a list of one and what it holds.
-/// `None`, `()` and `false` are `nil`. Underscores and capitals of names are hyphens in Lisp.
+/// `None`, `()` and `false` are `nil`. Underscores and capitals of names are hyphens in Lisp. Where a type looks at an object
+/// before it knows what that is, as enums with `#[serde(tag)]` or `#[serde(untagged)]` and `serde_json::Value` do, `nil` is
+/// nothing and a property list is a list: such types do not read back all that they write.
 ///
 /// ```
 /// use sbcl::Serde;

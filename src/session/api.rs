@@ -425,7 +425,9 @@ impl Session {
         self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
     }
 
-    /// Removes what the session defined, in order with the evaluations, and clears the error state. The limits stay.
+    /// Removes what has been defined since the image was booted, in order with the evaluations, and clears the error state. The
+    /// limits stay. The functions that a program defined by [`Lisp::define`](crate::Lisp::define) and code that it loaded are
+    /// removed, too: no call of the program may use them meanwhile.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let reply = PendingReply::Reset(InspectionBuilder::default(), Box::new(reply));
