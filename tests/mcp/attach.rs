@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::client::{BINARY, DEADLINE, Scratch, Server, bad, fail, good, last_error, outcome};
 use crate::mode::{Mode, both_modes};
 use crate::processes::{is_alive, kill_worker, signal, until};
+use crate::stalls::LONGEST;
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -761,7 +762,8 @@ fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     server.goes_on();
 }
 
-/// The contract's limit on an idle machine; an idle server on the same machine shows how busy that is.
+/// The contract's limit is 250 ms on an idle machine, where the slowest takes 15 to 65; this machine has other tests to run, and
+/// an idle server shows how busy it is.
 #[apply(both_modes)]
 fn long_request_of_one_client_does_not_delay_the_pings_of_another(mode: Mode) {
     let runtime = Runtime::new(mode);
@@ -792,7 +794,7 @@ fn long_request_of_one_client_does_not_delay_the_pings_of_another(mode: Mode) {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     println!("the slowest ping took {slowest:?}; an idle server's {slowest_idle:?}");
-    let allowed = Duration::from_millis(250).max(slowest_idle * 10);
+    let allowed = LONGEST.max(slowest_idle * 10);
     assert!(slowest <= allowed, "a ping took {slowest:?}, more than {allowed:?}");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }

@@ -15,7 +15,7 @@ const SLOWEST: Duration = Duration::from_millis(250);
 /// How much slower than an idle server on the same machine a busy server may be.
 const FACTOR: u32 = 10;
 /// How long one of these may take in the tests that have a cause of their own for a delay, which lasts for seconds.
-const LONGEST: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 /// Requests that are timed in all.
 const REQUESTS: usize = 200;
 
