@@ -139,7 +139,7 @@ Return NIL; or why it was ended: an integer, 0 when it was by the restart ABORT.
       (declare (dynamic-extent #'end #'run))
       (let ((*kept-before-call* (kept-bytes))
             (*program-calls* (acons number #'end *program-calls*))
-            ;; What a call sets does not outlive the call: other calls come to the same thread.
+            ;; *PACKAGE* as the call sets it ends with the call: other calls come to the same thread.
             (*package* *package*)
             (sb-thread::*interrupt-handler* nil))
         (restart-case (if (or package ask variables)

@@ -100,7 +100,7 @@ fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
     fail(&mut server, "(error \"first\")");
     let before = last_error(&mut server);
     let marker = server.home().join("second");
-    // Only after the answer to its call, which would name the failure.
+    // The evaluation fails after its call is answered: the answer would name the failure.
     let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"second\")"));
     assert_eq!(last_error(&mut server), before);
     std::fs::write(&marker, "").unwrap();
