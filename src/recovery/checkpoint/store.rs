@@ -342,8 +342,11 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
 /// Returns true for a file named like a file of a checkpoint. A directory that the user chose may have others.
 pub(crate) fn is_ours(path: &Path) -> bool {
     let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
-    path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_number)
-        && ["core", "json", "forms", "draft"].iter().any(|ours| path.extension() == Some(ours.as_ref()))
+    let Some((stem, extensions)) = path.file_name().and_then(|name| name.to_str()?.split_once('.')) else {
+        return false;
+    };
+    // The last one is of version 0.1.
+    is_number(stem) && ["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
 }
 
 /// Deletes a directory of checkpoints if it exists.
@@ -495,10 +498,18 @@ impl Drop for Draft {
 
 /// Replaces a file atomically: a reader finds the old content or the new one, both intact.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let draft = path.with_extension("draft");
+    let draft = draft_of(path);
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
+}
+
+/// Returns the path that the new content of a file is first written to. No other file has it: the supervisor writes the
+/// state in a checkpoint while a worker writes its manifest.
+pub(crate) fn draft_of(path: &Path) -> PathBuf {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".draft");
+    draft.into()
 }
 
 /// Waits at most `time` until a child has ended, without reaping it. Returns false if the child still runs.
@@ -660,7 +671,8 @@ pub(crate) mod tests {
         let known = place.add("auto-1", 1, 10);
         place.add("auto-2", 2, 10);
         place.add("mine", 3, 10);
-        for torn in ["0123456789abcdef.core", "0123456789abcdef.forms", "fedcba9876543210.draft"] {
+        let torn = ["core", "forms", "draft", "json.draft", "forms.draft"];
+        for torn in torn.map(|extension| format!("0123456789abcdef.{extension}")) {
             fs::write(place.0.directory.join(torn), "").unwrap();
         }
         // Files that belong to no checkpoint stay.
@@ -700,10 +712,26 @@ pub(crate) mod tests {
         write_whole(&path, b"old").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // The disk is full.
-        std::os::unix::fs::symlink("/dev/full", path.with_extension("draft")).unwrap();
+        std::os::unix::fs::symlink("/dev/full", draft_of(&path)).unwrap();
         assert_eq!(write_whole(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((fs::read(&path).unwrap(), place.files()), (b"old".to_vec(), 1));
         write_whole(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+    #[test]
+    fn the_files_of_a_checkpoint_can_be_written_at_once() {
+        let place = Place::new("at-once");
+        let core = place.0.make_directory().unwrap().join("0123456789abcdef.core");
+        std::thread::scope(|scope| {
+            for extension in ["json", "forms"] {
+                let path = core.with_extension(extension);
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        write_whole(&path, extension.as_bytes()).unwrap();
+                        assert_eq!(fs::read(&path).unwrap(), extension.as_bytes());
+                    }
+                });
+            }
+        });
     }
 }
