@@ -229,8 +229,7 @@ ask for no thread run their functions here."
 (defun run-lane-thread (lane relief)
   "What a thread of LANE does. If the user's code ends it, another one takes its place. With RELIEF, it is to take over
 from another one, if that is still wanted."
-  (let ((ended nil)
-        (*leaving* nil))
+  (let ((ended nil))
     (unwind-protect
          (cond ((eql lane +signal-lane+) (await-signals))
                ((and relief (eql lane +evaluation-lane+) (not (event 0 (event-code :relief))))

@@ -91,6 +91,7 @@ of here: the caller is foreign, and would take for the answer what happens to be
         *compile-verbose* nil
         *compile-print* nil)
   (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
+  (setf **thread-variables** (thread-variables))
   (install-patches))
 
 (define-alien-callable sbcl-host-stack-lost void ()

@@ -1,6 +1,26 @@
-;;;; Threads that the user's code starts: they work for the evaluation that started them, and cannot end the process.
+;;;; Starting threads. Those that the user's code starts work for the evaluation that started them, and cannot end the
+;;;; process.
 
 (in-package "SBCL-HOST")
+
+(defglobal **thread-variables** '()
+  "This system's special variables, and SBCL's *INTERRUPT-HANDLER*: every thread binds them as it begins.")
+
+(defun thread-variables ()
+  "Return what **THREAD-VARIABLES** is in a core."
+  (cons 'sb-thread::*interrupt-handler*
+        (loop for symbol being the present-symbols of "SBCL-HOST"
+              when (and (eq :special (sb-int:info :variable :kind symbol)) (boundp symbol))
+                collect symbol)))
+
+(defun call-with-thread-variables (function)
+  "Call FUNCTION, which is all that this thread does, with **THREAD-VARIABLES** bound to their global values. An
+interruption that comes while the outermost binding of a variable begins or ends reads no object there, but SBCL's
+marker: BIND and UNBIND-N (src/compiler/x86-64/tls.lisp) and UNWIND set two words, one after the other. It may read the
+variables that have another binding around that."
+  (declare (type function function))
+  (progv **thread-variables** (mapcar #'sb-ext:symbol-global-value **thread-variables**)
+    (funcall function)))
 
 (defun call-as-thread-of-job (job-id evaluation observer function arguments)
   "Call FUNCTION with ARGUMENTS in a thread that EVALUATION, of JOB-ID, started where OBSERVER sees the errors."
@@ -46,12 +66,14 @@ must not be too many. Those that the program's calls start print where it does; 
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
                       (guard-stack-end)
-                      (if adopted
-                          (call-as-thread-of-job job-id evaluation observer function arguments)
-                          ;; The program, unlike a session's evaluation, is there for as long as they are.
-                          (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
-                            (with-boundary ()
-                              (apply function arguments)))))
+                      (call-with-thread-variables
+                       (lambda ()
+                         (if adopted
+                             (call-as-thread-of-job job-id evaluation observer function arguments)
+                             ;; The program, unlike a session's evaluation, is there for as long as they are.
+                             (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
+                               (with-boundary ()
+                                 (apply function arguments)))))))
                     arguments)
       (when adopted
         (note-thread thread evaluation)))))

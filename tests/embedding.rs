@@ -3,6 +3,7 @@
 //! What ends a process is done by a child: this test program, started again for one of its tests.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +14,7 @@ use std::sync::{Arc, LazyLock, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use sbcl::{BootError, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
+use sbcl::{BootError, Cx, Error, Evaluation, ImageConfig, Limits, Lisp, Session, Symbol, TimeLimit, Value, keyword};
 
 static SESSION: LazyLock<Session> =
     LazyLock::new(|| Session::start(&ImageConfig::default(), Limits::default()).expect("SBCL boots"));
@@ -267,6 +268,53 @@ fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
         .collect();
     let most = threads.into_iter().map(|thread| thread.join().expect("it ends").expect("a number")).max();
     assert!(most < Some(4), "{most:?}");
+}
+
+#[test]
+fn thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing() {
+    let name = "thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    struct Blocks;
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+    thread_local!(static BLOCKS: RefCell<Option<Blocks>> = const { RefCell::new(None) });
+    let lisp = Lisp::builder().threads(1).boot().expect("SBCL boots");
+    // On a spare thread: the only other one waits for it.
+    let elsewhere = |work: fn(&Cx) -> Result<i64, Error>| {
+        lisp.enter(|_| {
+            std::thread::spawn({
+                let lisp = lisp.clone();
+                move || lisp.enter(work)
+            })
+            .join()
+            .expect("no panic")
+        })
+    };
+    let count = "(length (sb-thread:list-all-threads))";
+    assert_eq!(
+        elsewhere(|_| {
+            BLOCKS.set(Some(Blocks));
+            Ok(1)
+        })
+        .expect("a spare thread"),
+        1
+    );
+    let threads = lisp.eval::<usize>(count).expect("a number");
+    for _ in 0..3 {
+        assert_eq!(elsewhere(|cx| cx.eval("7")).expect("a spare thread"), 7);
+        assert_eq!(lisp.eval::<i64>("(sb-thread:join-thread (sb-thread:make-thread (lambda () 8)))").expect("8"), 8);
+        let limited = lisp.with_timeout(Duration::from_millis(100)).eval::<()>("(loop)");
+        assert!(matches!(limited, Err(Error::Timeout { .. })));
+    }
+    assert_eq!(lisp.eval::<usize>(count).expect("a number"), threads);
 }
 
 /// What a runtime might do that is not well: tell, and panic.

@@ -122,8 +122,8 @@ impl Builder {
     }
 
     /// How many more threads than [`threads`](Self::threads) there may be while those are inside Rust: at most 256; 64
-    /// unless it is set. They end when there is nothing for them to do. Where there are no more, calls wait; when none has begun for
-    /// five seconds, they fail with [`Error::NoThread`].
+    /// unless it is set. One is started when it is needed, and rests when it no longer is. Where there are no more, calls
+    /// wait; when none has begun for five seconds, they fail with [`Error::NoThread`].
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self

@@ -44,8 +44,8 @@ enum Next {
     Request(Request),
     /// Have handles let go of.
     Release,
-    /// End: it is one too many.
-    End,
+    /// Rest until it is called: it is a spare one, and one too many.
+    Rest,
 }
 
 /// Something to do, under options.
@@ -121,6 +121,8 @@ impl From<Reason> for End {
 pub(super) struct Pool {
     queue: Mutex<Queue>,
     pushed: Condvar,
+    /// Tells spare threads that rest that one of them is called.
+    called: Condvar,
     /// How many requests wait.
     waiting: AtomicUsize,
     /// How many threads wait for requests, asleep or not.
@@ -147,12 +149,22 @@ struct Queue {
     /// How many threads look out for requests: each takes one before it sleeps.
     awake: usize,
     asleep: usize,
+    /// How many spare threads rest, and how many of them are called and yet to notice.
+    resting: usize,
+    called: usize,
 }
 
 impl Queue {
     /// True when a thread has to be woken, since there are more requests than threads that look out for them.
     fn needs_another(&self) -> bool {
         self.asleep > 0 && self.requests.len() > self.awake
+    }
+
+    /// Calls a spare thread that rests. False when there is none.
+    fn call_spare(&mut self) -> bool {
+        let rests = self.called < self.resting;
+        self.called += usize::from(rests);
+        rests
     }
 
     /// Notes that `thread` begins to do what is requested.
@@ -515,7 +527,7 @@ impl Pool {
         let mut end = None;
         loop {
             if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
-                return Next::End;
+                return Next::Rest;
             }
             if self.waiting.load(Ordering::SeqCst) > 0 {
                 let mut queue = self.queue.lock();
@@ -550,6 +562,18 @@ impl Pool {
             }
             (looks, end) = (0, None);
         }
+    }
+
+    /// Has this spare thread rest until it is called. It does not end: the program's thread-local destructors may block, or
+    /// call Lisp, and whatever starts a thread in Lisp waits for those that are ending (SBCL's `allocate-thread-memory`).
+    fn rest(&self) {
+        let mut queue = self.queue.lock();
+        queue.resting += 1;
+        while queue.called == 0 {
+            self.called.wait(&mut queue);
+        }
+        queue.called -= 1;
+        queue.resting -= 1;
     }
 
     /// Has the calls ended that `matches` by number and group.
@@ -765,8 +789,8 @@ impl Pool {
         Place::count_in_lisp() >= self.threads as usize
     }
 
-    /// Looks whether requests wait because too many threads are inside Rust. The number of a thread that is to be started;
-    /// a request that is to be given up.
+    /// Looks whether requests wait because too many threads are inside Rust, and calls a spare one then. The number of one
+    /// that is to be started; a request that is to be given up.
     fn look_at_threads(&self, watch: &mut Watch, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             (watch.look, watch.stuck) = (None, None);
@@ -783,6 +807,11 @@ impl Pool {
             watch.stuck = Some((taken, now));
             return (None, None);
         };
+        if self.queue.lock().call_spare() {
+            self.called.notify_one();
+            watch.stuck = None;
+            return (None, None);
+        }
         let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| Place::is_free(*number));
         if let Some(number) = spare {
             Place::take(number);
@@ -815,7 +844,7 @@ impl Program for Pool {
                     }
                 }
                 Next::Release => {}
-                Next::End => return false,
+                Next::Rest => self.rest(),
             }
         }
     }
