@@ -60,13 +60,6 @@ bytes in use."
   (let ((size (sb-ext:dynamic-space-size)))
     (max (* 2 (floor size 5)) (+ kept (floor size 6)))))
 
-(declaim (ftype (function () (values (unsigned-byte 62) &optional)) kept-bytes))
-(defun kept-bytes ()
-  "Return how many bytes the last collection has left, as the host reckons."
-  (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
-        (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
-    (if (< step trigger (ash 1 62)) (- trigger step) 0)))
-
 (defglobal **collecting** (sb-thread:make-mutex :name "collecting")
   "Held while COLLECT-WHAT-WAS-NEW does: SBCL's GC does nothing when another thread has just finished one.")
 
@@ -219,8 +212,7 @@ the thread that caused it, which may be one of them: it ends last, and here."
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
       (end-threads-for-heap))
     (when *abandon*
-      (when (= 1 (incf *collections*))
-        (setf *kept* (sb-kernel:dynamic-usage)))
+      (incf *collections*)
       (end-evaluation-for-heap))
     (fail-call-for-heap)))
 

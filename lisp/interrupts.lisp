@@ -20,9 +20,15 @@ cleanup forms do to stop the unwinding.")
 (defvar *collections* 0
   "How often this evaluation has allocated so much that garbage was collected.")
 
+(defun kept-bytes ()
+  "Return how many bytes the last collection has left, as the host reckons."
+  (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
+        (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
+    (if (< step trigger (ash 1 62)) (- trigger step) 0)))
+
 (declaim (type (unsigned-byte 64) *kept*))
 (defvar *kept* 0
-  "Bytes in use after the first of these collections, 0 before it.")
+  "Bytes that the last collection before this evaluation left.")
 
 (defvar *interrupted* nil
   "True while what ran is being captured because it was interrupted.")
@@ -45,7 +51,7 @@ cleanup forms do to stop the unwinding.")
         (*failed* nil)
         (*finish* nil)
         (*collections* 0)
-        (*kept* 0)
+        (*kept* (kept-bytes))
         (*interrupted* nil))
     (block evaluation
       (flet ((abandon () (return-from evaluation)))
