@@ -1,5 +1,7 @@
 //! What the reader makes of balanced text, as far as that can be known without evaluating it.
 
+use std::collections::HashSet;
+
 use super::lexer::{Item, Kind, Line};
 use super::{Finding, Severity};
 
@@ -54,39 +56,38 @@ pub(super) fn packages(lines: &[&str], lexed: &[Line]) -> Vec<String> {
     walk.packages
 }
 
+/// How many unknown packages are compared with those that are known.
+const MAX_HINTS: usize = 100;
+
 /// What is wrong with balanced lines. `known` are names of packages that are defined elsewhere.
 pub(super) fn findings(lines: &[&str], lexed: &[Line], known: &[String]) -> Vec<Finding> {
     let mut walk = Walk::new(lines, lexed);
     walk.run();
     let own_syntax = has_own_syntax(lines);
+    let defined: HashSet<&str> = walk.packages.iter().chain(known).map(String::as_str).collect();
     let mut findings = Vec::new();
-    let mut macros = Vec::new();
+    let (mut macros, mut unknown) = (HashSet::new(), HashSet::new());
     for (line, at, what) in walk.found {
         let (severity, message) = match what {
             Wrong::Refused(_) | Wrong::Macro(_) if own_syntax => continue,
             Wrong::Refused(message) => (Severity::Error, message),
-            Wrong::Macro(name) if macros.contains(&name) => continue,
             Wrong::Macro(name) => {
                 let message = format!("SBCL has no reader macro {name}: this reads only where one is defined");
-                macros.push(name);
+                if !macros.insert(name) {
+                    continue;
+                }
                 (Severity::Note, message)
             }
             Wrong::Package(name) => {
-                let known = || walk.packages.iter().chain(known);
-                if exists(&name) || known().any(|other| *other == name) {
+                if exists(&name) || defined.contains(&*name) || unknown.contains(&name) {
                     continue;
                 }
-                let near = known()
-                    .map(String::as_str)
-                    .chain(PACKAGES)
-                    .filter(|other| is_near(&name, other))
-                    .min_by_key(|other| (other.len().abs_diff(name.len()), (*other).to_owned()));
+                let near = (unknown.len() < MAX_HINTS).then(|| nearest(&name, &defined)).flatten();
                 let hint = near.map(|near| format!(" (is {near} meant?)")).unwrap_or_default();
-                // Each is told once.
-                walk.packages.push(name.clone());
                 let message = format!(
                     "no package {name} is known here: what defines it must be loaded before this is read{hint}"
                 );
+                unknown.insert(name);
                 (Severity::Note, message)
             }
         };
@@ -101,6 +102,12 @@ fn exists(name: &str) -> bool {
         || name.starts_with("ASDF/")
         || name.starts_with("UIOP/")
         || name.strip_prefix("SB-").is_some_and(|name| IMPLEMENTATION.split_whitespace().any(|other| other == name))
+}
+
+/// The known package whose name is nearest to this one's, if one is near.
+fn nearest<'names>(name: &str, defined: &HashSet<&'names str>) -> Option<&'names str> {
+    let near = defined.iter().copied().chain(PACKAGES).filter(|other| is_near(name, other));
+    near.min_by_key(|other| (other.len().abs_diff(name.len()), *other))
 }
 
 /// Whether one name is the other with a character more, less, changed, or two exchanged.
@@ -402,5 +409,18 @@ fn designated(text: &str) -> String {
         // Systems have names in lower case.
         Some(name) => name.trim_end_matches('"').to_uppercase(),
         None => bare_name(text).replace('|', ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn time_for_unknown_packages_grows_with_their_number_and_not_faster() {
+        let text: String = (0..20_000).map(|number| format!("(package-{number:05}:name)\n")).collect();
+        let begin = Instant::now();
+        assert_eq!(super::super::check(&text, &[]).findings.len(), 20_000);
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
     }
 }
