@@ -56,7 +56,7 @@ pub(super) fn packages(lines: &[&str], lexed: &[Line]) -> Vec<String> {
     walk.packages
 }
 
-/// How many unknown packages are compared with those that are known.
+/// The number of unknown packages that are compared with the known ones.
 const MAX_HINTS: usize = 100;
 
 /// What is wrong with balanced lines. `known` are names of packages that are defined elsewhere.

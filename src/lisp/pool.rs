@@ -149,7 +149,7 @@ struct Queue {
     /// How many threads look out for requests: each takes one before it sleeps.
     awake: usize,
     asleep: usize,
-    /// How many spare threads rest, and how many of them are called and yet to notice.
+    /// The number of spare threads that rest, and of those among them that are called and have not noticed it yet.
     resting: usize,
     called: usize,
 }
