@@ -201,8 +201,7 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
-  (let ((*spare-buffer* nil)
-        (*output* (when (evaluates-p lane) (make-output)))
+  (let ((*output* (when (evaluates-p lane) (make-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts

@@ -27,7 +27,6 @@ variables that have another binding around that."
   (let ((*job-id* job-id)
         (*evaluation* evaluation)
         (*signal-observer* observer)
-        (*spare-buffer* nil)
         (*output* (make-output)))
     (unwind-protect (with-boundary ()
                       (apply (the function function) arguments))

@@ -31,6 +31,10 @@ impl Reporter {
 
     /// Sends an event. An event that is too large is logged instead.
     pub(crate) fn report(&self, event: &WorkerEvent) {
+        if !matches!(event, WorkerEvent::Changed(_)) {
+            // It may be the last that the supervisor reads.
+            self.output.order();
+        }
         match event.encode() {
             Ok(bytes) => self.output.event(&bytes),
             Err(error) => {

@@ -15,7 +15,9 @@ pub(crate) const HEADER: usize = 16;
 const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 
 /// The largest answer or message of a worker, in bytes.
-const MAX_LINE_PAYLOAD: usize = 256 << 20;
+pub(crate) const MAX_LINE_PAYLOAD: usize = 256 << 20;
+/// An answer above this many bytes goes in [parts](Kind::Part) of this length: so much of it another client waits for.
+pub(crate) const PART: usize = 64 << 10;
 /// The largest event of a worker, in bytes.
 pub(crate) const MAX_EVENT: usize = 8 << 20;
 
@@ -33,10 +35,13 @@ pub(crate) enum Kind {
     Event,
     /// Nothing: the worker has received `call` lines in all.
     Received,
+    /// The next bytes of the answer to `call`, of which an `Answer` has the last ones. Other frames may come in between, but
+    /// not parts of another answer.
+    Part,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Answer, Self::Message, Self::Done, Self::Event, Self::Received];
+    const ALL: [Self; 6] = [Self::Answer, Self::Message, Self::Done, Self::Event, Self::Received, Self::Part];
 
     fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code)
@@ -47,6 +52,7 @@ impl Kind {
         match self {
             Self::Answer | Self::Message => MAX_LINE_PAYLOAD,
             Self::Done | Self::Event | Self::Received => MAX_EVENT,
+            Self::Part => PART,
         }
     }
 }
@@ -85,10 +91,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malforme
         return Err(Malformed);
     }
     let Some(payload) = rest.get(..length) else { return Ok(None) };
-    if matches!(kind, Kind::Answer | Kind::Message)
-        && memchr::memchr(b'\n', payload).is_none_or(|end| end + 1 != length)
-    {
-        // Not one line.
+    let end_of_line = memchr::memchr(b'\n', payload);
+    let is_intact = match kind {
+        Kind::Answer | Kind::Message => end_of_line.is_some_and(|end| end + 1 == length),
+        Kind::Part => end_of_line.is_none(),
+        Kind::Done | Kind::Event | Kind::Received => true,
+    };
+    if !is_intact {
+        // Not one line, or not a part of one.
         return Err(Malformed);
     }
     let line = header[8..].iter().rev().fold(0, |line, byte| line << 8 | u64::from(*byte));
@@ -102,8 +112,9 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         for kind in Kind::ALL {
-            let bytes = [&header(kind, u64::MAX - 1, 5)[..], b"text\n"].concat();
-            let read = (kind, u64::MAX - 1, &b"text\n"[..]);
+            let payload = if kind == Kind::Part { b"text " } else { b"text\n" };
+            let bytes = [&header(kind, u64::MAX - 1, 5)[..], payload].concat();
+            let read = (kind, u64::MAX - 1, &payload[..]);
             assert_eq!(parse(&[&*bytes, b"more"].concat()), Ok(Some((read, HEADER + 5))));
             assert!((0..bytes.len()).all(|end| parse(&bytes[..end]) == Ok(None)));
         }
@@ -117,6 +128,8 @@ mod tests {
         for text in [&b""[..], b"no newline", b"two\nlines\n"] {
             assert_eq!(parse(&[&header(Kind::Answer, 1, text.len())[..], text].concat()), Err(Malformed));
         }
+        assert_eq!(parse(&[&header(Kind::Part, 1, 2)[..], b"x\n"].concat()), Err(Malformed));
+        assert_eq!(parse(&header(Kind::Part, 1, PART + 1)), Err(Malformed));
         let event = event(b"{}");
         assert_eq!(parse(&event), Ok(Some(((Kind::Event, 0, &b"{}"[..]), HEADER + 2))));
     }

@@ -1,5 +1,6 @@
 //! What goes out: lines to a client, or the same in frames to a supervisor that hands them on.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use super::WriteBuffer;
 use super::descriptors::nonblocking_writer;
-use super::frame::{self, HEADER, Kind};
+use super::frame::{self, HEADER, Kind, PART};
 use super::recorder::Recorder;
 use super::waker::Waker;
 
@@ -27,6 +28,8 @@ pub(crate) enum Reader {
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
 /// Bytes of backlog to the supervisor above which the worker reads no more requests: their answers would wait behind it.
 const MAX_UNSENT: usize = 1 << 20;
+/// So many parts are written at a time: a supervisor that reads as fast must not keep the thread from all else.
+const MOST_PARTS: usize = 16;
 /// The longest line that is written, in bytes, but for what errors add to it.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
@@ -86,14 +89,40 @@ pub(crate) struct Output {
 #[derive(Debug)]
 struct Buffer {
     bytes: WriteBuffer<Arc<OwnedFd>>,
+    /// The answers that go to a supervisor in parts, one after the other. Small frames pass them.
+    large: VecDeque<Large>,
     broken: bool,
+}
+
+/// An answer that goes in parts.
+#[derive(Debug)]
+struct Large {
+    line: u64,
+    bytes: Vec<u8>,
+    /// Where in `bytes` the rest begins. Before that is room for a header.
+    rest: usize,
+}
+
+impl Large {
+    fn left(&self) -> usize {
+        self.bytes.len() - self.rest
+    }
+
+    /// The frame with its next part. The last one is an [`Answer`](Kind::Answer).
+    fn next_frame(&mut self) -> &[u8] {
+        let (kind, length) = if self.left() > PART { (Kind::Part, PART) } else { (Kind::Answer, self.left()) };
+        let begin = self.rest - HEADER;
+        self.bytes[begin..self.rest].copy_from_slice(&frame::header(kind, self.line, length));
+        self.rest += length;
+        &self.bytes[begin..self.rest]
+    }
 }
 
 impl Output {
     /// Writes to `fd`. `waker` is used when something is left for [`Self::flush`].
     pub(crate) fn new(fd: OwnedFd, reader: Reader, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
-        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), broken: false };
+        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), large: VecDeque::new(), broken: false };
         Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), reader, connection: 0, waker })
     }
 
@@ -137,8 +166,8 @@ impl Output {
 
     /// Returns true while the backlog allows more requests to be read.
     pub(crate) fn takes_more(&self) -> bool {
-        let most = if self.is_framed() { MAX_UNSENT } else { MAX_UNREAD };
-        self.backlog() <= most
+        let buffer = self.buffer.lock();
+        buffer.backlog() <= MAX_UNREAD && !(self.is_framed() && buffer.bytes.backlog() > MAX_UNSENT)
     }
 
     /// Notes that `line` gets no answer.
@@ -160,6 +189,14 @@ impl Output {
         }
     }
 
+    /// Has what is written from here on go after all answers that were written so far, parts included.
+    pub(crate) fn order(&self) {
+        let mut buffer = self.buffer.lock();
+        while !buffer.large.is_empty() {
+            buffer.put_part();
+        }
+    }
+
     /// Wakes the thread that flushes.
     pub(crate) fn wake(&self) {
         self.waker.wake();
@@ -175,11 +212,12 @@ impl Output {
         let mut buffer = self.buffer.lock();
         let result = buffer.bytes.flush();
         buffer.note(result);
+        buffer.write_parts(MOST_PARTS);
     }
 
     /// How many bytes are left.
     pub(crate) fn backlog(&self) -> usize {
-        self.buffer.lock().bytes.backlog()
+        self.buffer.lock().backlog()
     }
 
     /// True when nobody reads any more.
@@ -189,19 +227,35 @@ impl Output {
 
     fn put(&self, kind: Kind, line: u64, Encoded(mut bytes): Encoded) {
         let length = bytes.len() - HEADER;
+        if !self.is_framed() {
+            return self.write(&bytes[HEADER..]);
+        }
+        if kind == Kind::Answer && length > PART {
+            return self.change(|buffer| {
+                buffer.large.push_back(Large { line, bytes, rest: HEADER });
+                buffer.write_parts(MOST_PARTS);
+            });
+        }
         bytes[..HEADER].copy_from_slice(&frame::header(kind, line, length));
-        self.write(if self.is_framed() { &bytes } else { &bytes[HEADER..] });
+        self.write(&bytes);
     }
 
     fn write(&self, bytes: &[u8]) {
+        self.change(|buffer| {
+            let result = buffer.bytes.put(bytes);
+            buffer.note(result);
+        });
+    }
+
+    /// Writes with `write`, and wakes the thread that flushes what is left.
+    fn change(&self, write: impl FnOnce(&mut Buffer)) {
         let mut buffer = self.buffer.lock();
         if buffer.broken {
             return;
         }
-        let was_empty = buffer.bytes.is_empty();
-        let result = buffer.bytes.put(bytes);
-        buffer.note(result);
-        if was_empty && !buffer.bytes.is_empty() || buffer.broken {
+        let was_empty = buffer.backlog() == 0;
+        write(&mut buffer);
+        if was_empty && buffer.backlog() > 0 || buffer.broken {
             self.waker.wake();
         }
     }
@@ -212,12 +266,97 @@ impl Buffer {
         if let Err(error) = result {
             tracing::debug!(%error, "the client no longer reads");
             self.broken = true;
+            self.large.clear();
         }
+    }
+
+    fn backlog(&self) -> usize {
+        self.bytes.backlog() + self.large.iter().map(Large::left).sum::<usize>()
+    }
+
+    /// Writes parts of the large answers, as far as it goes, but no more than `most`.
+    fn write_parts(&mut self, most: usize) {
+        for _ in 0..most {
+            if !self.bytes.is_empty() {
+                return;
+            }
+            self.put_part();
+        }
+    }
+
+    fn put_part(&mut self) {
+        let Some(large) = self.large.front_mut() else { return };
+        let result = self.bytes.put(large.next_frame());
+        if large.left() == 0 {
+            self.large.pop_front();
+        }
+        self.note(result);
     }
 }
 
 impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read};
+
+    use super::*;
+
+    /// What a supervisor reads, frame by frame.
+    fn read_all(output: Output, mut reader: PipeReader) -> Vec<(Kind, u64, Vec<u8>)> {
+        let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 20]);
+        while output.backlog() > 0 {
+            let read = reader.read(&mut chunk).unwrap();
+            bytes.extend_from_slice(&chunk[..read]);
+            output.flush();
+        }
+        drop(output);
+        reader.read_to_end(&mut bytes).unwrap();
+        let (mut frames, mut rest) = (Vec::new(), &bytes[..]);
+        while let Some(((kind, line, payload), length)) = frame::parse(rest).unwrap() {
+            frames.push((kind, line, payload.to_vec()));
+            rest = &rest[length..];
+        }
+        assert!(rest.is_empty());
+        frames
+    }
+
+    fn framed() -> (PipeReader, Output) {
+        let (reader, writer) = io::pipe().unwrap();
+        (reader, Output::new(writer.into(), Reader::Supervisor, Arc::new(Waker::new().unwrap())).unwrap())
+    }
+
+    #[test]
+    fn small_answer_passes_large_ones() {
+        let (reader, output) = framed();
+        let text = "x".repeat(10 * PART);
+        output.answer(1, Encoded::new(&text).unwrap());
+        output.answer(2, Encoded::new(&text).unwrap());
+        output.answer(3, Encoded::new(&"small").unwrap());
+        let frames = read_all(output, reader);
+        let small = frames.iter().position(|(_, line, _)| *line == 3).unwrap();
+        assert!(small < 4, "{small} frames came before the small one");
+        for line in [1, 2] {
+            let of_line = || frames.iter().filter(|(_, of, _)| *of == line);
+            let whole: Vec<u8> = of_line().flat_map(|(.., payload)| payload.clone()).collect();
+            assert_eq!(whole, format!("\"{text}\"\n").into_bytes());
+            assert!(of_line().rev().skip(1).all(|(kind, ..)| *kind == Kind::Part));
+            assert_eq!(of_line().next_back().unwrap().0, Kind::Answer);
+        }
+        let second = frames.iter().position(|(_, line, _)| *line == 2).unwrap();
+        assert!(frames[second..].iter().all(|(_, line, _)| *line != 1), "the parts of two answers are mixed");
+    }
+
+    #[test]
+    fn what_is_ordered_comes_after_large_answers() {
+        let (reader, output) = framed();
+        output.answer(1, Encoded::new(&"x".repeat(10 * PART)).unwrap());
+        output.order();
+        output.event(b"{}");
+        assert_eq!(read_all(output, reader).pop(), Some((Kind::Event, 0, b"{}".to_vec())));
     }
 }

@@ -254,6 +254,7 @@ impl Relay {
                 Kind::Message => guests.send(call, payload),
                 Kind::Done => drop(recovery.finished(call)),
                 Kind::Received => process.report_received(call),
+                Kind::Part => unreachable!("the process keeps parts until they are an answer"),
             }
         }
         let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());

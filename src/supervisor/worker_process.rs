@@ -18,7 +18,7 @@ use crate::recovery::checkpoint::store::this_program;
 use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
-use crate::rpc::frame::{Frame, Malformed, parse};
+use crate::rpc::frame::{Frame, Kind, MAX_LINE_PAYLOAD, Malformed, parse};
 use crate::rpc::route::MAX_AHEAD;
 
 /// Bytes of a single read.
@@ -61,6 +61,8 @@ pub(super) fn start(
         open: true,
         buffer: Vec::new(),
         start: 0,
+        large: Vec::new(),
+        large_line: None,
         read: 0,
         sent: 0,
         received: 0,
@@ -85,6 +87,9 @@ pub(super) struct WorkerProcess {
     buffer: Vec<u8>,
     /// The start of the next frame in `buffer`.
     start: usize,
+    /// The answer that comes in parts, as far as it is read, and the line it answers.
+    large: Vec<u8>,
+    large_line: Option<u64>,
     /// The number of bytes read from the process.
     pub(super) read: u64,
     /// The number of whole lines sent to the process, and the number that it has reported as received.
@@ -153,16 +158,32 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns the next intact frame; `None` until more is read.
+    /// Returns the next intact frame, or the next answer that came in parts; `None` until more is read.
     pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, Malformed> {
-        let Some((frame, length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
-        self.start += length;
-        Ok(Some(frame))
+        if self.large_line.is_none() {
+            self.large = Vec::new();
+        }
+        loop {
+            let Some(((kind, line, payload), length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
+            self.start += length;
+            let is_last = kind == Kind::Answer && self.large_line == Some(line);
+            if kind != Kind::Part && !is_last {
+                return Ok(Some((kind, line, payload)));
+            }
+            if *self.large_line.get_or_insert(line) != line || self.large.len() + payload.len() > MAX_LINE_PAYLOAD {
+                return Err(Malformed);
+            }
+            self.large.extend_from_slice(payload);
+            if is_last {
+                self.large_line = None;
+                return Ok(Some((kind, line, &self.large)));
+            }
+        }
     }
 
-    /// Returns the number of bytes read, if the last frame is incomplete.
+    /// Returns the number of bytes read, if the last frame or answer is incomplete.
     pub(super) fn unfinished(&self) -> Option<u64> {
-        (self.start < self.buffer.len()).then_some(self.read)
+        (self.start < self.buffer.len() || self.large_line.is_some()).then_some(self.read)
     }
 }
 
